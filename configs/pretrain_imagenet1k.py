@@ -1,0 +1,42 @@
+"""ViT from scratch on ImageNet (ViT, Table 3: one row, "ViT-*", for every size).
+
+The paper does not name the loss. Sigmoid with a head bias of -10 is the default, because those who reproduced
+the run used it; loss=softmax has a head bias of 0.
+"""
+
+from vit_jax.config import (
+    CheckpointConfig,
+    Duration,
+    EvaluationConfig,
+    InputConfig,
+    LoggingConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ScheduleConfig,
+    parse_argument,
+)
+
+HEAD_BIAS = {"sigmoid": -10.0, "softmax": 0.0}  # by loss
+
+
+def get_config(argument: str = "") -> PretrainConfig:
+    """Argument: MODEL[,loss=sigmoid|softmax]; any ViT name is a model."""
+    chosen = parse_argument(argument, model="ViT-B/16", loss="sigmoid")
+    model, loss = chosen["model"], chosen["loss"]
+    if loss not in HEAD_BIAS:
+        raise ValueError(f"loss={loss!r} is not one of {', '.join(HEAD_BIAS)}.")
+    return PretrainConfig(
+        data="tfds:imagenet2012",
+        total=Duration("300 epochs"),
+        global_batch=4096,
+        model=ModelConfig(name=model, head="mlp", head_bias_init=HEAD_BIAS[loss], dropout_fraction=0.1, remat="dots"),
+        input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
+        objective=ObjectiveConfig(loss=loss),
+        optimizer=OptimizerConfig(weight_decay=0.3, weight_decay_meaning="paper", clip_global_norm=1.0),
+        schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("10000 steps"), decay="cosine"),
+        evaluation=EvaluationConfig(every=Duration("5000 steps")),
+        checkpoint=CheckpointConfig(every=Duration("1000 steps")),
+        logging=LoggingConfig(every=Duration("100 steps")),
+    )

@@ -1,0 +1,55 @@
+"""ViT on JFT-300M (ViT, Table 3). JFT is private: the recipe runs on whatever --config.data says.
+
+The paper is silent on the loss: sigmoid with a head bias of -10 is JFT practice, an image having 1.26 labels
+on average. It is silent on the end of the linear decay too: 1e-5 is what its authors gave for ImageNet-21k.
+Gradients are clipped only in its ImageNet runs.
+"""
+
+from vit_jax.config import (
+    CheckpointConfig,
+    Duration,
+    EvaluationConfig,
+    InputConfig,
+    LoggingConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ScheduleConfig,
+    ShardingConfig,
+    choose_row,
+)
+
+LEARNING_RATES = {  # by model and epochs
+    ("ViT-B/16", 7): 8e-4,
+    ("ViT-B/32", 7): 8e-4,
+    ("ViT-L/32", 7): 6e-4,
+    ("ViT-L/16", 7): 4e-4,
+    ("ViT-L/16", 14): 4e-4,
+    ("ViT-H/14", 14): 3e-4,
+}
+
+
+def get_config(argument: str = "") -> PretrainConfig:
+    """Argument: MODEL[,epochs=N], a row of `LEARNING_RATES`."""
+    model, epochs = choose_row(argument, LEARNING_RATES)
+    huge = model == "ViT-H/14"  # its state and activations ask for the most saving layout (README, Memory)
+    return PretrainConfig(
+        data=None,
+        total=Duration(f"{epochs} epochs"),
+        global_batch=4096,
+        model=ModelConfig(name=model, head="mlp", head_bias_init=-10.0, remat="full" if huge else "dots"),
+        input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
+        objective=ObjectiveConfig(loss="sigmoid"),
+        optimizer=OptimizerConfig(weight_decay=0.1, weight_decay_meaning="paper"),
+        schedule=ScheduleConfig(
+            learning_rate=LEARNING_RATES[model, epochs],
+            warmup=Duration("10000 steps"),
+            decay="linear",
+            end_learning_rate=1e-5,
+        ),
+        sharding=ShardingConfig(parameters="fsdp" if huge else "replicated"),
+        evaluation=EvaluationConfig(every=Duration("10000 steps")),
+        checkpoint=CheckpointConfig(every=Duration("1000 steps")),
+        logging=LoggingConfig(every=Duration("100 steps")),
+    )

@@ -1,0 +1,53 @@
+"""Packaging: every fact about the distribution stands here; pyproject.toml configures tools only."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "vit_jax/__init__.py").read_text(), re.MULTILINE)
+assert VERSION, "vit_jax/__init__.py must hold a line __version__ = ..."
+README = ROOT / "README.md"
+
+# The lower bounds are what the tests run with on Python 3.11, the oldest supported; newer Pythons get newer JAX.
+REQUIREMENTS = [
+    "array_record>=0.8.6",
+    "flax>=0.12.8",
+    "grain>=0.2.18",
+    "importlib_resources>=7.1.0",  # TFDS 4.9 imports it and does not declare it
+    "jax>=0.10.2",
+    "ml-collections>=1.1.0",
+    "numpy>=2.4",
+    "opencv-python-headless>=5.0.0.93",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "scikit-learn>=1.9.1",  # the digits of the embedded default
+    "tensorboardX>=2.6.5",
+    "tensorflow-datasets>=4.9.10",
+    "tqdm>=4.70",
+]
+
+EXTRAS = {
+    "cpu": ["jax[cpu]"],
+    "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
+    "tpu": ["jax[tpu]"],
+    "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
+    "wandb": ["wandb>=0.23"],
+    "test": ["mypy==2.4.1", "pytest==9.2.0", "ruff==0.17.5"],
+}
+
+setup(
+    name="vit_jax",
+    version=VERSION[1],
+    description="A training system for Vision Transformers in JAX",
+    long_description=README.read_text() if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    python_requires=">=3.11",
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["vit-jax = vit_jax.cli:main"]},
+)

@@ -1,0 +1,92 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax.checkpoint.store import CheckpointStore, abstract_like, has_checkpoints
+from vit_jax.sharding import build_mesh
+
+
+def items(value):
+    return {"progress": {"step": jnp.int32(value)}, "model": {"a": {"kernel": jnp.full((8, 3), float(value))}}}
+
+
+def save(store, step, **metrics):
+    store.save(step, items(step), metadata={"class_names": ["x"], "pair": [1, 2]}, metrics=metrics)
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    stores = []
+
+    def open_(**options):
+        stores.append(CheckpointStore(tmp_path, **options))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+def test_round_trip_with_metadata(open_store, tmp_path):
+    store = open_store()
+    assert store.latest_step() is None
+    assert not has_checkpoints(tmp_path)
+    save(store, 7)
+    store.wait()
+    assert has_checkpoints(tmp_path)
+    again = open_store(read_only=True)
+    assert again.latest_step() == 7
+    assert again.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
+    restored = again.restore(7, jax.tree.map(lambda x: x, {k: abstract_like(v) for k, v in items(0).items()}))
+    np.testing.assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
+    assert int(restored["progress"]["step"]) == 7
+
+
+def test_keeps_the_latest_and_the_best(open_store):
+    store = open_store(keep_latest=2, keep_best=1, best_metric="test_accuracy")
+    for step, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.1), (5, 0.2), (6, 0.3)):
+        save(store, step, **({} if accuracy is None else {"test_accuracy": accuracy}))
+    store.wait()
+    assert store.all_steps() == [2, 5, 6]
+
+
+def test_the_best_loss_is_the_lowest(open_store):
+    store = open_store(keep_latest=1, keep_best=1, best_metric="test_loss")
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.8)):
+        save(store, step, test_loss=loss)
+    store.wait()
+    assert store.all_steps() == [2, 4]
+
+
+def test_restores_onto_another_layout(open_store):
+    store = open_store()
+    save(store, 1)
+    store.wait()
+    sharding = NamedSharding(build_mesh(jax.devices()), PartitionSpec("data"))
+    abstract = {"model": {"a": {"kernel": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)}}}
+    kernel = store.restore(1, abstract)["model"]["a"]["kernel"]
+    assert kernel.sharding == sharding
+    np.testing.assert_array_equal(kernel, np.ones((8, 3)))
+
+
+def test_every_mismatch_is_listed_at_once(open_store):
+    store = open_store()
+    save(store, 1)
+    store.wait()
+    wrong = {"model": {"a": {"kernal": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}}}
+    with pytest.raises(ValueError, match="is not of this model") as raised:
+        store.restore(1, {"model": abstract_like(wrong["model"])})
+    for part in ("missing: a/kernal (8, 3) (nearest: a/kernel)", "missing: a/bias (3,)", "left over: a/kernel (8, 3)"):
+        assert part in str(raised.value)
+    with pytest.raises(ValueError, match="no item 'polyak'"):
+        store.restore(1, {"polyak": abstract_like(wrong["model"])})
+
+
+def test_a_half_written_checkpoint_is_not_seen(open_store, tmp_path):
+    store = open_store(keep_latest=3)
+    save(store, 1)
+    store.wait()
+    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-123" / "model").mkdir(parents=True)
+    assert open_store(read_only=True).latest_step() == 1

@@ -1,0 +1,77 @@
+"""The argument of a recipe: by position, by name, as a row of a table."""
+
+import pytest
+
+from vit_jax.config import choose_row, parse_argument
+
+DEFAULTS = {"model": "ViT-B/16", "epochs": 300, "rate": 1e-3, "average": False}
+ROWS = (("ViT-B/16", 7), ("ViT-L/16", 7), ("ViT-L/16", 14))
+
+
+@pytest.mark.parametrize(
+    ("argument", "changed"),
+    [
+        ("", {}),
+        (" , ", {}),
+        ("ViT-L/16", {"model": "ViT-L/16"}),
+        ("ViT-L/16,14", {"model": "ViT-L/16", "epochs": 14}),
+        (" ViT-L/16 , epochs=14 ", {"model": "ViT-L/16", "epochs": 14}),
+        ("epochs=14,model=ViT-L/16", {"model": "ViT-L/16", "epochs": 14}),
+        ("rate=3e-4", {"rate": 3e-4}),
+        ("rate=1", {"rate": 1.0}),
+        ("average=True", {"average": True}),
+        ("model=a=b", {"model": "a=b"}),
+    ],
+)
+def test_values_by_position_and_by_name(argument, changed):
+    values = parse_argument(argument, **DEFAULTS)
+    assert values == DEFAULTS | changed
+    assert [type(value) for value in values.values()] == [str, int, float, bool]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("epoch=14", "no argument 'epoch'. Did you mean 'epochs'. It takes model, epochs, rate, average"),
+        ("zzz=14", "no argument 'zzz'. It takes"),
+        ("a,1,2,true,extra", "'extra' is one value too many"),
+        ("epochs=ten", "epochs='ten' is not of type int"),
+        ("epochs=1.5", "epochs='1.5' is not of type int"),
+        ("epochs=", "epochs='' is not of type int"),
+        ("rate=fast", "rate='fast' is not of type float"),
+        ("average=yes", "average='yes': write true or false"),
+        ("epochs=7,epochs=14", "gives epochs twice"),
+        ("ViT-L/16,model=ViT-B/16", "gives model twice"),
+        ("epochs=7,14", "gives epochs twice"),
+    ],
+)
+def test_bad_argument(argument, message):
+    with pytest.raises(ValueError, match=message.replace(".", ".*")):
+        parse_argument(argument, **DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("", ("ViT-B/16", 7)),
+        ("ViT-B/16", ("ViT-B/16", 7)),
+        ("ViT-L/16,epochs=14", ("ViT-L/16", 14)),
+        ("ViT-L/16,7", ("ViT-L/16", 7)),
+    ],
+)
+def test_row(argument, row):
+    assert choose_row(argument, ROWS) == row
+    assert choose_row(argument, dict.fromkeys(ROWS, 1e-3)) == row
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("ViT-L/16", "several lengths: add epochs=7 or epochs=14"),
+        ("ViT-B/16,epochs=14", "no row ViT-B/16,epochs=14. Its rows: ViT-B/16,epochs=7; ViT-L/16,epochs=7; ViT-L/16"),
+        ("B/16", "no row B/16. Its rows"),
+    ],
+)
+def test_no_such_row(argument, message):
+    with pytest.raises(ValueError, match=message):
+        choose_row(argument, ROWS)

@@ -1,0 +1,53 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.arrays import ModelOutput
+from vit_jax.objectives import Classification
+
+
+def output(logits):
+    logits = jnp.asarray(logits, jnp.float32)
+    empty = jnp.zeros((logits.shape[0], 1))
+    return ModelOutput(logits_BK=logits, features_BD=empty, pooled_BD=empty, tokens_BND=empty)
+
+
+def sums(objective, logits, labels, mask=None):
+    labels = jnp.asarray(labels, jnp.float32)
+    mask = jnp.ones(labels.shape[0]) if mask is None else jnp.asarray(mask, jnp.float32)
+    return objective.sums(output(logits), objective.prepare(labels, mask))
+
+
+@pytest.mark.parametrize(("num_classes", "expected"), [(10, 2.302585), (100, 4.605170), (1000, 6.907755)])
+def test_softmax_loss_of_equal_logits_is_ln_k(num_classes, expected):
+    total = sums(Classification("softmax"), np.zeros((3, num_classes)), np.eye(num_classes)[:3])
+    assert float(total["loss"] / total["weight"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
+    logits, labels = np.full((1, 21843), -10.0), np.eye(1, 21843)
+    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(10.9916, abs=1e-3)
+
+
+def test_losses_equal_numpy():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(4, 5)), rng.dirichlet(np.ones(5), size=4)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert float(sums(Classification("softmax"), logits, labels)["loss"]) == pytest.approx(-(labels * log_p).sum(), rel=1e-5)
+    p = 1 / (1 + np.exp(-logits))
+    expected = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum()
+    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_label_smoothing_spreads_evenly():
+    targets = Classification("softmax", 0.1).prepare(jnp.eye(4), jnp.ones(4))
+    np.testing.assert_allclose(targets.label_BK[0], [0.925, 0.025, 0.025, 0.025], rtol=1e-6)
+
+
+def test_masked_examples_add_nothing():
+    objective = Classification("softmax")
+    logits, labels = np.array([[2.0, 0.0], [0.0, 9.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    masked, alone = sums(objective, logits, labels, [1, 0]), sums(objective, logits[:1], labels[:1])
+    for name in masked:
+        assert float(masked[name]) == float(alone[name])
+    assert float(masked["correct"]) == float(masked["weight"]) == 1.0

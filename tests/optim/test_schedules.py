@@ -1,0 +1,107 @@
+"""The learning rate at the steps where it is known, for every decay, traced and not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config.schema import Duration, ScheduleConfig
+from vit_jax.optim.schedules import build_schedule
+
+WARMUP, TOTAL, TIMESCALE = 100, 1100, 400
+BASE = 8e-4
+LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE}
+
+
+def config(decay: str, **changes: float) -> ScheduleConfig:
+    given = ScheduleConfig(learning_rate=BASE, warmup=Duration("unused"), decay="constant")
+    return dataclasses.replace(given, decay=decay, **changes)
+
+
+def rates(decay: str, *steps: int, lengths: dict[str, int] = LENGTHS, **changes: float) -> list[float]:
+    schedule = build_schedule(config(decay, **changes), **lengths)
+    return [float(schedule(step)) for step in steps]
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
+    assert rates(decay, 0) == [0.0]
+    (at_end,) = rates(decay, WARMUP)
+    assert at_end == pytest.approx(BASE, rel=1e-6)
+    assert rates(decay, 25, 50) == pytest.approx([BASE / 4, BASE / 2], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("decay", "end", "step", "expected"),
+    [
+        ("linear", 0.0, 600, BASE / 2),
+        ("linear", 0.0, 350, 0.75 * BASE),
+        ("linear", 1e-5, 600, (BASE + 1e-5) / 2),
+        ("cosine", 0.0, 600, BASE / 2),
+        ("cosine", 0.0, 350, BASE * 0.85355339),  # (1 + cos 45 degrees) / 2
+        ("cosine", 1e-5, 600, (BASE + 1e-5) / 2),
+        ("rsqrt", 0.0, WARMUP + TIMESCALE, BASE / 2**0.5),
+        ("rsqrt", 0.0, WARMUP + 3 * TIMESCALE, BASE / 2),
+        ("constant", 0.0, 777, BASE),
+    ],
+)
+def test_decay_on_its_way(decay: str, end: float, step: int, expected: float) -> None:
+    assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_arrives_at_the_end_value_and_stays(decay: str) -> None:
+    assert rates(decay, TOTAL, TOTAL + 50) == [0.0, 0.0]
+    assert rates(decay, TOTAL, TOTAL + 50, end_learning_rate=1e-5) == pytest.approx([1e-5, 1e-5], rel=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+def test_without_warm_up_the_first_step_has_the_base_rate(decay: str) -> None:
+    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx([BASE], rel=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt"])
+def test_never_rises_after_the_warm_up(decay: str) -> None:
+    schedule = build_schedule(config(decay), **LENGTHS)
+    values = np.asarray(jax.vmap(schedule)(jnp.arange(WARMUP, TOTAL + 10)))
+    assert (np.diff(values) <= 0).all()
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+def test_traced_step_gives_a_float32_scalar(decay: str) -> None:
+    schedule = build_schedule(config(decay), **LENGTHS)
+    rate = jax.jit(schedule)(jnp.int32(345))
+    assert (rate.dtype, rate.shape) == (jnp.float32, ())
+    assert float(rate) == pytest.approx(float(schedule(345)), rel=1e-5)
+
+
+def test_long_runs_keep_their_resolution() -> None:
+    """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
+    schedule = build_schedule(config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1)
+    values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
+    assert values[0] > values[1]
+    assert values[2] == pytest.approx(BASE / 1_025_645, rel=0.07)  # remaining = 1 - progress, progress near 1
+
+
+@pytest.mark.parametrize(
+    ("decay", "changes", "lengths", "message"),
+    [
+        ("linear", {}, {"warmup_steps": -1}, "warmup is -1"),
+        ("linear", {}, {"warmup_steps": TOTAL}, "end before the run"),
+        ("linear", {"learning_rate": -1e-3}, {}, "learning_rate=-0.001"),
+        ("linear", {"learning_rate": float("nan")}, {}, "learning_rate=nan"),
+        ("cosine", {"end_learning_rate": 1.0}, {}, "between 0 and"),
+        ("cosine", {"end_learning_rate": -1e-5}, {}, "between 0 and"),
+        ("rsqrt", {"end_learning_rate": 1e-5}, {}, "no effect"),
+        ("constant", {"end_learning_rate": 1e-5}, {}, "no effect"),
+        ("rsqrt", {}, {"timescale_steps": 0}, "timescale is 0"),
+        ("exponential", {}, {}, "'exponential'.*use linear"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(
+    decay: str, changes: dict[str, float], lengths: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_schedule(config(decay, **changes), **{**LENGTHS, **lengths})

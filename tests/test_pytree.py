@@ -1,0 +1,37 @@
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import pytree
+
+TREE = {"a": {"b": jnp.zeros(2), "c": jnp.ones((3, 1))}}
+
+
+def test_names_and_back():
+    leaves = pytree.named_leaves(TREE)
+    assert list(leaves) == ["a/b", "a/c"]
+    rebuilt = pytree.from_named_leaves(TREE, {"a/b": 1, "a/c": 2, "unused": 3})
+    assert rebuilt == {"a": {"b": 1, "c": 2}}
+    with pytest.raises(KeyError):
+        pytree.from_named_leaves(TREE, {"a/b": 1})
+
+
+def test_map_with_names():
+    assert pytree.map_with_names(lambda name, leaf: name, TREE) == {"a": {"b": "a/b", "c": "a/c"}}
+
+
+def test_first_match_takes_the_first_and_refuses_gaps():
+    rules = (("a/.*", 1), (".*", 2))
+    assert pytree.first_match(rules, "a/b") == 1
+    assert pytree.first_match(rules, "b/a/b") == 2
+    with pytest.raises(ValueError, match="No rule covers 'x'"):
+        pytree.first_match((("a", 1),), "x")
+
+
+def test_differences_lists_everything_and_the_nearest():
+    given = {"a/bb": jnp.zeros(2), "a/c": jnp.ones((3, 2))}
+    assert pytree.differences(pytree.named_leaves(TREE), given) == [
+        "left over: a/bb (2,)",
+        "missing: a/b (2,) (nearest: a/bb)",
+        "shape: a/c is (3, 2), the model has (3, 1)",
+    ]
+    assert pytree.differences(given, given) == []

@@ -1,0 +1,50 @@
+"""Small runs for the tests of this folder: the digits recipe, shrunk, on batches made up by a seed."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import Batch
+from vit_jax.config import load_recipe
+from vit_jax.train.assemble import assemble
+
+RECIPE = str(pathlib.Path(__file__).parents[2] / "configs" / "digits.py")
+SHRUNK = ["global_batch=16", "model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2"]
+SHRUNK += ["total=20 steps", "schedule.warmup=5 steps", "evaluation.global_batch=16"]
+
+
+def config(*overrides):
+    """The recipe with the network shrunk and `overrides` on top."""
+    return load_recipe(RECIPE, [f"--config.{override}" for override in (*SHRUNK, *overrides)])
+
+
+def build(*overrides, devices=1):
+    """An assembly on the first CPU devices."""
+    return assemble(config(*overrides), num_classes=10, num_examples=160, devices=jax.devices()[:devices])
+
+
+def batches(run, num_steps, *, masked=()):
+    """Host arrays of made-up images; rows in `masked` do not count."""
+    rng = np.random.default_rng(0)
+    size = run.config.global_batch
+    for _ in range(num_steps):
+        mask = np.ones(size, np.float32)
+        mask[list(masked)] = 0
+        image = rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8)
+        yield Batch(image_BHWC=image, label_B=rng.integers(0, 10, size, np.int32), mask_B=mask)
+
+
+def train(run, num_steps=20, *, masked=()):
+    """The state after some steps, and every step's metrics as floats."""
+    state, curve = run.init_state(), []
+    for batch in batches(run, num_steps, masked=masked):
+        state, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+        curve.append({name: float(value) for name, value in metrics.items()})
+    return state, curve
+
+
+def replace(batch, **fields):
+    """A batch with some arrays exchanged."""
+    return dataclasses.replace(batch, **fields)

@@ -1,0 +1,149 @@
+import importlib.util
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location("runs", pathlib.Path(__file__).with_name("runs.py"))
+runs = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(runs)
+
+LAYOUTS = {"replicated": ["sharding.parameters=replicated"], "fsdp": ["sharding.parameters=fsdp"]}
+
+
+def losses(curve):
+    return [metrics["train_loss"] for metrics in curve]
+
+
+def assert_trees_close(a, b, atol):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return runs.train(runs.build())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_eight_devices_give_the_curve_of_one(one_device, layout):
+    state, curve = runs.train(runs.build(*LAYOUTS[layout], devices=8))
+    np.testing.assert_allclose(losses(curve), losses(one_device[1]), rtol=2e-5)
+    assert_trees_close(state.model, one_device[0].model, atol=1e-5 * 20)  # 20 steps of rate 2e-3, sums in other orders
+
+
+def test_fsdp_shards_parameters_moments_and_average():
+    state = runs.build("sharding.parameters=fsdp", "polyak.factor=0.9", devices=8).init_state()
+    kernels = [state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu]
+    for tree in kernels:
+        kernel = tree.encoder.blocks.mlp.expand.kernel[...]
+        assert kernel.addressable_shards[0].data.size == kernel.size // 8
+
+
+@pytest.mark.parametrize("masked", [(), (0, 5, 6)])
+def test_accumulation_equals_the_large_batch(masked):
+    """Also where examples are masked unevenly over the micro-batches, and with mixup."""
+    one, four = (
+        runs.train(runs.build(f"optimizer.accumulation_steps={n}"), 5, masked=masked) for n in (1, 4)
+    )
+    np.testing.assert_allclose(losses(four[1]), losses(one[1]), rtol=1e-5)
+    assert_trees_close(four[0].model, one[0].model, atol=1e-5)
+
+
+def test_accumulation_on_eight_devices_equals_one_device():
+    one, eight = (
+        runs.train(runs.build("optimizer.accumulation_steps=2", devices=devices), 5) for devices in (1, 8)
+    )
+    np.testing.assert_allclose(losses(eight[1]), losses(one[1]), rtol=1e-5)
+
+
+def test_masked_examples_do_not_change_the_step():
+    """Other pixels and labels in masked rows leave every metric and parameter as they are."""
+    run = runs.build()
+    (batch,) = runs.batches(run, 1, masked=(3, 4))
+    image, label = batch.image_BHWC.copy(), batch.label_B.copy()
+    image[[3, 4]], label[[3, 4]] = 255 - image[[3, 4]], (label[[3, 4]] + 1) % 10
+    (state_a, metrics_a), (state_b, metrics_b) = (
+        run.train_step(run.init_state(), jax.device_put(b, run.batch_sharding))
+        for b in (batch, runs.replace(batch, image_BHWC=image, label_B=label))
+    )
+    assert float(metrics_a["train_loss"]) == float(metrics_b["train_loss"])
+    for x, y in zip(jax.tree.leaves(state_a), jax.tree.leaves(state_b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_batch_without_readable_images_does_no_harm():
+    run = runs.build("optimizer.weight_decay=0.0")
+    before = jax.device_get(run.init_state().model)
+    state, curve = runs.train(run, 1, masked=range(16))
+    assert losses(curve) == [0.0]
+    assert_trees_close(state.model, before, atol=0)
+
+
+def test_initial_loss_is_ln_k_exactly():
+    _, curve = runs.train(runs.build("input.mixup_alpha=0.0"), 1)
+    assert curve[0]["train_loss"] == pytest.approx(math.log(10), abs=1e-6)
+
+
+def test_head_bias_and_sigmoid_give_the_expected_initial_loss():
+    _, curve = runs.train(
+        runs.build("model.head_bias_init=-10.0", "objective.loss=sigmoid", "input.mixup_alpha=0.0"), 1
+    )
+    assert curve[0]["train_loss"] == pytest.approx(10.0000454 + 9 * 4.5399e-5, abs=1e-4)
+
+
+def test_a_step_is_a_function_of_seed_and_step():
+    options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
+    first, again, other = (losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",)))
+    assert first == again
+    assert first != other
+
+
+def test_training_learns():
+    """One batch again and again: the loss must fall far below ln 10."""
+    run = runs.build("input.mixup_alpha=0.0", "optimizer.weight_decay=0.0", "total=200 steps")
+    (batch,) = runs.batches(run, 1)
+    state, batch = run.init_state(), jax.device_put(batch, run.batch_sharding)
+    for _ in range(200):
+        state, metrics = run.train_step(state, batch)
+    assert float(metrics["train_loss"]) < 0.2
+
+
+def test_metrics_norms_and_learning_rate():
+    run = runs.build()
+    before = jax.device_get(run.init_state().model)
+    state, curve = runs.train(run, 1)
+    norm = math.sqrt(sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before)))
+    assert curve[0]["parameter_norm"] == pytest.approx(norm, rel=1e-5), "step 0 has learning rate 0"
+    assert curve[0]["learning_rate"] == curve[0]["update_norm"] == 0.0
+    _, curve = runs.train(run, 7)
+    assert curve[5]["learning_rate"] == pytest.approx(2e-3, rel=1e-6)
+    assert curve[5]["update_norm"] > 0
+
+
+def test_polyak_average_is_what_is_evaluated():
+    run = runs.build("polyak.factor=0.5", "polyak.bias_correction=False")
+    state, models = run.init_state(), []
+    for batch in runs.batches(run, 3):
+        state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+        models.append(jax.device_get(state.model))
+    initial = jax.device_get(run.init_state().model)
+    expected = jax.tree.map(
+        lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models
+    )
+    assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
+    (batch,) = runs.batches(run, 1)
+    sums = run.evaluation_step(state, jax.device_put(batch, run.batch_sharding))
+    logits = expected((jnp.float32(batch.image_BHWC) - 127.5) / 127.5).logits_BK
+    assert float(sums["correct"]) == float((logits.argmax(-1) == batch.label_B).sum())
+
+
+def test_bfloat16_compute_keeps_float32_parameters():
+    state, curve = runs.train(runs.build("model.compute_dtype=bfloat16"), 3)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype("float32")}
+    _, exact = runs.train(runs.build(), 3)
+    np.testing.assert_allclose(losses(curve), losses(exact), rtol=2e-2)
+    assert losses(curve) != losses(exact)

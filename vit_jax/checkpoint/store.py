@@ -1,0 +1,183 @@
+"""Checkpoints of a run through orbax: asynchronous, some kept, restored onto any layout of devices.
+
+A checkpoint has one item for each part of the state (`ITEMS`), so that
+weights can be read without the optimiser. Leaves are stored under their names, not under the
+structure of Python objects, so files outlive refactors.
+"""
+
+import logging
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from vit_jax import pytree
+
+T = TypeVar("T")
+
+ITEMS = ("progress", "model", "optimizer", "polyak")
+METADATA = "metadata"
+FOLDER = "checkpoints"
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written; those written before are untouched."""
+
+
+class CheckpointStore:
+    """The checkpoints of one workdir.
+
+    Args:
+      workdir: the run's folder; checkpoints lie in its sub-folder `checkpoints/`.
+      keep_latest: how many of the newest to keep.
+      keep_best: how many of the best by `best_metric` to keep besides.
+      best_metric: a name among the metrics given to `save`; more is better, unless it ends in "loss".
+      read_only: never create or delete anything.
+    """
+
+    def __init__(
+        self,
+        workdir: str | pathlib.Path,
+        *,
+        keep_latest: int = 1,
+        keep_best: int = 0,
+        best_metric: str = "",
+        read_only: bool = False,
+    ):
+        logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells every step of its work otherwise
+        self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
+        if keep_best:
+            policies.append(
+                checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: metrics[best_metric],
+                    reverse=best_metric.endswith("loss"),
+                    n=keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        options = ocp.CheckpointManagerOptions(
+            create=not read_only,
+            read_only=read_only,
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            step_prefix=None,
+        )
+        handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
+        handlers[METADATA] = ocp.JsonCheckpointHandler()
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+
+    def latest_step(self) -> int | None:
+        """The newest step that is wholly on disk."""
+        return self._manager.latest_step()
+
+    def all_steps(self) -> list[int]:
+        """Every step that is wholly on disk, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(
+        self, step: int, items: Mapping[str, Any], *, metadata: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> None:
+        """Starts to save; returns once the arrays are copied off the devices, while files are still being written.
+
+        Args:
+          step: steps done.
+          items: a tree for each of `ITEMS` that the run has.
+          metadata: JSON values that belong to the checkpoint.
+          metrics: by which the best is chosen; may be empty.
+
+        Raises:
+          SaveError: this save, or the one before, failed.
+        """
+        args = {name: ocp.args.PyTreeSave(_nest(pytree.named_leaves(tree))) for name, tree in items.items()}
+        args[METADATA] = ocp.args.JsonSave(dict(metadata))
+        self._guard(
+            lambda: self._manager.save(
+                step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True
+            )
+        )
+
+    def wait(self) -> None:
+        """Returns once everything is on disk; raises `SaveError` if something is not."""
+        self._guard(self._manager.wait_until_finished)
+
+    def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
+        """Reads items into the structure, dtypes and shardings of `abstract`.
+
+        Args:
+          step: one of `all_steps`.
+          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings.
+
+        Raises:
+          ValueError: names or shapes differ from what is stored; every difference is listed.
+        """
+        stored = self._manager.item_metadata(step)
+        args = {}
+        for name, tree in abstract.items():
+            expected = pytree.named_leaves(tree)
+            if name not in stored or stored[name] is None:
+                raise ValueError(f"{self.folder / str(step)} has no item {name!r}.")
+            lines = pytree.differences(expected, pytree.named_leaves(dict(stored[name])))
+            if lines:
+                detail = "\n  ".join(lines)
+                raise ValueError(f"{self.folder / str(step)}, item {name!r}, is not of this model:\n  {detail}")
+            nested = _nest(expected)
+            restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
+            args[name] = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
+        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        return {
+            name: pytree.from_named_leaves(tree, pytree.named_leaves(restored[name]))
+            for name, tree in abstract.items()
+        }
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What `save` was given as metadata."""
+        args = ocp.args.Composite(**{METADATA: ocp.args.JsonRestore()})
+        return dict(self._manager.restore(step, args=args)[METADATA])
+
+    def item_names(self, step: int) -> set[str]:
+        """Items that the checkpoint of `step` holds."""
+        return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
+
+    def close(self) -> None:
+        """Waits for what is being written and frees the manager's threads."""
+        self._guard(self._manager.close)
+
+    def _guard(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:
+            step = self.latest_step()
+            kept = f"the checkpoint of step {step} is whole" if step is not None else "there is no earlier checkpoint"
+            raise SaveError(
+                f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
+                f"Nothing else was touched: {kept}. Make room, or mend the folder, and start the same command again."
+            ) from error
+
+
+def has_checkpoints(workdir: str | pathlib.Path) -> bool:
+    """Whether a folder looks like a workdir with at least one checkpoint."""
+    folder = pathlib.Path(workdir) / FOLDER
+    return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
+
+
+def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return nested
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def abstract_like(tree: T) -> T:
+    """Shapes, dtypes and shardings of a tree of arrays."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)

@@ -1,0 +1,76 @@
+"""The part of `--config=FILE:ARGUMENT` after the colon: values by position and by name, rows of a table."""
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+
+def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
+    """Reads "ViT-L/16,epochs=14" into the defaults' names and types.
+
+    Values without a name fill the names in the order of `defaults`.
+
+    Args:
+      argument: comma-separated values and name=value pairs; "" keeps every default.
+      **defaults: name and default; the default's type (str, int, float, bool) is the value's.
+
+    Raises:
+      ValueError: unknown name, too many values, a name given twice, or a value of another type.
+    """
+    values: dict[str, Any] = {}
+    names = list(defaults)
+    for position, part in enumerate(filter(None, (part.strip() for part in argument.split(",")))):
+        name, equals, text = part.partition("=")
+        if not equals:
+            if position >= len(names):
+                raise ValueError(f"{part!r} is one value too many; this recipe takes {', '.join(names)}.")
+            name, text = names[position], part
+        if name not in defaults:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"This recipe has no argument {name!r}.{hint} It takes {', '.join(names)}.")
+        if name in values:
+            raise ValueError(
+                f"{argument!r} gives {name} twice; values without a name fill {', '.join(names)}, in order."
+            )
+        values[name] = _convert(name, text, type(defaults[name]))
+    return defaults | values
+
+
+def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, int]:
+    """Reads "ViT-L/16,epochs=14" and finds the row of a paper's table that it names.
+
+    Args:
+      argument: model, and epochs where the table has several lengths for the model; "" is the first row.
+      rows: model and epochs of every row.
+
+    Returns:
+      Model and epochs.
+
+    Raises:
+      ValueError: the table has no such row, or several.
+    """
+    chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
+    model, epochs = chosen["model"], chosen["epochs"]
+    found = [row for row in rows if row[0] == model and epochs in (row[1], 0)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        lengths = " or ".join(f"epochs={epochs}" for _, epochs in found)
+        raise ValueError(f"The paper trained {model} for several lengths: add {lengths}.")
+    known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
+    raise ValueError(
+        f"The paper's table has no row {model}{f',epochs={epochs}' if epochs else ''}. Its rows: {known}. For another "
+        "run take the nearest row and override --config.model.name or --config.total."
+    )
+
+
+def _convert(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{name}={text!r}: write true or false.")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not of type {kind.__name__}.") from None

@@ -1,0 +1,124 @@
+"""Turns a config's durations into steps and checks its values against the dataset and the devices."""
+
+import dataclasses
+
+from vit_jax.config.durations import Clock
+from vit_jax.config.schema import PretrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSteps:
+    """Every length of a run, in steps."""
+
+    total: int
+    warmup: int
+    timescale: int
+    polyak_start: int
+    evaluate_every: int
+    checkpoint_every: int
+    log_every: int
+
+
+def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> RunSteps:
+    """Converts and checks what only the dataset and the devices can tell.
+
+    Args:
+      config: as loaded.
+      num_examples: size of the training split.
+      num_devices: devices that share a batch.
+
+    Raises:
+      ValueError: a value that cannot work, with what would.
+    """
+    _check_values(config)
+    _check_batches(config, num_devices)
+    clock = Clock(config.global_batch, num_examples)
+    total = clock.to_steps(config.total)
+    if total < 1:
+        raise ValueError(f"config.total={config.total!r} is no step at all: a run has at least one.")
+    clock = dataclasses.replace(clock, total_steps=total)
+    steps = RunSteps(
+        total=total,
+        warmup=clock.to_steps(config.schedule.warmup),
+        timescale=clock.to_steps(config.schedule.timescale),
+        polyak_start=clock.to_steps(config.polyak.start),
+        evaluate_every=clock.to_steps(config.evaluation.every),
+        checkpoint_every=clock.to_steps(config.checkpoint.every),
+        log_every=clock.to_steps(config.logging.every),
+    )
+    if steps.warmup > total:
+        raise ValueError(
+            f"config.schedule.warmup={config.schedule.warmup!r} is {steps.warmup} steps, longer than the whole run "
+            f"(config.total={config.total!r} is {total} steps): shorten the warm-up or lengthen the run."
+        )
+    for section, every in (
+        ("evaluation", steps.evaluate_every),
+        ("checkpoint", steps.checkpoint_every),
+        ("logging", steps.log_every),
+    ):
+        if every < 1:
+            raise ValueError(f"config.{section}.every must be at least one step.")
+    return steps
+
+
+def _check_values(config: PretrainConfig) -> None:
+    model, inputs, optimizer, polyak = config.model, config.input, config.optimizer, config.polyak
+    fractions = {
+        "model.dropout_fraction": model.dropout_fraction,
+        "model.stochastic_depth_fraction": model.stochastic_depth_fraction,
+        "objective.label_smoothing_fraction": config.objective.label_smoothing_fraction,
+        "input.holdout_fraction": inputs.holdout_fraction,
+        "polyak.factor": polyak.factor or 0.0,
+        "optimizer.beta1": optimizer.beta1,
+        "optimizer.beta2": optimizer.beta2,
+    }
+    for name, value in fractions.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"config.{name}={value}: must lie in [0, 1).")
+    if not 0 < inputs.test_crop_fraction <= 1:
+        raise ValueError(f"config.input.test_crop_fraction={inputs.test_crop_fraction}: must lie in (0, 1].")
+    low, high = inputs.crop_area_fraction
+    if not 0 < low <= high <= 1:
+        raise ValueError(f"config.input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1.")
+    not_negative = {
+        "optimizer.weight_decay": optimizer.weight_decay,
+        "schedule.learning_rate": config.schedule.learning_rate,
+        "schedule.end_learning_rate": config.schedule.end_learning_rate,
+        "input.mixup_alpha": inputs.mixup_alpha,
+        "input.shift_pixels": inputs.shift_pixels,
+        "input.randaugment_layers": inputs.randaugment_layers,
+        "input.randaugment_magnitude": inputs.randaugment_magnitude,
+        "input.max_unreadable": inputs.max_unreadable,
+        "input.num_workers": inputs.num_workers or 0,
+        "checkpoint.keep_best": config.checkpoint.keep_best,
+        "logging.profile_start_step": config.logging.profile_start_step or 0,
+        "seed": config.seed,
+    }
+    for name, number in not_negative.items():
+        if number < 0:
+            raise ValueError(f"config.{name}={number}: must not be negative.")
+    at_least_one = {
+        "checkpoint.keep_latest": config.checkpoint.keep_latest,
+        "logging.profile_num_steps": config.logging.profile_num_steps,
+        "input.num_threads": 1 if inputs.num_threads is None else inputs.num_threads,
+    }
+    for name, number in at_least_one.items():
+        if number < 1:
+            raise ValueError(f"config.{name}={number}: must be at least 1.")
+    if optimizer.clip_global_norm is not None and optimizer.clip_global_norm <= 0:
+        raise ValueError(f"config.optimizer.clip_global_norm={optimizer.clip_global_norm}: must be positive, or None.")
+
+
+def _check_batches(config: PretrainConfig, num_devices: int) -> None:
+    accumulation = config.optimizer.accumulation_steps
+    if accumulation < 1:
+        raise ValueError(f"config.optimizer.accumulation_steps={accumulation}: must be at least 1.")
+    batches = {"global_batch": (config.global_batch, num_devices * accumulation)}
+    if config.evaluation.global_batch is not None:
+        batches["evaluation.global_batch"] = (config.evaluation.global_batch, num_devices)
+    for name, (batch, divisor) in batches.items():
+        if batch < 1 or batch % divisor:
+            below = max(batch, 0) // divisor * divisor
+            allowed = f"{below} or {below + divisor}" if below else str(divisor)
+            over = f"{num_devices} device(s)" + (f" x {accumulation} micro-batches" if divisor != num_devices else "")
+            raise ValueError(f"config.{name}={batch} is not divisible by {over}: use {allowed}.")

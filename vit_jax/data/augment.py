@@ -1,0 +1,182 @@
+"""RandAugment as AugReg used it: 16 operations on uint8 (H, W, 3), fast through OpenCV and lookup tables.
+
+Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original are kept:
+Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and Contrast takes the number
+of pixels / 256 for the mean grey. Unlike it, blends round to the nearest level instead of truncating.
+"""
+
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+GREY = (128, 128, 128)
+LEVELS = np.arange(256)
+
+Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
+"""Takes random numbers, an image uint8 (H, W, 3) and magnitude / 10; returns an image of the same shape."""
+
+
+def randaugment(rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float) -> np.ndarray:
+    """Applies `layers` operations, each drawn from all of them with equal chance.
+
+    Args:
+      rng: consumed.
+      image: uint8 (H, W, 3), RGB; left as it is.
+      layers: how many operations; 0 returns the image.
+      magnitude: their strength, 0 to 10 or more.
+    """
+    for choice in rng.integers(len(OPERATIONS), size=layers):
+        image = OPERATIONS[choice](rng, image, magnitude / 10)
+    return image
+
+
+def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Stretches each channel to 0 to 255; a channel of one value stays."""
+    low, high = image.min(axis=(0, 1)).astype(int), image.max(axis=(0, 1)).astype(int)
+    span = np.maximum(high - low, 1)
+    stretched = np.clip((LEVELS[:, None] - low) * 255 // span, 0, 255)
+    return _look_up(image, np.where(high > low, stretched, LEVELS[:, None]))
+
+
+def equalize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Flattens the histogram of each channel, by the rule of PIL's ImageOps."""
+    return _look_up(image, np.stack([_equalizing_table(image, channel) for channel in range(3)], axis=1))
+
+
+def invert(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    return cv2.bitwise_not(image)
+
+
+def rotate(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Turns by 30 degrees x strength about the centre."""
+    height, width = image.shape[:2]
+    matrix = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), _signed(rng, 30.0 * strength), 1.0)
+    return _warp(image, matrix)
+
+
+def posterize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Keeps the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
+    bits = min(int(4 * strength), 8)
+    return _look_up(image, LEVELS >> (8 - bits) << (8 - bits))
+
+
+def solarize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Inverts values from int(256 x strength) on; no value is above 255, so from magnitude 10 on nothing changes."""
+    return _look_up(image, np.where(int(256 * strength) > LEVELS, LEVELS, 255 - LEVELS))
+
+
+def color(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Blends from grey to the image, and beyond to stronger colours."""
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return _blend(grey, image, strength)
+
+
+def contrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Blends from an even grey of (number of pixels) / 256, 196 at 224 x 224, to the image and beyond."""
+    grey = min(image.shape[0] * image.shape[1] // 256, 255)
+    return _look_up(image, _blended_levels(grey, strength))
+
+
+def brightness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Blends from black to the image and beyond."""
+    return _look_up(image, _blended_levels(0, strength))
+
+
+def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Blends from a smoothed image, whose outermost pixels are not smoothed, to the image and beyond."""
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+    smooth = image.copy()
+    smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
+    return _blend(smooth, image, strength)
+
+
+def shear_x(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    return _warp(image, np.array([[1, _signed(rng, 0.3 * strength), 0], [0, 1, 0]]))
+
+
+def shear_y(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    return _warp(image, np.array([[1, 0, 0], [_signed(rng, 0.3 * strength), 1, 0]]))
+
+
+def translate_x(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Moves by 100 pixels x strength, at every image size."""
+    return _warp(image, np.array([[1, 0, _signed(rng, 100.0 * strength)], [0, 1, 0]]))
+
+
+def translate_y(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Moves by 100 pixels x strength, at every image size."""
+    return _warp(image, np.array([[1, 0, 0], [0, 1, _signed(rng, 100.0 * strength)]]))
+
+
+def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Covers a grey square of 2 x int(40 x strength) pixels around any point of the image."""
+    half = int(40 * strength)
+    row, column = (int(value) for value in rng.integers(image.shape[:2]))
+    image = image.copy()
+    image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = GREY
+    return image
+
+
+def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Adds int(110 x strength) to values below 128."""
+    return _look_up(image, np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS))
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    autocontrast,
+    equalize,
+    invert,
+    rotate,
+    posterize,
+    solarize,
+    color,
+    contrast,
+    brightness,
+    sharpness,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    cutout,
+    solarize_add,
+)
+
+
+def _signed(rng: np.random.Generator, value: float) -> float:
+    return value if rng.random() < 0.5 else -value
+
+
+def _enhancement(strength: float) -> float:
+    """0 gives the degenerate image, 1 the original; above 1 their difference is exaggerated."""
+    return 1.8 * strength + 0.1
+
+
+def _blend(degenerate: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
+    factor = _enhancement(strength)
+    return cv2.addWeighted(image, factor, degenerate, 1 - factor, 0)
+
+
+def _blended_levels(degenerate: int, strength: float) -> np.ndarray:
+    return np.clip(np.rint(degenerate + _enhancement(strength) * (LEVELS - degenerate)), 0, 255)
+
+
+def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Nearest neighbour, grey outside; the matrix takes pixels of the result to pixels of the image."""
+    size = (image.shape[1], image.shape[0])
+    flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT, borderValue=GREY)
+
+
+def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """A table (256,) for all channels or (256, 3) for each."""
+    return cv2.LUT(image, table.astype(np.uint8).reshape(1, 256, -1))
+
+
+def _equalizing_table(image: np.ndarray, channel: int) -> np.ndarray:
+    counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).astype(np.int64).ravel()
+    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+    if step == 0:
+        return LEVELS
+    below = np.cumsum(counts) - counts
+    return np.minimum((below + step // 2) // step, 255)

@@ -1,0 +1,98 @@
+"""Random crops of the training images: where to cut, as a function of a generator of random numbers.
+
+TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first makes
+smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and is what ViT was trained with.
+"""
+
+import math
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+ASPECT_RATIOS = (3 / 4, 4 / 3)  # width / height
+TF_ATTEMPTS = 100
+TORCHVISION_ATTEMPTS = 10
+
+
+class Box(NamedTuple):
+    """Part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def cut(image: np.ndarray, box: Box) -> np.ndarray:
+    """The view of an image (H, W, 3) that a box selects."""
+    return image[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def sample_inception_box(
+    rng: np.random.Generator, height: int, width: int, area_fraction: tuple[float, float], distribution: str = "tf"
+) -> Box:
+    """Draws a box with an aspect ratio of 3/4 to 4/3 and a part of the image's area.
+
+    Args:
+      rng: consumed.
+      height: of the image, in pixels.
+      width: of the image, in pixels.
+      area_fraction: smallest and largest part of the area.
+      distribution: "tf" for that of `sample_distorted_bounding_box`, where 100 failed attempts give the whole
+        image; "torchvision" for that of `RandomResizedCrop`, where 10 failed attempts give a central part.
+    """
+    areas = (area_fraction[0] * height * width, area_fraction[1] * height * width)
+    if distribution == "torchvision":
+        return _sample_uniform_area(rng, height, width, areas)
+    for _ in range(TF_ATTEMPTS):
+        size = _sample_uniform_height(rng, height, width, areas)
+        if size is not None:
+            return _place(rng, height, width, *size)
+    return Box(0, 0, height, width)
+
+
+def _sample_uniform_height(
+    rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]
+) -> tuple[int, int] | None:
+    """Height and width of one attempt: aspect first, then a height between those of the two areas."""
+    aspect = rng.uniform(*ASPECT_RATIOS)
+    lowest = round(math.sqrt(areas[0] / aspect))
+    highest = min(round(math.sqrt(areas[1] / aspect)), height, int((width + 0.4999999) / aspect))
+    crop_height = lowest if lowest >= highest else int(rng.integers(lowest, highest + 1))
+    crop_height = min(crop_height, highest)
+    # Rounding may step over the limits of the area by one row, which is given back.
+    if crop_height * round(crop_height * aspect) < areas[0]:
+        crop_height += 1
+    if crop_height * round(crop_height * aspect) > areas[1]:
+        crop_height -= 1
+    crop_width = round(crop_height * aspect)
+    fits = 0 < crop_height <= height and 0 < crop_width <= width
+    return (crop_height, crop_width) if fits and areas[0] <= crop_height * crop_width <= areas[1] else None
+
+
+def _sample_uniform_area(rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]) -> Box:
+    low, high = ASPECT_RATIOS
+    for _ in range(TORCHVISION_ATTEMPTS):
+        area = rng.uniform(*areas)
+        aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+        crop_height, crop_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < crop_height <= height and 0 < crop_width <= width:
+            return _place(rng, height, width, crop_height, crop_width)
+    crop_height = max(1, min(height, round(width / low)))
+    crop_width = max(1, min(width, round(height * high)))
+    return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
+
+
+def _place(rng: np.random.Generator, height: int, width: int, crop_height: int, crop_width: int) -> Box:
+    """Every position with equal chance, the last one too, which TF leaves out."""
+    top, left = rng.integers((height - crop_height + 1, width - crop_width + 1))
+    return Box(int(top), int(left), crop_height, crop_width)
+
+
+def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
+    """Moves an image (H, W, 3) by up to `pixels` in each direction; what comes in is 0, the background of digits."""
+    height, width = image.shape[:2]
+    top, left = rng.integers(2 * pixels + 1, size=2)
+    padded = cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0))
+    return cut(padded, Box(int(top), int(left), height, width))

@@ -1,0 +1,85 @@
+"""The 1,797 handwritten digits that come with scikit-learn, written as a small TFDS dataset of ArrayRecord files.
+
+It needs no download, so every example and test of the whole system can run on it. Grey 8 x 8 images; the
+stored values 0 to 16 are scaled to 0 to 255.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import tensorflow_datasets as tfds
+
+TEST_EVERY = 5
+
+
+class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Digits 0 to 9: 1,437 to train on, 360 to test."""
+
+    name = "vit_jax_digits"
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> Any:
+        features = tfds.features.FeaturesDict(
+            {
+                "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
+                "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
+            }
+        )
+        return tfds.core.DatasetInfo(builder=self, features=features, homepage="https://scikit-learn.org")
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        train, test = split_indices(digits.target)
+        return {
+            "train": self._generate_examples(digits, train),
+            "test": self._generate_examples(digits, test),
+        }
+
+    def _generate_examples(self, digits: Any, indices: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index in indices:
+            pixels = np.round(digits.images[index] * (255 / 16)).astype(np.uint8)
+            # Encoded here: TFDS would encode an array with TensorFlow.
+            encoded = cv2.imencode(".png", pixels)[1].tobytes()
+            yield int(index), {"image": encoded, "label": int(digits.target[index])}
+
+
+def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Train and test indices: ordered by class and, inside a class, by a hash of the index, every fifth is for testing.
+
+    The hash keeps the writers, who follow one another in the file, on both sides; it is the same for ever.
+    """
+
+    def rank(index: int) -> tuple[int, bytes]:
+        return int(labels[index]), hashlib.sha256(b"digits/%d" % index).digest()
+
+    order = np.array(sorted(range(len(labels)), key=rank))
+    testing = np.arange(len(order)) % TEST_EVERY == 0
+    return np.sort(order[~testing]), np.sort(order[testing])
+
+
+def prepare(data_dir: str | None = None) -> Path:
+    """Writes the dataset unless it is there, and returns its folder. Several processes may do so at once.
+
+    Args:
+      data_dir: where TFDS keeps datasets; None for its default (~/tensorflow_datasets or $TFDS_DATA_DIR).
+    """
+    builder = VitJaxDigits(data_dir=data_dir, file_format="array_record")
+    path = Path(builder.data_dir)
+    if not _is_prepared(path):
+        try:
+            builder.download_and_prepare()
+        except Exception:
+            # TFDS writes beside the folder and then renames; whoever comes second cannot, and need not.
+            if not _is_prepared(path):
+                raise
+    return path
+
+
+def _is_prepared(path: Path) -> bool:
+    return (path / "dataset_info.json").exists()

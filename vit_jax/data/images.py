@@ -1,0 +1,82 @@
+"""From encoded bytes to pixels, and from pixels to another size; OpenCV on uint8 (H, W, 3) in RGB."""
+
+import cv2
+import numpy as np
+
+# Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
+cv2.setNumThreads(0)
+
+# The orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored pixels.
+_DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+class UnreadableImage(ValueError):
+    """Stored bytes that no decoder understands."""
+
+
+def decode(image: bytes | np.ndarray) -> np.ndarray:
+    """Decodes a file or completes an array to three channels.
+
+    Args:
+      image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
+
+    Returns:
+      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame.
+
+    Raises:
+      UnreadableImage: the bytes cannot be decoded.
+    """
+    if isinstance(image, np.ndarray):
+        return _to_rgb(image)
+    try:
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS)
+    except cv2.error as error:  # empty input, or larger than OpenCV's limit of 2**30 pixels
+        raise UnreadableImage(f"{len(image)} bytes cannot be decoded: {error.err}") from error
+    if pixels is None:
+        raise UnreadableImage(f"{len(image)} bytes are no complete image of a known format.")
+    return pixels
+
+
+def _to_rgb(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
+        raise ValueError(f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4).")
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
+    return np.ascontiguousarray(pixels[..., :3])
+
+
+def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize` and the training crop's.
+
+    Args:
+      image: uint8 (H, W, 3).
+      size: height, width.
+    """
+    if image.shape[:2] == tuple(size):
+        return image
+    return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+
+
+def resize_area(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Averages over the area of each new pixel where both sides shrink, bilinear otherwise.
+
+    Args:
+      image: uint8 (H, W, 3).
+      size: height, width.
+    """
+    if size[0] > image.shape[0] or size[1] > image.shape[1]:
+        return resize_bilinear(image, size)
+    return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_AREA)
+
+
+def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The smallest image of the same shape that covers `size` (height, width)."""
+    height, width = image.shape[:2]
+    scale = max(size[0] / height, size[1] / width)
+    return resize_area(image, (max(size[0], round(height * scale)), max(size[1], round(width * scale))))
+
+
+def central_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The middle of an image that is at least `size` (height, width)."""
+    top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
+    return image[top : top + size[0], left : left + size[1]]

@@ -1,0 +1,74 @@
+"""Sources whose records lie in memory: arrays given by the caller, and a cache around another source."""
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.sources import Record, Source
+
+
+class MemorySource:
+    """A source over arrays, for tests and for data that is small or made on the spot."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
+        """Takes the arrays without copying them.
+
+        Args:
+          images: uint8 (N, H, W, C), C = 1 or 3 (RGB).
+          labels: integers (N,), 0 to len(class_names) - 1.
+          class_names: one for each class.
+
+        Raises:
+          ValueError: the arrays have other types or shapes, or a label has no class.
+        """
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+            raise ValueError(f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1).")
+        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.")
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
+            raise ValueError(f"Labels reach {labels.min()} to {labels.max()}; there are {len(class_names)} classes.")
+        self.images, self.labels, self.class_names = images, labels, tuple(class_names)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(self.images[index], int(self.labels[index]))
+
+    def name_of(self, index: int) -> str:
+        return f"memory:{index}"
+
+
+class CachedSource:
+    """Reads every record of another source once in each process and keeps it as it was stored, still encoded.
+
+    The cache fills as records are asked for, and is left behind when the source is sent to a worker.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.class_names = source, source.class_names
+        self._records: list[Record | None] = [None] * len(source)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self._records[index]
+        if record is None:
+            # Two threads may both read it the first time; either result is right, so no lock is needed.
+            record = self._records[index] = self.source[index]
+        return record
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source,)

@@ -1,0 +1,83 @@
+"""What the rest of the pipeline knows of stored data: one record by its index, and the names of the classes.
+
+`open_source` turns the `data` of a config ("digits", "tfds:NAME", "folder:PATH") into a `Source`. The kinds
+live in their own files and are imported only when asked for.
+"""
+
+import difflib
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vit_jax.config.schema import InputConfig
+
+
+class Record(NamedTuple):
+    """One stored example.
+
+    Attributes:
+      image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H, W, 3) in RGB.
+      label: class number, 0 to num_classes - 1.
+    """
+
+    image: bytes | np.ndarray
+    label: int
+
+
+class Source(Protocol):
+    """Records by index. Implementations can be pickled to worker processes and read from many threads at once."""
+
+    class_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes labels may name."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Record: ...
+
+    def name_of(self, index: int) -> str:
+        """What a person would call the record: its file, or "split:index"."""
+
+
+def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source:
+    """Opens one split of a dataset.
+
+    Args:
+      data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION") or "folder:PATH".
+      split: a split of the dataset; for TFDS and digits also a part of one, "train[:98%]".
+      config: where data is kept, which splits exist beside this one, whether records are cached.
+      seed: chooses the hold-out of an image folder that has no split sub-folders.
+
+    Raises:
+      ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on.
+    """
+    source = _open(data, split, config, seed)
+    if not config.cache_records:
+        return source
+    from vit_jax.data.memory import CachedSource
+
+    return CachedSource(source)
+
+
+def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
+    kind, _, name = data.partition(":")
+    if data == "digits":
+        from vit_jax.data import digits, tfds_source
+
+        return tfds_source.TfdsSource.from_directory(digits.prepare(config.data_dir), split)
+    if kind == "tfds" and name:
+        from vit_jax.data import tfds_source
+
+        return tfds_source.TfdsSource.from_name(name, split, config.data_dir)
+    if kind == "folder" and name:
+        from vit_jax.data import folder
+
+        return folder.open_folder(Path(name).expanduser(), split, config, seed)
+    near = difflib.get_close_matches(kind, ["digits", "tfds", "folder"], n=1)
+    raise ValueError(
+        f'Unknown data {data!r}; allowed are "digits", "tfds:NAME" and "folder:PATH".'
+        + (f" Did you mean {near[0]!r}?" if near and near[0] != kind else "")
+    )

@@ -1,0 +1,126 @@
+"""The order of examples: which record, with which random numbers, stands in which row of which step.
+
+A stream is a random-access sequence of host batches. Row r of step t is position t x global_batch + r of one
+endless sequence, a fresh permutation of the records for each epoch. So the content depends on (seed, step,
+global_batch) alone: not on workers, threads, hosts, or where a run was continued.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from grain.experimental import index_shuffle
+
+from vit_jax.data.images import UnreadableImage
+from vit_jax.data.sources import Source
+from vit_jax.data.transforms import TestTransform, TrainTransform
+
+_ORDER, _AUGMENTATION = 0, 1  # what random numbers are for; keeps their seeds apart
+_SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
+
+
+class HostBatch(NamedTuple):
+    """The rows of one global batch that this process supplies; R of them.
+
+    Attributes:
+      image: uint8 (R, H, W, 3), RGB; zeros where mask is 0.
+      label: int32 (R,).
+      mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could not be read.
+      index: int64 (R,), the record in its source; -1 for padding.
+    """
+
+    image: np.ndarray
+    label: np.ndarray
+    mask: np.ndarray
+    index: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStream:
+    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch."""
+
+    source: Source
+    transform: TrainTransform
+    seed: int
+    global_batch: int
+    rows: np.ndarray
+    start_step: int
+    num_steps: int
+
+    def __len__(self) -> int:
+        return self.num_steps - self.start_step
+
+    def __getitem__(self, i: int) -> HostBatch:
+        batch = _empty_batch(len(self.rows), self.transform.image_size)
+        for row, position in enumerate((self.start_step + i) * self.global_batch + self.rows):
+            epoch, offset = divmod(int(position), len(self.source))
+            index = record_at(self.seed, epoch, offset, len(self.source))
+            _fill(batch, row, index, self.source, self.transform, augmentation_rng(self.seed, epoch, index))
+        return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class TestStream:
+    """Batches that hold every record once, in order; the last is filled up with rows of mask 0 and index -1."""
+
+    __test__ = False  # pytest would take the name for a test
+
+    source: Source
+    transform: TestTransform
+    global_batch: int
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return -(-len(self.source) // self.global_batch)
+
+    def __getitem__(self, i: int) -> HostBatch:
+        batch = _empty_batch(len(self.rows), self.transform.image_size)
+        for row, index in enumerate(i * self.global_batch + self.rows):
+            if index < len(self.source):
+                _fill(batch, row, int(index), self.source, self.transform, None)
+        return batch
+
+
+def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
+    """The record at a place of an epoch's permutation, which is computed without being stored."""
+    key = _epoch_key(seed, epoch)
+    return index_shuffle(offset, max_index=num_records - 1, seed=key, rounds=_SHUFFLE_ROUNDS)
+
+
+def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Random numbers of one record in one epoch."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, index, _AUGMENTATION))))
+
+
+@functools.lru_cache(maxsize=64)
+def _epoch_key(seed: int, epoch: int) -> int:
+    # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
+    return int(np.random.SeedSequence((seed, epoch, _ORDER)).generate_state(1)[0])
+
+
+def _empty_batch(num_rows: int, image_size: tuple[int, int]) -> HostBatch:
+    return HostBatch(
+        image=np.zeros((num_rows, *image_size, 3), np.uint8),
+        label=np.zeros(num_rows, np.int32),
+        mask=np.zeros(num_rows, np.float32),
+        index=np.full(num_rows, -1, np.int64),
+    )
+
+
+def _fill(
+    batch: HostBatch,
+    row: int,
+    index: int,
+    source: Source,
+    transform: TrainTransform | TestTransform,
+    rng: np.random.Generator | None,
+) -> None:
+    record = source[index]
+    batch.index[row] = index
+    batch.label[row] = record.label
+    try:
+        batch.image[row] = transform(record, rng)
+    except UnreadableImage:
+        return  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
+    batch.mask[row] = 1.0

@@ -1,0 +1,117 @@
+"""Datasets of the TFDS catalogue, prepared as ArrayRecord files, read by index without TensorFlow.
+
+Images are handed on as they are stored (encoded); decoding them is the business of the transforms.
+"""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from vit_jax.data.sources import Record
+
+
+class TfdsSource:
+    """One split, or a part of one, of a prepared dataset with the features "image" and "label"."""
+
+    def __init__(self, builder: Any, split: str) -> None:
+        """Opens a split of a builder whose data is prepared.
+
+        Raises:
+          ValueError: the data is missing or in a format without random access, there is no such split, or the
+            dataset has no image or no class label.
+        """
+        _require_prepared(builder)
+        _require_split(builder, split)
+        self.class_names = _class_names(builder)
+        self.split = split
+        # Every image feature is left encoded, also those nobody reads: TFDS would decode them with TensorFlow.
+        skip = {key: tfds.decode.SkipDecoding() for key, f in builder.info.features.items() if _is_image(f)}
+        self._records = builder.as_data_source(split=split, decoders=skip)
+
+    @classmethod
+    def from_name(cls, name: str, split: str, data_dir: str | None) -> "TfdsSource":
+        """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+
+        Raises:
+          ValueError: TFDS knows no such dataset or version; otherwise as the constructor.
+        """
+        try:
+            builder = tfds.builder(name, data_dir=data_dir)
+        except tfds.core.DatasetNotFoundError:
+            known = tfds.list_builders(with_community_datasets=False)
+            near = difflib.get_close_matches(name.partition(":")[0].partition("/")[0], known, n=3)
+            raise ValueError(
+                f"TFDS has no dataset {name!r}, and none is prepared in {_shown(data_dir)}."
+                + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
+            ) from None
+        except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
+            raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
+        return cls(builder, split)
+
+    @classmethod
+    def from_directory(cls, path: Path, split: str) -> "TfdsSource":
+        """Opens the prepared dataset that lies in a folder (the one with dataset_info.json)."""
+        return cls(tfds.builder_from_directory(os.fspath(path)), split)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self._records[index]
+        return Record(record["image"], int(record["label"]))
+
+    def name_of(self, index: int) -> str:
+        return f"{self.split}:{index}"
+
+
+def _require_prepared(builder: Any) -> None:
+    file_format, data_dir = builder.info.file_format, Path(builder.data_dir)
+    root = data_dir.parents[len(Path(builder.info.full_name).parts) - 1]
+    command = f"vit-jax prepare {builder.info.full_name.replace(f'/{builder.version}', '')} --data_dir={root}"
+    if not builder.info.splits:
+        raise ValueError(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
+    if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
+        raise ValueError(
+            f"Dataset {builder.info.full_name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "
+            f"read by index. Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
+        )
+
+
+def _require_split(builder: Any, split: str) -> None:
+    try:
+        examples = builder.info.splits[split].num_examples
+    except (KeyError, ValueError, AssertionError) as error:
+        sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+        raise ValueError(
+            f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {sizes}, and parts of them such as "
+            f"{next(iter(sizes))}[:98%]."
+        ) from error
+    if not examples:
+        raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
+
+
+def _class_names(builder: Any) -> tuple[str, ...]:
+    features = dict(builder.info.features)
+    labelled = isinstance(features.get("label"), tfds.features.ClassLabel)
+    if not labelled or not _is_image(features.get("image")):
+        found = {key: type(feature).__name__ for key, feature in features.items()}
+        raise ValueError(
+            f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
+            "and 'label' (a ClassLabel)."
+        )
+    return tuple(features["label"].names)
+
+
+def _is_image(feature: Any) -> bool:
+    return isinstance(feature, tfds.features.Image)
+
+
+def _shown(data_dir: str | None) -> str:
+    return repr(data_dir) if data_dir else "the default data_dir of TFDS"

@@ -1,0 +1,97 @@
+"""How many threads and processes prepare batches, and how the processes live and die.
+
+Worker processes read the memory of no device, listen to no Ctrl-C, and leave when the run that started them
+is gone, in whichever way it went.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+from vit_jax.config.schema import InputConfig
+
+MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
+CORES_PER_WORKER = 6
+BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one being consumed
+PARENT_POLL_SECONDS = 0.5
+
+
+class Parallelism(NamedTuple):
+    """Attributes are counts: processes (0: none beside the main one), and threads in each process."""
+
+    num_workers: int
+    num_threads: int
+
+
+def choose_parallelism(config: InputConfig, batch_bytes: int, shared_memory: str = "/dev/shm") -> Parallelism:
+    """Numbers of the config, and for those it leaves open a choice that suits the cores of this process.
+
+    Args:
+      config: `num_workers` and `num_threads`.
+      batch_bytes: size of the batch this process supplies, for the check of shared memory.
+      shared_memory: where workers put batches; not checked where it does not exist.
+
+    Raises:
+      ValueError: a number is too small, or shared memory too small for the workers.
+    """
+    if (config.num_workers or 0) < 0 or (config.num_threads is not None and config.num_threads < 1):
+        raise ValueError(
+            f"num_workers={config.num_workers}, num_threads={config.num_threads}; give at least 0 workers and 1 thread, "
+            "or None for a choice by the number of cores."
+        )
+    cores = available_cores()
+    workers = config.num_workers
+    if workers is None:
+        workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
+    threads = config.num_threads or _default_threads(cores, workers)
+    if workers:
+        _require_shared_memory(workers * BATCHES_PER_WORKER * batch_bytes, workers, shared_memory)
+    return Parallelism(workers, threads)
+
+
+def available_cores() -> int:
+    """Cores this process may use, which taskset and many schedulers make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def initialize_worker(worker_index: int, worker_count: int) -> None:
+    """What every worker does first; called by grain in the new process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process hears it too, and closes the workers
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
+    threading.Thread(target=_leave_with_parent, name="leave_with_parent", daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    # Not PR_SET_PDEATHSIG: it fires when the *thread* that started this process ends, and grain uses one.
+    parent = multiprocessing.parent_process()
+    while parent is not None and os.getppid() == parent.pid:
+        time.sleep(PARENT_POLL_SECONDS)
+    if parent is not None:
+        os._exit(1)
+
+
+def _default_threads(cores: int, workers: int) -> int:
+    if workers == 0:
+        return min(cores, MANY_CORES)  # beyond it Python's lock is the limit
+    return min(max(cores // workers, 1), CORES_PER_WORKER)
+
+
+def _require_shared_memory(needed_bytes: int, workers: int, path: str) -> None:
+    if not os.path.isdir(path):
+        return
+    status = os.statvfs(path)
+    free_bytes = status.f_bavail * status.f_frsize
+    if free_bytes < needed_bytes:
+        raise ValueError(
+            f"{workers} data workers need about {needed_bytes / 2**20:.0f} MiB of shared memory in {path}, which has "
+            f"{free_bytes / 2**20:.0f} MiB free. Start the container with --shm-size={needed_bytes * 2 // 2**20 + 1}m, "
+            "or set config.input.num_workers=0 to use threads only."
+        )

@@ -1,0 +1,112 @@
+"""From an image to a sequence of tokens: patch embedding and position embeddings.
+
+Legend: B batch, H W image height and width, C channels, h w rows and columns of patches, N = h w patches,
+S sequence length (N, or N + 1 with a class token at index 0), D width.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.config import Architecture
+
+LECUN_NORMAL = nnx.initializers.lecun_normal()
+
+
+class PatchEmbedding(nnx.Module):
+    """Linear map of every patch. Equal to a convolution whose kernel and stride are the patch (ViT, eq. 1)."""
+
+    def __init__(self, patch_size: tuple[int, int], width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), (*patch_size, 3, width), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+        self.dtype = dtype
+
+    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
+        """Returns tokens_BND in raster order."""
+        patch_height, patch_width, channels, width = self.kernel.shape
+        batch, height, image_width, _ = image_BHWC.shape
+        rows, columns = height // patch_height, image_width // patch_width
+        patches = image_BHWC.reshape(batch, rows, patch_height, columns, patch_width, channels)
+        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
+        kernel = self.kernel[...].reshape(-1, width)
+        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
+
+
+class LearnedPositions1D(nnx.Module):
+    """One learned row for each token in raster order, the class token's first."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        shape = (1, architecture.sequence_length, architecture.width)
+        self.table = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        return self.table[...]
+
+
+class LearnedPositions2D(nnx.Module):
+    """A learned half-width row for each row and each column of patches, concatenated (ViT, App. D.4)."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        (rows, columns), width = architecture.grid, architecture.width
+        self.row_table = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rows, width // 2)))
+        self.column_table = nnx.Param(0.02 * jax.random.normal(rngs.params(), (columns, width // 2)))
+        has_class_token = architecture.pool == "token"
+        self.class_row = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, width))) if has_class_token else None
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        rows_hD, columns_wD = self.row_table[...], self.column_table[...]
+        shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
+        grid_hwD = jnp.concatenate(
+            [jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape)], axis=-1
+        )
+        table = grid_hwD.reshape(-1, grid_hwD.shape[-1])
+        if self.class_row is not None:
+            table = jnp.concatenate([self.class_row[...], table])
+        return table[None]
+
+
+class FixedPositions(nnx.Module):
+    """Sine-cosine positions, or none: no parameters, and nothing added to a class token."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        del rngs
+        self.grid, self.width = architecture.grid, architecture.width
+        self.kind, self.has_class_token = architecture.position_embedding, architecture.pool == "token"
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        if self.kind == "none":
+            table = jnp.zeros((self.grid[0] * self.grid[1], self.width))
+        else:
+            table = sincos2d(self.grid, self.width)
+        return jnp.pad(table, ((int(self.has_class_token), 0), (0, 0)))[None]
+
+
+POSITIONS = {
+    "learned_1d": LearnedPositions1D,
+    "learned_2d": LearnedPositions2D,
+    "sincos2d": FixedPositions,
+    "none": FixedPositions,
+}
+
+
+def sincos2d(grid: tuple[int, int], width: int) -> jax.Array:
+    """Fixed two-dimensional positions in MoCo v3's form.
+
+    Args:
+      grid: rows and columns of patches.
+      width: divisible by 4; a quarter each for sin(x w), cos(x w), sin(y w), cos(y w).
+
+    Returns:
+      float32 (rows * columns, width); frequencies w fall from 1 to exactly 1/10000.
+    """
+    quarter = width // 4
+    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
+    rows, columns = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing="ij")
+    x_angles = columns.reshape(-1, 1) * frequencies
+    y_angles = rows.reshape(-1, 1) * frequencies
+    parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
+    return jnp.asarray(np.concatenate(parts, axis=1), jnp.float32)

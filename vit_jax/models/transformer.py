@@ -1,0 +1,149 @@
+"""The encoder: pre-norm blocks of attention and MLP, stacked into one and run by a scan.
+
+Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP dimension, L depth.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.config import Architecture
+
+XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
+NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
+LAYER_NORM_EPSILON = 1e-6
+
+REMAT_POLICIES: dict[str, Callable[..., bool]] = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps projections, not attention weights
+    "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each block
+}
+
+
+def gelu(x: jax.Array, form: str) -> jax.Array:
+    """The tanh approximation (released JAX code) or the exact form (PyTorch ports)."""
+    return jax.nn.gelu(x, approximate=form == "tanh")
+
+
+def dropout(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, *, dims: int | None = None) -> jax.Array:
+    """Zeroes a fraction of `x` and scales the rest up; the identity where there is no key.
+
+    Args:
+      x: any shape.
+      fraction: probability of zero.
+      key: None outside training.
+      dims: share one draw over all but the first `dims` dimensions; 1 drops whole examples (stochastic depth).
+    """
+    if key is None:
+        return x
+    shape = x.shape if dims is None else x.shape[:dims] + (1,) * (x.ndim - dims)
+    keep = jax.random.bernoulli(key, 1.0 - fraction, shape)
+    scale = jnp.asarray(1.0 / (1.0 - fraction), x.dtype)
+    return jnp.where(keep, x * scale, jnp.zeros_like(x))
+
+
+class LayerNorm(nnx.Module):
+    """Normalises over D with statistics in float32, the variance from centred values.
+
+    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
+    """
+
+    def __init__(self, width: int, *, dtype: jnp.dtype):
+        self.scale = nnx.Param(jnp.ones((width,)))
+        self.bias = nnx.Param(jnp.zeros((width,)))
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
+        centred = x.astype(jnp.float32)
+        centred = centred - centred.mean(axis=-1, keepdims=True)
+        inverse_std = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
+        return (centred * inverse_std * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with separate, biased projections; softmax in float32."""
+
+    def __init__(self, width: int, num_heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        heads = (num_heads, width // num_heads)
+        self.query, self.key, self.value = (
+            nnx.LinearGeneral(width, heads, kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs) for _ in range(3)
+        )
+        self.out = nnx.LinearGeneral(heads, width, axis=(-2, -1), kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs)
+
+    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
+        """Returns (B, Q, D): each query's mixture of the tokens."""
+        query_BQTh, key_BSTh, value_BSTh = self.query(queries_BQD), self.key(tokens_BSD), self.value(tokens_BSD)
+        query_BQTh = query_BQTh * query_BQTh.shape[-1] ** -0.5
+        logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
+        weights_BTQS = jax.nn.softmax(logits_BTQS).astype(value_BSTh.dtype)
+        return self.out(jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS, value_BSTh))
+
+
+class Mlp(nnx.Module):
+    """Two dense layers around a GELU, dropout after each (ViT, App. B.1)."""
+
+    def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
+        init = {"kernel_init": XAVIER_UNIFORM, "bias_init": NEARLY_ZERO, "dtype": dtype, "rngs": rngs}
+        self.expand = nnx.Linear(width, mlp_dim, **init)
+        self.contract = nnx.Linear(mlp_dim, width, **init)
+        self.form = form
+
+    def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        hidden_BSM = dropout(gelu(self.expand(x_BSD), self.form), fraction, keys[0])
+        return dropout(self.contract(hidden_BSM), fraction, keys[1])
+
+
+class Block(nnx.Module):
+    """One layer of the encoder: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(a.compute_dtype)
+        self.attention_norm = LayerNorm(a.width, dtype=dtype)
+        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
+        self.mlp_norm = LayerNorm(a.width, dtype=dtype)
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.dropout_fraction = a.dropout_fraction
+
+    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
+        keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
+        norm_BSD = self.attention_norm(x_BSD)
+        branch = dropout(self.attention(norm_BSD, norm_BSD), self.dropout_fraction, keys[0])
+        x_BSD = x_BSD + self._drop_path(branch, drop_fraction, keys[1])
+        branch = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=keys[2])
+        return x_BSD + self._drop_path(branch, drop_fraction, keys[3])
+
+    def _drop_path(self, branch: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+        return dropout(branch, drop_fraction, key, dims=1)
+
+
+class Encoder(nnx.Module):
+    """L blocks as one with a leading layer axis, and the final norm.
+
+    Compile time does not grow with depth. `remat` says what the backward pass computes again, `scan_unroll`
+    how many blocks one iteration of the loop holds.
+    """
+
+    def __init__(self, a: Architecture, key: jax.Array):
+        self.blocks = jax.vmap(lambda key: Block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
+        self.norm = LayerNorm(a.width, dtype=jnp.dtype(a.compute_dtype))
+        self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
+        self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
+
+    def __call__(self, x_BSD: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Args: key: of dropout and stochastic depth; None outside training."""
+        fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
+        is_random = key is not None and (self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0)
+        keys_L = jax.random.split(key, self.depth) if is_random else None
+
+        def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
+            block, drop_fraction, block_key = layer
+            return block(x_BSD, drop_fraction, block_key), None
+
+        if self.remat != "none":
+            run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+        x_BSD, _ = jax.lax.scan(run_block, x_BSD, (self.blocks, fractions_L, keys_L), unroll=self.scan_unroll)
+        return self.norm(x_BSD)

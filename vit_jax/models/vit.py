@@ -1,0 +1,63 @@
+"""The Vision Transformer, in the order of the paper's equations 1 to 4.
+
+Legend: B batch, H W image height and width, C channels, N patches, S = N or N + 1 with a class token, D width.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.arrays import ModelOutput
+from vit_jax.config import Architecture
+from vit_jax.models.embed import POSITIONS, PatchEmbedding
+from vit_jax.models.heads import AttentionPooling, Head
+from vit_jax.models.transformer import Encoder, dropout
+
+
+class VisionTransformer(nnx.Module):
+    """Patches, an optional class token, positions, the encoder, a pooling and a head.
+
+    A plain pytree: `jax.jit`, `jax.grad` and optax take the module itself; parameters are its leaves.
+    """
+
+    def __init__(self, a: Architecture, key: jax.Array):
+        embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        rngs, dtype = nnx.Rngs(embedding_key), jnp.dtype(a.compute_dtype)
+        self.embedding = PatchEmbedding(a.patch_size, a.width, dtype=dtype, rngs=rngs)
+        self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
+        self.positions = POSITIONS[a.position_embedding](a, rngs=rngs)
+        self.encoder = Encoder(a, encoder_key)
+        head_rngs = nnx.Rngs(head_key)
+        self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
+        self.head = Head(a, rngs=head_rngs)
+        self.dropout_fraction = a.dropout_fraction
+
+    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          image_BHWC: float, in [-1, 1], of the architecture's image size.
+          dropout_key: given in training only; without it nothing is dropped.
+        """
+        keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
+        tokens_BSD = self.encoder(self._embed(image_BHWC, keys[0]), keys[1])
+        pooled_BD = self._pool(tokens_BSD)
+        logits_BK, features_BD = self.head(pooled_BD)
+        patches_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
+        return ModelOutput(logits_BK=logits_BK, features_BD=features_BD, pooled_BD=pooled_BD, tokens_BND=patches_BND)
+
+    def _embed(self, image_BHWC: jax.Array, key: jax.Array | None) -> jax.Array:
+        tokens = self.embedding(image_BHWC)
+        if self.class_token is not None:
+            batch, _, width = tokens.shape
+            class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
+            tokens = jnp.concatenate([class_token, tokens], axis=1)
+        tokens = tokens + self.positions().astype(tokens.dtype)
+        return dropout(tokens, self.dropout_fraction, key if self.dropout_fraction else None)
+
+    def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
+        if self.class_token is not None:
+            return tokens_BSD[:, 0]
+        if self.pooling is not None:
+            return self.pooling(tokens_BSD)
+        return tokens_BSD.astype(jnp.float32).mean(axis=1).astype(tokens_BSD.dtype)

@@ -1,0 +1,50 @@
+"""Softmax and sigmoid cross-entropy over class probabilities.
+
+Legend: B batch, K classes.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.arrays import ModelOutput, Targets
+from vit_jax.config import ObjectiveConfig
+
+Sums = dict[str, jax.Array]
+"""Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification:
+    """Image classification.
+
+    Attributes:
+      loss: "softmax": one class an image. "sigmoid": an independent yes or no for each class, summed over
+        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT.
+      label_smoothing_fraction: share of the label spread evenly over all classes.
+    """
+
+    loss: str
+    label_smoothing_fraction: float = 0.0
+
+    def prepare(self, label_BK: jax.Array, mask_B: jax.Array) -> Targets:
+        """Smooths the labels."""
+        return Targets(optax.smooth_labels(label_BK, self.label_smoothing_fraction), mask_B)
+
+    def sums(self, output: ModelOutput, targets: Targets) -> Sums:
+        """Float32 totals; an example whose mask is 0 adds nothing to any of them."""
+        logits_BK, label_BK = output.logits_BK.astype(jnp.float32), targets.label_BK
+        if self.loss == "softmax":
+            loss_B = optax.softmax_cross_entropy(logits_BK, label_BK)
+        else:
+            loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
+        correct_B = (logits_BK.argmax(axis=-1) == label_BK.argmax(axis=-1)).astype(jnp.float32)
+        mask_B = targets.mask_B
+        return {"loss": (loss_B * mask_B).sum(), "correct": (correct_B * mask_B).sum(), "weight": mask_B.sum()}
+
+
+def build_objective(config: ObjectiveConfig) -> Classification:
+    """The objective that the config names."""
+    return Classification(config.loss, config.label_smoothing_fraction)

@@ -1,0 +1,211 @@
+"""The composition root: hands each folder its own section of the config and joins the parts into one step.
+
+`assemble` needs shapes and devices but no data, so the very step that will train can also be compiled
+for devices that are not there.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from vit_jax.arrays import Batch, abstract_batch
+from vit_jax.config import Architecture, PretrainConfig, RunSteps, build_architecture, resolve
+from vit_jax.data.pipeline import HostBatches, test_batches, train_batches
+from vit_jax.data.placement import local_rows, place, prefetch
+from vit_jax.data.sources import Source, open_source
+from vit_jax.data.transforms import build_test_transform, build_train_transform
+from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.workers import Parallelism, choose_parallelism
+from vit_jax.models import build_model
+from vit_jax.objectives import build_objective
+from vit_jax.optim.optimizers import build_optimizer
+from vit_jax.optim.schedules import build_schedule
+from vit_jax.sharding import batch_sharding, build_mesh, replicated, shard_tree
+from vit_jax.train.state import TrainState, init_state
+from vit_jax.train.step import Metrics, StepSettings, make_evaluation_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """A run's parts, fitted together; nothing has been computed yet.
+
+    Attributes:
+      config: as the user gave it.
+      steps: its durations in steps.
+      architecture: the network's numbers.
+      batch_sharding: of every array of a batch.
+      evaluation_batch: examples of one evaluation step.
+      abstract_state: shapes, dtypes and shardings of the state.
+      init_state: () -> the state before the first step.
+      train_step: (state, batch) -> (state, metrics); takes the state's memory over.
+      evaluation_step: (state, batch) -> sums.
+    """
+
+    config: PretrainConfig
+    steps: RunSteps
+    architecture: Architecture
+    batch_sharding: jax.sharding.NamedSharding
+    evaluation_batch: int
+    abstract_state: TrainState
+    init_state: Callable[[], TrainState]
+    train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics)
+    evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics
+
+    def compile_train_step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+        """The train step as an executable, so that no later call can hide a compilation."""
+        batch = abstract_batch(self.config.global_batch, self.architecture.image_size, self.batch_sharding)
+        compiled: Any = self.train_step.lower(self.abstract_state, batch).compile()
+        return compiled  # type: ignore[no-any-return]
+
+
+def assemble(
+    config: PretrainConfig, *, num_classes: int, num_examples: int, devices: Sequence[jax.Device]
+) -> Assembly:
+    """Builds a run's parts.
+
+    Args:
+      config: as loaded.
+      num_classes: of the dataset.
+      num_examples: of its training split.
+      devices: all devices of all processes, or of a topology that is only compiled for.
+
+    Raises:
+      ValueError: values of the config that do not fit each other, the dataset or the devices.
+    """
+    steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
+    architecture = build_architecture(config.model, image_size=config.input.image_size, num_classes=num_classes)
+    mesh = build_mesh(devices)
+    schedule = build_schedule(
+        config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
+    )
+    optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
+    objective = build_objective(config.objective)
+    settings = _step_settings(config, steps, num_classes)
+
+    def init() -> TrainState:
+        model = build_model(architecture, jax.random.key(config.seed))
+        return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
+
+    abstract = jax.eval_shape(init)
+    shardings = shard_tree(abstract, mesh, config.sharding.parameters)
+    abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+    return Assembly(
+        config=config,
+        steps=steps,
+        architecture=architecture,
+        batch_sharding=batch_sharding(mesh),
+        evaluation_batch=config.evaluation.global_batch or config.global_batch,
+        abstract_state=abstract,
+        init_state=jax.jit(init, out_shardings=shardings),
+        train_step=jax.jit(
+            make_train_step(settings, objective, optimizer, schedule),
+            in_shardings=(shardings, batch_sharding(mesh)),
+            out_shardings=(shardings, replicated(mesh)),
+            donate_argnums=0,
+        ),
+        evaluation_step=jax.jit(
+            make_evaluation_step(settings, objective),
+            in_shardings=(shardings, batch_sharding(mesh)),
+            out_shardings=replicated(mesh),
+        ),
+    )
+
+
+def _step_settings(config: PretrainConfig, steps: RunSteps, num_classes: int) -> StepSettings:
+    return StepSettings(
+        seed=config.seed,
+        num_classes=num_classes,
+        compute_dtype=config.model.compute_dtype,
+        mixup_alpha=config.input.mixup_alpha,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        polyak_factor=config.polyak.factor,
+        polyak_start=steps.polyak_start,
+        polyak_bias_correction=config.polyak.bias_correction,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Datasets:
+    """The two splits of a run, open."""
+
+    train: Source
+    test: Source
+
+
+def open_datasets(config: PretrainConfig) -> Datasets:
+    """Opens both splits and holds their classes against each other.
+
+    Raises:
+      ValueError: no dataset was chosen, one is missing, or the splits have different classes.
+    """
+    if config.data is None:
+        raise ValueError(
+            "config.data is not set, and this recipe does not choose a dataset: add --config.data=tfds:NAME "
+            "for a dataset of the TFDS catalogue or --config.data=folder:PATH for a folder of images."
+        )
+    train, test = (
+        open_source(config.data, split, config.input, config.seed)
+        for split in (config.input.train_split, config.input.test_split)
+    )
+    if train.class_names != test.class_names:
+        raise ValueError(
+            f"The splits of {config.data!r} have different classes: {config.input.train_split!r} has "
+            f"{list(train.class_names)}, {config.input.test_split!r} has {list(test.class_names)}."
+        )
+    return Datasets(train, test)
+
+
+@contextlib.contextmanager
+def open_train_batches(assembly: Assembly, source: Source, start_step: int) -> Iterator[Iterator[Batch]]:
+    """Placed batches of the steps from `start_step` on; threads and workers end with the context."""
+    config, batch = assembly.config, assembly.config.global_batch
+    rows = local_rows(assembly.batch_sharding, batch)
+    with train_batches(
+        source,
+        build_train_transform(config.input),
+        seed=config.seed,
+        global_batch=batch,
+        rows=rows,
+        start_step=start_step,
+        num_steps=assembly.steps.total,
+        parallelism=_parallelism(config, len(rows)),
+    ) as host_batches:
+        log = UnreadableLog(source, config.input.max_unreadable)
+        yield _placed(host_batches, log, assembly.batch_sharding, batch)
+
+
+@contextlib.contextmanager
+def open_test_batches(assembly: Assembly, source: Source) -> Iterator[Iterator[Batch]]:
+    """Placed batches that hold every example of the split once."""
+    config, batch = assembly.config, assembly.evaluation_batch
+    rows = local_rows(assembly.batch_sharding, batch)
+    with test_batches(
+        source,
+        build_test_transform(config.input),
+        global_batch=batch,
+        rows=rows,
+        parallelism=_parallelism(config, len(rows)),
+    ) as host_batches:
+        log = UnreadableLog(source, config.input.max_unreadable)
+        yield _placed(host_batches, log, assembly.batch_sharding, batch)
+
+
+def _parallelism(config: PretrainConfig, num_rows: int) -> Parallelism:
+    height, width = config.input.image_size
+    return choose_parallelism(config.input, batch_bytes=num_rows * height * width * 3)
+
+
+def _placed(
+    batches: HostBatches, log: UnreadableLog, sharding: jax.sharding.NamedSharding, global_batch: int
+) -> Iterator[Batch]:
+    rows = local_rows(sharding, global_batch)
+
+    def checked() -> Iterator[Any]:
+        for batch in batches:
+            log.update(batch)
+            yield batch
+
+    return prefetch(checked(), lambda batch: place(batch, rows, sharding, global_batch))

@@ -1,0 +1,49 @@
+"""SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import jax
+from jax.experimental import multihost_utils
+
+EXIT_CODE = 75  # sysexits.h: "temporary failure, try again"
+
+
+class Interrupted(Exception):
+    """The run was asked to end early; its state is saved."""
+
+
+class Interruption:
+    """Context in which signals are noted instead of obeyed.
+
+    With several processes JAX's own preemption service, which sees SIGTERM in any of them, makes all agree
+    on the step after which they stop.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        signals = (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def is_requested(self, step: int) -> bool:
+        """Whether the run has to end after `step`; the same answer in every process."""
+        if jax.process_count() > 1:
+            return bool(multihost_utils.reached_preemption_sync_point(step))
+        return self._requested
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._requested = True

@@ -1,0 +1,46 @@
+"""Metrics read one step late: while the device computes step n, the host looks at those of step n - 1."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+
+Report = Callable[[int, dict[str, float]], None]
+
+
+class LateMetrics:
+    """Holds the newest step's metrics back and reports the one before.
+
+    Args:
+      report: called once for each step, in order, with floats.
+    """
+
+    def __init__(self, report: Report):
+        self._report = report
+        self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
+
+    def push(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of a step just dispatched and reports those of the step before."""
+        previous, self._pending = self._pending, (step, metrics)
+        self._read(previous)
+
+    def flush(self) -> None:
+        """Reports what is held back, waiting for the device."""
+        previous, self._pending = self._pending, None
+        self._read(previous)
+
+    def _read(self, entry: tuple[int, Mapping[str, jax.Array]] | None) -> None:
+        if entry is not None:
+            step, metrics = entry
+            self._report(step, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()})
+
+
+def require_finite(step: int, metrics: Mapping[str, float]) -> None:
+    """Raises FloatingPointError where the loss or the gradient is infinite or not a number."""
+    if math.isfinite(metrics["train_loss"]) and math.isfinite(metrics["gradient_norm"]):
+        return
+    raise FloatingPointError(
+        f"Step {step}: the loss is {metrics['train_loss']} and the gradient's norm {metrics['gradient_norm']}. "
+        f"The run stops; the last checkpoint is from before. A lower schedule.learning_rate (now "
+        f"{metrics['learning_rate']:.3g}), a longer schedule.warmup or optimizer.clip_global_norm=1.0 usually helps."
+    )

@@ -1,0 +1,129 @@
+"""What a run tells of itself: the table of parameters at the start, the summary at the end."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax import pytree
+from vit_jax.config import to_dict
+from vit_jax.cost.flops import exaflops, forward_macs
+from vit_jax.train.assemble import Assembly, Datasets
+from vit_jax.train.progress import TrainingClock, duration_text
+from vit_jax.train.state import TrainState
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+
+
+def parameter_table(model: Any) -> str:
+    """Name, shape and number of every parameter, and their total.
+
+    Args:
+      model: arrays, or their abstract shapes.
+    """
+    leaves = pytree.named_leaves(model)
+    rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
+    rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def parameters_sha256(model: Any) -> str:
+    """SHA-256 over the float32 bytes of all parameters in the order of their names: equal runs, equal hashes."""
+    digest = hashlib.sha256()
+    for _, leaf in sorted(pytree.named_leaves(model).items()):
+        whole = multihost_utils.process_allgather(leaf, tiled=True) if jax.process_count() > 1 else jax.device_get(leaf)
+        digest.update(np.ascontiguousarray(whole, dtype=np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of the packages whose behaviour a run depends on, as `version_NAME`."""
+    return {f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES}
+
+
+def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
+    """What is about to be trained, on what, and where it goes."""
+    config, steps, architecture = run.config, run.steps, run.architecture
+    epochs = steps.total * config.global_batch / len(data.train)
+    height, width = architecture.image_size
+    device = jax.devices()[0].device_kind
+    lines = [
+        f"{architecture.name} (width {architecture.width}, depth {architecture.depth}) on {height}x{width} images, "
+        f"{2 * forward_macs(architecture) / 1e9:,.3g} GFLOPs an image forward",
+        parameter_table(run.abstract_state.model),
+        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} test images, "
+        f"{data.train.num_classes:,} classes",
+        f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
+        f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), "
+        f"{config.global_batch // jax.device_count():,} images each, parameters {config.sharding.parameters}",
+        f"workdir  {folder}",
+    ]
+    return "\n".join(lines)
+
+
+def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
+    """What an evaluation found."""
+    values = "  ".join(f"{name} {value:.2%}" if "accuracy" in name else f"{name} {value:.4f}" for name, value in results.items())
+    return f"step {step:>6}/{total_steps}  {values}"
+
+
+def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
+    """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
+    config, architecture = run.config, run.architecture
+    return {
+        "config": to_dict(config),
+        "architecture": dataclasses.asdict(architecture),
+        "grid": list(architecture.grid),
+        "num_class_tokens": int(architecture.pool == "token"),
+        "class_names": list(data.train.class_names),
+        "preprocessing": {
+            "image_size": list(architecture.image_size),
+            "resize": config.input.test_resize,
+            "crop_fraction": config.input.test_crop_fraction,
+            "pixel_range": [-1.0, 1.0],
+        },
+        "data": config.data,
+        "num_examples": len(data.train),
+        "global_batch": config.global_batch,
+        "seed": config.seed,
+    }
+
+
+def summary(
+    run: Assembly, state: TrainState, metrics: Mapping[str, float], clock: TrainingClock, start_step: int
+) -> dict[str, Any]:
+    """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
+    images = run.steps.total * run.config.global_batch
+    return {
+        **{name: metrics[name] for name in ("test_accuracy", "test_loss", "train_loss") if name in metrics},
+        "steps": run.steps.total,
+        "images": images,
+        "exaflops": exaflops(run.architecture, images),
+        "wall_seconds": 0.0,
+        "images_per_second": clock.rates(run.steps.total)["images_per_second"] if run.steps.total > start_step else 0.0,
+        "device_kind": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
+        "parameters_sha256": parameters_sha256(state.model),
+        **versions(),
+    }
+
+
+def closing(summary: Mapping[str, Any], folder: pathlib.Path) -> str:
+    """How good it got, at what cost, and where everything is."""
+    return "\n".join(
+        [
+            f"test accuracy {summary['test_accuracy']:.2%}, test loss {summary['test_loss']:.4f}",
+            f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
+            f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs",
+            f"checkpoints, metrics and summary.json are in {folder}",
+        ]
+    )

@@ -1,0 +1,146 @@
+"""The pre-training loop: from a config to a trained model in a workdir."""
+
+import contextlib
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from vit_jax import hosts
+from vit_jax.checkpoint import CheckpointStore
+from vit_jax.config import PretrainConfig
+from vit_jax.cost.chips import find_chip
+from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.evals import ClassificationEvaluator
+from vit_jax.train import overview, workdir as workdirs
+from vit_jax.train.assemble import assemble, open_datasets, open_test_batches, open_train_batches
+from vit_jax.train.cadence import Cadence
+from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.metrics import LateMetrics, require_finite
+from vit_jax.train.profiling import Profiler
+from vit_jax.train.progress import Display, TrainingClock
+from vit_jax.train.start import items_of, start_state
+from vit_jax.train.writers import Writers, write_summary
+
+
+def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
+    """Trains from the start, or on from the workdir's last checkpoint.
+
+    Args:
+      config: as loaded.
+      workdir: the run's folder, shared by all processes.
+
+    Returns:
+      The content of `summary.json`.
+
+    Raises:
+      ValueError: something in the config, the data or the workdir that the user can mend.
+      FloatingPointError: the loss is not finite.
+      SaveError: a checkpoint could not be written.
+      Interrupted: SIGTERM or Ctrl-C; the state is saved.
+    """
+    began = time.perf_counter()
+    hosts.start()
+    _use_compilation_cache(config.logging.compilation_cache)
+    is_first = hosts.is_first()
+    data = open_datasets(config)
+    devices = jax.devices()
+    run = assemble(config, num_classes=data.train.num_classes, num_examples=len(data.train), devices=devices)
+    total = run.steps.total
+    folder = workdirs.claim(workdir, config)
+    metadata = overview.checkpoint_metadata(run, data)
+
+    with contextlib.ExitStack() as stack:
+        store = CheckpointStore(
+            folder,
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
+            best_metric=config.checkpoint.best_metric,
+        )
+        stack.callback(store.close)
+        state, origin = start_state(run, store, metadata)
+        start_step = int(jax.device_get(state.step))
+
+        display = Display(total, start_step, enabled=is_first)
+        stack.callback(display.close)
+        display.say(overview.opening(run, data, folder))
+        display.say(origin)
+        train_step, compile_seconds = _timed(run.compile_train_step)
+        display.say(f"compiled the training step in {compile_seconds:.1f} s")
+
+        evaluator = ClassificationEvaluator("test", lambda: open_test_batches(run, data.test), run.evaluation_step)
+        writers = Writers(folder, config, start_step, enabled=is_first)
+        stack.callback(writers.close)
+        profiler = Profiler(
+            folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first
+        )
+        stack.callback(profiler.close)
+        batches = stack.enter_context(open_train_batches(run, data.train, start_step))
+        interruption = stack.enter_context(Interruption())
+        stack.enter_context(jax.transfer_guard("disallow"))
+        clock = TrainingClock(start_step, config.global_batch, training_flops_per_image(run.architecture), _peak_flops())
+        log, evaluate, save = (
+            Cadence(every, total)
+            for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
+        )
+        train_metrics: dict[str, float] = {}
+
+        def report(step: int, metrics: dict[str, float]) -> None:
+            require_finite(step, metrics)
+            display.advance()
+            train_metrics.update(metrics)
+            if log.is_due(step):
+                metrics |= clock.rates(step)
+                writers.write(step, metrics)
+                display.show(step, metrics, clock.seconds_left(step, total))
+
+        late = LateMetrics(report)
+        results: dict[str, float] = {}
+        for step in range(start_step + 1, total + 1):
+            profiler.before_step(step)
+            state, metrics = train_step(state, next(batches))
+            late.push(step, metrics)
+            profiler.after_step(step, metrics)
+
+            is_stopping = interruption.is_requested(step) and step < total
+            if evaluate.is_due(step) or save.is_due(step) or is_stopping:
+                late.flush()
+                with clock.pause(), jax.transfer_guard("allow"):
+                    results = dict(evaluator.run(state)) if evaluate.is_due(step) else {}
+                    if results:
+                        writers.write(step, results)
+                        display.say(overview.results_line(step, total, results))
+                    if save.is_due(step) or is_stopping:
+                        store.save(step, items_of(state), metadata=metadata, metrics=results)
+            if is_stopping:
+                store.wait()
+                raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
+
+        with clock.pause(), jax.transfer_guard("allow"):
+            results = results or dict(evaluator.run(state))  # nothing was left to train
+            store.wait()
+            summary = overview.summary(run, state, results | train_metrics, clock, start_step)
+    summary["wall_seconds"] = time.perf_counter() - began
+    if is_first:
+        write_summary(folder, summary)
+        print(overview.closing(summary, folder), flush=True)
+    return summary
+
+
+def _timed(action: Any) -> tuple[Any, float]:
+    began = time.perf_counter()
+    return action(), time.perf_counter() - began
+
+
+def _peak_flops() -> float | None:
+    chip = find_chip(jax.devices()[0].device_kind)
+    return None if chip is None else chip.peak_bf16_flops * jax.device_count()
+
+
+def _use_compilation_cache(enabled: bool) -> None:
+    """Compiled programs outlive the process, unless the user has set up a cache of their own."""
+    if enabled and not jax.config.jax_compilation_cache_dir:
+        root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root).expanduser() / "vit_jax" / "xla"))

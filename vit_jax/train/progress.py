@@ -1,0 +1,108 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere; and the clock behind it."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+from tqdm import tqdm
+
+
+class TrainingClock:
+    """Seconds spent on training steps alone: compiling, evaluating and saving are left out.
+
+    Args:
+      start_step: steps done before this process began.
+      global_batch: images a step.
+      flops_per_image: of training; with `peak_flops` gives MFU.
+      peak_flops: FLOP/s of all devices together; None where the chip is not known.
+    """
+
+    def __init__(self, start_step: int, global_batch: int, flops_per_image: float, peak_flops: float | None):
+        self._start_step, self._global_batch = start_step, global_batch
+        self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
+        self._running_since = time.perf_counter()
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time inside does not count."""
+        self._seconds += time.perf_counter() - self._running_since
+        try:
+            yield
+        finally:
+            self._running_since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Training time of this process so far."""
+        return self._seconds + time.perf_counter() - self._running_since
+
+    def rates(self, step: int) -> dict[str, float]:
+        """Images per second since the start, and MFU where the chip is known."""
+        images = (step - self._start_step) * self._global_batch
+        images_per_second = images / max(self.seconds, 1e-9)
+        rates = {"images_per_second": images_per_second}
+        if self._peak_flops:
+            rates["mfu"] = images_per_second * self._flops_per_image / self._peak_flops
+        return rates
+
+    def seconds_left(self, step: int, total_steps: int) -> float:
+        """At the mean speed so far."""
+        done = step - self._start_step
+        return self.seconds / max(done, 1) * (total_steps - step)
+
+
+class Display:
+    """The bar or the lines.
+
+    Args:
+      total_steps: of the run.
+      start_step: already done.
+      enabled: False in every process but the first.
+    """
+
+    def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
+        self._total_steps, self._enabled = total_steps, enabled
+        self._bar: tqdm | None = None
+        if enabled and sys.stderr.isatty():
+            self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True, smoothing=0.05)
+
+    def advance(self) -> None:
+        """One step done."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def show(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> None:
+        """Loss, learning rate and speed after `step`."""
+        text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"
+        text += f"  {metrics['images_per_second']:,.0f} images/s"
+        if "mfu" in metrics:
+            text += f"  MFU {metrics['mfu']:.1%}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+        else:
+            self.say(f"step {step:>6}/{self._total_steps}  {text}  {duration_text(seconds_left)} left")
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def duration_text(seconds: float) -> str:
+    """75.0 as "1m 15s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,43 @@
+"""Everything a training step reads and writes: what a checkpoint must hold for a run to go on exactly."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from vit_jax.optim import ema
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """A run between two steps.
+
+    Attributes:
+      step: int32 scalar, steps done.
+      model: the network, its parameters the leaves; float32.
+      optimizer: optax state.
+      polyak: running average of the parameters; None where the config asks for none.
+    """
+
+    step: jax.Array
+    model: nnx.Module
+    optimizer: Any
+    polyak: nnx.Module | None
+
+    def evaluated_model(self) -> nnx.Module:
+        """The network to judge the run by: the Polyak average where there is one."""
+        return self.model if self.polyak is None else self.polyak
+
+
+def init_state(model: nnx.Module, optimizer: optax.GradientTransformation, *, with_polyak: bool) -> TrainState:
+    """The state before the first step."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        model=model,
+        optimizer=optimizer.init(model),
+        polyak=ema.init(model) if with_polyak else None,
+    )

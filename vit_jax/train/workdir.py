@@ -1,0 +1,100 @@
+"""A run's folder: that it can be used at all, belongs to this config, and is the same for every process."""
+
+import json
+import pathlib
+import uuid
+from typing import Any
+
+from jax.experimental import multihost_utils
+import jax
+import numpy as np
+
+from vit_jax import hosts
+from vit_jax.config.load import flatten
+from vit_jax.config import to_dict
+from vit_jax.config.schema import RUNTIME_FIELDS
+
+CONFIG_FILE = "config.json"
+
+
+def claim(workdir: str, config: Any) -> pathlib.Path:
+    """Creates the folder, or checks that the one there belongs to this config, and writes `config.json`.
+
+    Returns:
+      The folder's absolute path.
+
+    Raises:
+      ValueError: the folder cannot be written, belongs to a run of another config (the fields are named), or
+        is not shared by all processes.
+    """
+    path = pathlib.Path(workdir).expanduser().absolute()
+    if hosts.is_first():
+        _require_writable(path)
+        _require_same_config(path, config)
+        _write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+    if jax.process_count() > 1:
+        _require_shared(path)
+    return path
+
+
+def _require_writable(path: pathlib.Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{uuid.uuid4().hex}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
+        ) from None
+
+
+def _require_same_config(path: pathlib.Path, config: Any) -> None:
+    stored_file = path / CONFIG_FILE
+    if not stored_file.exists():
+        return
+    try:
+        stored = flatten(json.loads(stored_file.read_text()))
+    except ValueError:
+        raise ValueError(f"{stored_file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
+    given = flatten(json.loads(json.dumps(to_dict(config))))
+    different = [
+        f"  {name}: there {stored.get(name, 'not set')!r}, given {given.get(name, 'not set')!r}"
+        for name in sorted(stored.keys() | given.keys())
+        if stored.get(name) != given.get(name) and not _is_runtime(name)
+    ]
+    if different:
+        raise ValueError(
+            f"workdir {str(path)!r} belongs to a run with another config:\n"
+            + "\n".join(different)
+            + "\nChoose another workdir, or give the config it was started with."
+        )
+
+
+def _is_runtime(name: str) -> bool:
+    return any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
+
+
+def _require_shared(path: pathlib.Path) -> None:
+    """The first process leaves a token; one that cannot see it has a folder of its own."""
+    token = int(multihost_utils.broadcast_one_to_all(np.uint32(uuid.uuid4().int % 2**31)))
+    shared_file = path / f".shared-{token}"
+    if hosts.is_first():
+        shared_file.write_text("")
+    hosts.wait_for_all("workdir token written")
+    seen = multihost_utils.process_allgather(np.array(shared_file.exists()))
+    hosts.wait_for_all("workdir token read")
+    if hosts.is_first():
+        shared_file.unlink(missing_ok=True)
+    blind = [process for process, sees in enumerate(np.ravel(seen)) if not sees]
+    if blind:
+        raise ValueError(
+            f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
+            f"With several hosts it must lie on storage that all of them share."
+        )
+
+
+def _write_atomically(path: pathlib.Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

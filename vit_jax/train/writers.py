@@ -1,0 +1,126 @@
+"""Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases where the config asks."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from vit_jax.config import to_dict
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+
+
+class Writer(Protocol):
+    """Receives named scalars of a step."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of a step."""
+
+    def close(self) -> None:
+        """Everything is on disk, or sent, when this returns."""
+
+
+class JsonLines:
+    """One JSON object a line. Lines of steps after `start_step`, left by a process that was killed, go."""
+
+    def __init__(self, workdir: pathlib.Path, start_step: int):
+        path = workdir / METRICS_FILE
+        kept = _lines_up_to(path, start_step) if path.exists() else []
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept))
+        temporary.replace(path)
+        self._file = path.open("a")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in `tensorboard/`, written without TensorFlow."""
+
+    def __init__(self, workdir: pathlib.Path, start_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of a Weights & Biases project; continued when the workdir is."""
+
+    def __init__(self, workdir: pathlib.Path, config: Any):
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(
+                f"config.logging.wandb_project={config.logging.wandb_project!r} needs the package wandb: "
+                f"pip install 'vit_jax[wandb]', or set the field to None."
+            ) from None
+        self._run = wandb.init(
+            project=config.logging.wandb_project,
+            id=workdir.name,
+            name=workdir.name,
+            dir=str(workdir),
+            config=to_dict(config),
+            resume="allow",
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Writers:
+    """All writers of a run; none in processes that do not write."""
+
+    def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
+        self._writers: list[Writer] = []
+        if not enabled:
+            return
+        self._writers.append(JsonLines(workdir, start_step))
+        if config.logging.tensorboard:
+            self._writers.append(TensorBoard(workdir, start_step))
+        if config.logging.wandb_project is not None:
+            self._writers.append(WeightsAndBiases(workdir, config))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hands the metrics of a step to every writer."""
+        for writer in self._writers:
+            writer.write(step, metrics)
+
+    def close(self) -> None:
+        """Closes every writer."""
+        for writer in self._writers:
+            writer.close()
+
+
+def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
+    """Writes `summary.json`: it is there, and whole, once a run has ended."""
+    temporary = workdir / f".{SUMMARY_FILE}.tmp"
+    temporary.write_text(json.dumps(dict(summary), indent=2) + "\n")
+    temporary.replace(workdir / SUMMARY_FILE)
+
+
+def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            is_kept = line.endswith("\n") and json.loads(line)["step"] <= step
+        except (ValueError, KeyError, TypeError):  # cut off when the process was killed
+            is_kept = False
+        if is_kept:
+            kept.append(line)
+    return kept
