@@ -50,7 +50,9 @@ def images(architecture, batch=2, seed=1):
     return jax.random.uniform(jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0)
 
 
-@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['name']}-{row['image_size']}-{row['num_classes']}-{row['pool']}-{row['head']}")
+@pytest.mark.parametrize(
+    "row", GOLDEN, ids=lambda row: f"{row['name']}-{row['image_size']}-{row['num_classes']}-{row['pool']}-{row['head']}"
+)
 def test_parameters_are_those_of_the_golden_file(row):
     backbone_only = row["head"] == "none"
     config = ModelConfig(name=row["name"], pool=row["pool"], head="linear" if backbone_only else row["head"])
@@ -138,14 +140,19 @@ def numpy_vit(p, x, patch=4, eps=1e-6):
         block = "encoder/blocks"
         y = norm(x, f"{block}/attention_norm", layer)
         q, k, v = (
-            np.einsum("bsd,dth->bsth", y, p[f"{block}/attention/{n}/kernel"][layer]) + p[f"{block}/attention/{n}/bias"][layer]
+            np.einsum("bsd,dth->bsth", y, p[f"{block}/attention/{n}/kernel"][layer])
+            + p[f"{block}/attention/{n}/bias"][layer]
             for n in ("query", "key", "value")
         )
         logits = np.einsum("bqth,bsth->btqs", q, k) / np.sqrt(q.shape[-1])
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         mixed = np.einsum("btqs,bsth->bqth", weights, v)
-        x = x + np.einsum("bqth,thd->bqd", mixed, p[f"{block}/attention/out/kernel"][layer]) + p[f"{block}/attention/out/bias"][layer]
+        x = (
+            x
+            + np.einsum("bqth,thd->bqd", mixed, p[f"{block}/attention/out/kernel"][layer])
+            + p[f"{block}/attention/out/bias"][layer]
+        )
         y = norm(x, f"{block}/mlp_norm", layer)
         y = gelu(y @ p[f"{block}/mlp/expand/kernel"][layer] + p[f"{block}/mlp/expand/bias"][layer])
         x = x + y @ p[f"{block}/mlp/contract/kernel"][layer] + p[f"{block}/mlp/contract/bias"][layer]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("runs", pathlib.Path(__file__).with_name("runs.py"))
+_SPEC = importlib.util.spec_from_file_location("small_runs", pathlib.Path(__file__).with_name("small_runs.py"))
 runs = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(runs)
 
@@ -46,17 +46,13 @@ def test_fsdp_shards_parameters_moments_and_average():
 @pytest.mark.parametrize("masked", [(), (0, 5, 6)])
 def test_accumulation_equals_the_large_batch(masked):
     """Also where examples are masked unevenly over the micro-batches, and with mixup."""
-    one, four = (
-        runs.train(runs.build(f"optimizer.accumulation_steps={n}"), 5, masked=masked) for n in (1, 4)
-    )
+    one, four = (runs.train(runs.build(f"optimizer.accumulation_steps={n}"), 5, masked=masked) for n in (1, 4))
     np.testing.assert_allclose(losses(four[1]), losses(one[1]), rtol=1e-5)
     assert_trees_close(four[0].model, one[0].model, atol=1e-5)
 
 
 def test_accumulation_on_eight_devices_equals_one_device():
-    one, eight = (
-        runs.train(runs.build("optimizer.accumulation_steps=2", devices=devices), 5) for devices in (1, 8)
-    )
+    one, eight = (runs.train(runs.build("optimizer.accumulation_steps=2", devices=devices), 5) for devices in (1, 8))
     np.testing.assert_allclose(losses(eight[1]), losses(one[1]), rtol=1e-5)
 
 
@@ -131,9 +127,7 @@ def test_polyak_average_is_what_is_evaluated():
         state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         models.append(jax.device_get(state.model))
     initial = jax.device_get(run.init_state().model)
-    expected = jax.tree.map(
-        lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models
-    )
+    expected = jax.tree.map(lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models)
     assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
     (batch,) = runs.batches(run, 1)
     sums = run.evaluation_step(state, jax.device_put(batch, run.batch_sharding))

@@ -94,9 +94,7 @@ class CheckpointStore:
         args = {name: ocp.args.PyTreeSave(_nest(pytree.named_leaves(tree))) for name, tree in items.items()}
         args[METADATA] = ocp.args.JsonSave(dict(metadata))
         self._guard(
-            lambda: self._manager.save(
-                step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True
-            )
+            lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
         )
 
     def wait(self) -> None:
@@ -128,8 +126,7 @@ class CheckpointStore:
             args[name] = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         return {
-            name: pytree.from_named_leaves(tree, pytree.named_leaves(restored[name]))
-            for name, tree in abstract.items()
+            name: pytree.from_named_leaves(tree, pytree.named_leaves(restored[name])) for name, tree in abstract.items()
         }
 
     def metadata(self, step: int) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def equalize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np
 
 
 def invert(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """255 minus every value."""
     return cv2.bitwise_not(image)
 
 
@@ -92,10 +93,12 @@ def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> n
 
 
 def shear_x(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Moves each row sideways by 0.3 x strength times its distance from the top."""
     return _warp(image, np.array([[1, _signed(rng, 0.3 * strength), 0], [0, 1, 0]]))
 
 
 def shear_y(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Moves each column up or down by 0.3 x strength times its distance from the left."""
     return _warp(image, np.array([[1, 0, 0], [_signed(rng, 0.3 * strength), 1, 0]]))
 
 

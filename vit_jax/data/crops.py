@@ -93,6 +93,6 @@ def _place(rng: np.random.Generator, height: int, width: int, crop_height: int, 
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
     """Moves an image (H, W, 3) by up to `pixels` in each direction; what comes in is 0, the background of digits."""
     height, width = image.shape[:2]
-    top, left = rng.integers(2 * pixels + 1, size=2)
+    top, left = int(rng.integers(2 * pixels + 1)), int(rng.integers(2 * pixels + 1))  # faster than an array of two
     padded = cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0))
-    return cut(padded, Box(int(top), int(left), height, width))
+    return cut(padded, Box(top, left, height, width))

@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 TEST_EVERY = 5
 
 
-class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # an argument of TFDS
     """Digits 0 to 9: 1,437 to train on, 360 to test."""
 
     name = "vit_jax_digits"

@@ -17,8 +17,9 @@ from vit_jax.data.sources import Record
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
 
-EXTENSIONS = frozenset(
-    ".avif .bmp .dib .gif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .pxm .ras .sr .tif .tiff .webp".split()
+EXTENSIONS = (
+    *(".avif", ".bmp", ".dib", ".gif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
 """What OpenCV decodes to 8 bits; compared without regard to case."""
 
@@ -93,7 +94,6 @@ def _open_split(path: Path, split: str, splits: list[str], train_split: str) -> 
         )
     present = set(_subfolders(path / split))
     files = [_class_files(path / split, name) if name in present else [] for name in class_names]
-    _require_images(path / split, files)
     return FolderSource(path / split, files, class_names)
 
 
@@ -107,7 +107,6 @@ def _open_holdout(path: Path, split: str, config: InputConfig, seed: int) -> Fol
     class_names = _class_names(path)
     held_out = split == config.test_split
     files = [_class_files(path, name) for name in class_names]
-    _require_images(path, files)
     chosen = [_holdout(path / name, paths, config, seed) for name, paths in zip(class_names, files, strict=True)]
     parts = [[p for p in paths if (p in hold) == held_out] for paths, hold in zip(files, chosen, strict=True)]
     return FolderSource(path, parts, class_names)
@@ -159,15 +158,10 @@ def _class_files(path: Path, class_name: str) -> list[str]:
     files = sorted(os.path.relpath(file, path) for file in _walk(path / class_name))
     if not files:
         raise ValueError(
-            f"Class folder {str(path / class_name)!r} has no images (files named {' '.join(sorted(EXTENSIONS))}); "
+            f"Class folder {str(path / class_name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
             "add images or remove the folder."
         )
     return files
-
-
-def _require_images(path: Path, files: list[list[str]]) -> None:
-    if not any(files):
-        raise ValueError(f"{str(path)!r} has no images; give it a sub-folder of images for each class.")
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -5,6 +5,8 @@ import numpy as np
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
+# It would write lines of its own about files that we count and name.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 # The orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored pixels.
 _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION

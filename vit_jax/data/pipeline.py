@@ -4,21 +4,28 @@ Only the step is needed to continue a run: there is no iterator state to save. A
 is gone, ends the iteration for good, because what grain yields after it is no longer the promised stream.
 """
 
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grain
 import numpy as np
 from absl import flags
 
 from vit_jax.data.sources import Source
-from vit_jax.data.stream import HostBatch, TestStream, TrainStream
-from vit_jax.data.transforms import TestTransform, TrainTransform
+from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
+from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 from vit_jax.data.workers import Parallelism, initialize_worker
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
+
+
+class Stream(Protocol):
+    """Host batches by their place; can be pickled to worker processes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> HostBatch: ...
 
 
 class HostBatches(Iterator[HostBatch]):
@@ -29,7 +36,7 @@ class HostBatches(Iterator[HostBatch]):
       Exception: whatever reading or transforming a record raised.
     """
 
-    def __init__(self, stream: Sequence[HostBatch], parallelism: Parallelism) -> None:
+    def __init__(self, stream: Stream, parallelism: Parallelism) -> None:
         self._remaining = len(stream)
         self._failed = False
         self._iterator = _prefetching(stream, parallelism) if self._remaining else None
@@ -113,9 +120,9 @@ def train_batches(
     return HostBatches(stream, parallelism)
 
 
-def test_batches(
+def evaluation_batches(
     source: Source,
-    transform: TestTransform,
+    transform: EvaluationTransform,
     *,
     global_batch: int,
     rows: np.ndarray,
@@ -126,11 +133,9 @@ def test_batches(
     Arguments and errors as for `train_batches`.
     """
     return HostBatches(
-        TestStream(source, transform, global_batch, _checked_rows(source, global_batch, rows)), parallelism
+        EvaluationStream(source, transform, global_batch, _checked_rows(source, global_batch, rows)), parallelism
     )
 
-
-test_batches.__test__ = False  # pytest would take the name for a test
 
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
@@ -138,12 +143,11 @@ _LOST_WORKER = (
 )
 
 
-def _prefetching(stream: Sequence[HostBatch], parallelism: Parallelism) -> Any:
+def _prefetching(stream: Stream, parallelism: Parallelism) -> Any:
     """Grain's iterator over a stream, each thread preparing whole batches, in order."""
     options = grain.ReadOptions(parallelism.num_threads, prefetch_buffer_size=parallelism.num_threads + 1)
     dataset = grain.MapDataset.source(stream).to_iter_dataset(options)
     if parallelism.num_workers:
-        pickle.dumps(stream)
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain reads its flags when workers start; a library user has none
         workers = grain.MultiprocessingOptions(num_workers=parallelism.num_workers, per_worker_buffer_size=1)

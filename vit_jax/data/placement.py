@@ -29,7 +29,6 @@ def place(batch: HostBatch, rows: np.ndarray, sharding: jax.sharding.Sharding, g
       sharding: of the batch dimension, for every array.
       global_batch: rows over all processes.
     """
-
     parts = {}
     for device, index in sharding.addressable_devices_indices_map((global_batch,)).items():
         start, stop, _ = index[0].indices(global_batch)  # type: ignore[index]

@@ -24,8 +24,10 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
         return str(digits.prepare(data_dir))
     import tensorflow_datasets as tfds
 
-    if name.partition("/")[0].partition(":")[0] not in tfds.list_builders():
-        near = difflib.get_close_matches(name, [*tfds.list_builders(), "digits"], n=3)
+    catalogue = tfds.list_builders(with_community_datasets=False)  # community's would be fetched from the network
+    family = name.partition("/")[0].partition(":")[0]
+    if family not in catalogue:
+        near = difflib.get_close_matches(family, [*catalogue, "digits"], n=3)
         raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     if not builder.is_prepared():

@@ -7,17 +7,19 @@ global_batch) alone: not on workers, threads, hosts, or where a run was continue
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from grain.experimental import index_shuffle
 
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.sources import Source
-from vit_jax.data.transforms import TestTransform, TrainTransform
+from vit_jax.data.sources import Record, Source
+from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
 _ORDER, _AUGMENTATION = 0, 1  # what random numbers are for; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
+_FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than grain's cipher
 
 
 class HostBatch(NamedTuple):
@@ -27,13 +29,13 @@ class HostBatch(NamedTuple):
       image: uint8 (R, H, W, 3), RGB; zeros where mask is 0.
       label: int32 (R,).
       mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could not be read.
-      index: int64 (R,), the record in its source; -1 for padding.
+      record_index: int64 (R,), the record in its source; -1 for padding.
     """
 
     image: np.ndarray
     label: np.ndarray
     mask: np.ndarray
-    index: np.ndarray
+    record_index: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +58,17 @@ class TrainStream:
         for row, position in enumerate((self.start_step + i) * self.global_batch + self.rows):
             epoch, offset = divmod(int(position), len(self.source))
             index = record_at(self.seed, epoch, offset, len(self.source))
-            _fill(batch, row, index, self.source, self.transform, augmentation_rng(self.seed, epoch, index))
+            rng = augmentation_rng(self.seed, epoch, index)
+            _fill(batch, row, index, self.source, functools.partial(self.transform, rng=rng))
         return batch
 
 
 @dataclasses.dataclass(frozen=True)
-class TestStream:
+class EvaluationStream:
     """Batches that hold every record once, in order; the last is filled up with rows of mask 0 and index -1."""
 
-    __test__ = False  # pytest would take the name for a test
-
     source: Source
-    transform: TestTransform
+    transform: EvaluationTransform
     global_batch: int
     rows: np.ndarray
 
@@ -78,12 +79,14 @@ class TestStream:
         batch = _empty_batch(len(self.rows), self.transform.image_size)
         for row, index in enumerate(i * self.global_batch + self.rows):
             if index < len(self.source):
-                _fill(batch, row, int(index), self.source, self.transform, None)
+                _fill(batch, row, int(index), self.source, self.transform)
         return batch
 
 
 def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """The record at a place of an epoch's permutation, which is computed without being stored."""
+    """The record at a place of an epoch's permutation, which for many records is computed without being stored."""
+    if num_records <= _FEW_RECORDS:
+        return int(_epoch_order(seed, epoch, num_records)[offset])
     key = _epoch_key(seed, epoch)
     return index_shuffle(offset, max_index=num_records - 1, seed=key, rounds=_SHUFFLE_ROUNDS)
 
@@ -91,6 +94,11 @@ def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Random numbers of one record in one epoch."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, index, _AUGMENTATION))))
+
+
+@functools.lru_cache(maxsize=8)
+def _epoch_order(seed: int, epoch: int, num_records: int) -> np.ndarray:
+    return np.random.default_rng(_epoch_key(seed, epoch)).permutation(num_records)
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,23 +112,16 @@ def _empty_batch(num_rows: int, image_size: tuple[int, int]) -> HostBatch:
         image=np.zeros((num_rows, *image_size, 3), np.uint8),
         label=np.zeros(num_rows, np.int32),
         mask=np.zeros(num_rows, np.float32),
-        index=np.full(num_rows, -1, np.int64),
+        record_index=np.full(num_rows, -1, np.int64),
     )
 
 
-def _fill(
-    batch: HostBatch,
-    row: int,
-    index: int,
-    source: Source,
-    transform: TrainTransform | TestTransform,
-    rng: np.random.Generator | None,
-) -> None:
+def _fill(batch: HostBatch, row: int, index: int, source: Source, transform: Callable[[Record], np.ndarray]) -> None:
     record = source[index]
-    batch.index[row] = index
+    batch.record_index[row] = index
     batch.label[row] = record.label
     try:
-        batch.image[row] = transform(record, rng)
+        batch.image[row] = transform(record)
     except UnreadableImage:
         return  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
     batch.mask[row] = 1.0

@@ -33,27 +33,28 @@ class TrainTransform:
         image = self._crop(images.decode(record.image), rng)
         if self.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1)
-        return augment.randaugment(rng, image, self.randaugment_layers, self.randaugment_magnitude)
+        if self.randaugment_layers:
+            image = augment.randaugment(rng, image, self.randaugment_layers, self.randaugment_magnitude)
+        return image
 
     def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.crop == "inception":
-            box = crops.sample_inception_box(rng, *image.shape[:2], self.crop_area_fraction, self.crop_distribution)
+            height, width = image.shape[:2]
+            box = crops.sample_inception_box(rng, height, width, self.crop_area_fraction, self.crop_distribution)
             return images.resize_bilinear(crops.cut(image, box), self.image_size)
         image = images.resize_bilinear(image, self.image_size)
         return crops.random_shift(rng, image, self.shift_pixels) if self.crop == "shift" else image
 
 
 @dataclasses.dataclass(frozen=True)
-class TestTransform:
+class EvaluationTransform:
     """Decode and resize, the same for every pass; fields as in `InputConfig`."""
-
-    __test__ = False  # pytest would take the name for a test
 
     image_size: tuple[int, int]
     resize: Literal["short_side", "direct"]
     crop_fraction: float
 
-    def __call__(self, record: Record, rng: np.random.Generator | None = None) -> np.ndarray:
+    def __call__(self, record: Record) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
         image = images.decode(record.image)
         if self.resize == "direct":
@@ -92,7 +93,7 @@ def build_train_transform(config: InputConfig) -> TrainTransform:
     )
 
 
-def build_test_transform(config: InputConfig) -> TestTransform:
+def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation.
 
     Raises:
@@ -100,7 +101,7 @@ def build_test_transform(config: InputConfig) -> TestTransform:
     """
     if not 0.0 < config.test_crop_fraction <= 1.0:
         raise ValueError(f"test_crop_fraction is {config.test_crop_fraction}; give a part above 0, up to 1.")
-    return TestTransform(_checked_size(config), config.test_resize, config.test_crop_fraction)
+    return EvaluationTransform(_checked_size(config), config.test_resize, config.test_crop_fraction)
 
 
 def _checked_size(config: InputConfig) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class UnreadableLog:
         Raises:
           ValueError: more images than `max_unreadable` could not be read; it names them.
         """
-        for index in batch.index[(batch.mask == 0) & (batch.index >= 0)].tolist():
+        for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
             if index not in self._names:
                 self._names[index] = self._source.name_of(index)
                 logging.getLogger(__name__).warning("Unreadable image, left out: %s", self._names[index])

@@ -40,8 +40,8 @@ def choose_parallelism(config: InputConfig, batch_bytes: int, shared_memory: str
     """
     if (config.num_workers or 0) < 0 or (config.num_threads is not None and config.num_threads < 1):
         raise ValueError(
-            f"num_workers={config.num_workers}, num_threads={config.num_threads}; give at least 0 workers and 1 thread, "
-            "or None for a choice by the number of cores."
+            f"num_workers={config.num_workers}, num_threads={config.num_threads}; give at least 0 workers and 1 "
+            "thread, or None for a choice by the number of cores."
         )
     cores = available_cores()
     workers = config.num_workers

@@ -3,6 +3,7 @@
 Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP dimension, L depth.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -85,9 +86,10 @@ class Mlp(nnx.Module):
     """Two dense layers around a GELU, dropout after each (ViT, App. B.1)."""
 
     def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
-        init = {"kernel_init": XAVIER_UNIFORM, "bias_init": NEARLY_ZERO, "dtype": dtype, "rngs": rngs}
-        self.expand = nnx.Linear(width, mlp_dim, **init)
-        self.contract = nnx.Linear(mlp_dim, width, **init)
+        dense = functools.partial(
+            nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs
+        )
+        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
         self.form = form
 
     def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
@@ -136,8 +138,8 @@ class Encoder(nnx.Module):
     def __call__(self, x_BSD: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: key: of dropout and stochastic depth; None outside training."""
         fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
-        is_random = key is not None and (self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0)
-        keys_L = jax.random.split(key, self.depth) if is_random else None
+        is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
+        keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
 
         def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
             block, drop_fraction, block_key = layer

@@ -13,10 +13,10 @@ import jax
 
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, PretrainConfig, RunSteps, build_architecture, resolve
-from vit_jax.data.pipeline import HostBatches, test_batches, train_batches
+from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
 from vit_jax.data.sources import Source, open_source
-from vit_jax.data.transforms import build_test_transform, build_train_transform
+from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism, choose_parallelism
 from vit_jax.models import build_model
@@ -61,9 +61,7 @@ class Assembly:
         return compiled  # type: ignore[no-any-return]
 
 
-def assemble(
-    config: PretrainConfig, *, num_classes: int, num_examples: int, devices: Sequence[jax.Device]
-) -> Assembly:
+def assemble(config: PretrainConfig, *, num_classes: int, num_examples: int, devices: Sequence[jax.Device]) -> Assembly:
     """Builds a run's parts.
 
     Args:
@@ -178,13 +176,13 @@ def open_train_batches(assembly: Assembly, source: Source, start_step: int) -> I
 
 
 @contextlib.contextmanager
-def open_test_batches(assembly: Assembly, source: Source) -> Iterator[Iterator[Batch]]:
+def open_evaluation_batches(assembly: Assembly, source: Source) -> Iterator[Iterator[Batch]]:
     """Placed batches that hold every example of the split once."""
     config, batch = assembly.config, assembly.evaluation_batch
     rows = local_rows(assembly.batch_sharding, batch)
-    with test_batches(
+    with evaluation_batches(
         source,
-        build_test_transform(config.input),
+        build_evaluation_transform(config.input),
         global_batch=batch,
         rows=rows,
         parallelism=_parallelism(config, len(rows)),

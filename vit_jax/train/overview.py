@@ -70,7 +70,9 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
     """What an evaluation found."""
-    values = "  ".join(f"{name} {value:.2%}" if "accuracy" in name else f"{name} {value:.4f}" for name, value in results.items())
+    values = "  ".join(
+        f"{name} {value:.2%}" if "accuracy" in name else f"{name} {value:.4f}" for name, value in results.items()
+    )
     return f"step {step:>6}/{total_steps}  {values}"
 
 

@@ -14,8 +14,9 @@ from vit_jax.config import PretrainConfig
 from vit_jax.cost.chips import find_chip
 from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.evals import ClassificationEvaluator
-from vit_jax.train import overview, workdir as workdirs
-from vit_jax.train.assemble import assemble, open_datasets, open_test_batches, open_train_batches
+from vit_jax.train import overview
+from vit_jax.train import workdir as workdirs
+from vit_jax.train.assemble import assemble, open_datasets, open_evaluation_batches, open_train_batches
 from vit_jax.train.cadence import Cadence
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.metrics import LateMetrics, require_finite
@@ -70,7 +71,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         train_step, compile_seconds = _timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
-        evaluator = ClassificationEvaluator("test", lambda: open_test_batches(run, data.test), run.evaluation_step)
+        evaluator = ClassificationEvaluator("test", lambda: open_evaluation_batches(run, data.test), run.evaluation_step)
         writers = Writers(folder, config, start_step, enabled=is_first)
         stack.callback(writers.close)
         profiler = Profiler(
@@ -80,7 +81,9 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         batches = stack.enter_context(open_train_batches(run, data.train, start_step))
         interruption = stack.enter_context(Interruption())
         stack.enter_context(jax.transfer_guard("disallow"))
-        clock = TrainingClock(start_step, config.global_batch, training_flops_per_image(run.architecture), _peak_flops())
+        clock = TrainingClock(
+            start_step, config.global_batch, training_flops_per_image(run.architecture), _peak_flops()
+        )
         log, evaluate, save = (
             Cadence(every, total)
             for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
@@ -141,6 +144,6 @@ def _peak_flops() -> float | None:
 
 def _use_compilation_cache(enabled: bool) -> None:
     """Compiled programs outlive the process, unless the user has set up a cache of their own."""
-    if enabled and not jax.config.jax_compilation_cache_dir:
+    if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root).expanduser() / "vit_jax" / "xla"))

@@ -5,13 +5,13 @@ import pathlib
 import uuid
 from typing import Any
 
-from jax.experimental import multihost_utils
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from vit_jax import hosts
-from vit_jax.config.load import flatten
 from vit_jax.config import to_dict
+from vit_jax.config.load import flatten
 from vit_jax.config.schema import RUNTIME_FIELDS
 
 CONFIG_FILE = "config.json"

@@ -1,0 +1,43 @@
+"""Small data that several tests of the input pipeline share."""
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.memory import MemorySource
+
+
+@pytest.fixture
+def make_config():
+    """Returns a function from fields to an `InputConfig`, small unless told otherwise."""
+
+    def make(**fields):
+        defaults = {"train_split": "train", "test_split": "test", "image_size": (8, 8)}
+        return InputConfig(**{**defaults, **fields})
+
+    return make
+
+
+@pytest.fixture
+def random_source():
+    """37 random images of 10 x 12 pixels in 5 classes."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(37, 10, 12, 3), dtype=np.uint8)
+    return MemorySource(images, np.arange(37) % 5, tuple("abcde"))
+
+
+@pytest.fixture
+def make_folder(tmp_path):
+    """Returns a function that writes an image folder: {"cat/a.png": grey level or bytes}; it returns its path."""
+
+    def make(files):
+        for name, content in files.items():
+            path = tmp_path / "images" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, int):
+                content = cv2.imencode(".png", np.full((6, 5, 3), content, np.uint8))[1].tobytes()
+            path.write_bytes(content)
+        return tmp_path / "images"
+
+    return make

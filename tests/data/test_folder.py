@@ -1,0 +1,99 @@
+"""Image folders: which files, which classes, which split, and what each mistake is told."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from vit_jax.data.sources import open_source
+
+
+def open_names(path, split, config, seed=0):
+    source = open_source(f"folder:{path}", split, config, seed)
+    return source, [source.name_of(i)[len(str(path)) + 1 :] for i in range(len(source))]
+
+
+def flat(per_class=10):
+    return {f"{name}/{i:03}.png": i for name in ("cat", "dog") for i in range(per_class)}
+
+
+def test_split_folders_are_used(make_folder, make_config):
+    path = make_folder({"train/cat/a.PNG": 1, "train/dog/deep/er/b.png": 2, "val/dog/c.png": 3})
+    config = make_config(test_split="val")
+    train, names = open_names(path, "train", config)
+    assert names == ["train/cat/a.PNG", "train/dog/deep/er/b.png"]
+    val, names = open_names(path, "val", config)
+    assert names == ["val/dog/c.png"]
+    assert train.class_names == val.class_names == ("cat", "dog")
+    assert val[0].label == 1 and val.num_classes == 2
+    assert val[0].image == (path / "val/dog/c.png").read_bytes()
+
+
+def test_hidden_files_and_other_files_are_passed_over(make_folder, make_config):
+    path = make_folder({**flat(2), "cat/._000.png": b"", "cat/notes.txt": b"", ".cache/x.png": 0, "cat/.hidden/x.png": 0})
+    sources = [open_names(path, split, make_config())[1] for split in ("train", "test")]
+    assert sorted(sum(sources, [])) == sorted(flat(2))
+
+
+def test_holdout_is_a_fraction_of_every_class_and_fixed(make_folder, make_config):
+    path = make_folder(flat(20))
+    config = make_config(holdout_fraction=0.25)
+    _, train = open_names(path, "train", config)
+    _, test = open_names(path, "test", config)
+    assert sorted(train + test) == sorted(flat(20))
+    assert [sum(name.startswith(c) for name in test) for c in ("cat", "dog")] == [5, 5]
+    assert open_names(path, "test", config)[1] == test
+    assert open_names(path, "test", config, seed=1)[1] != test
+    assert [n[4:] for n in test if n.startswith("cat")] != [n[4:] for n in test if n.startswith("dog")]
+
+
+def test_a_class_named_like_a_split_is_a_class(make_folder, make_config):
+    path = make_folder({f"{name}/{i}.png": i for name in ("bus", "train") for i in range(4)})
+    assert open_names(path, "train", make_config())[0].class_names == ("bus", "train")
+
+
+def test_names_outside_ascii_and_pickling(make_folder, make_config):
+    path = make_folder({f"{name}/{i}.png": i for name in ("Kätzchen", "犬") for i in range(4)})
+    source, _ = open_names(path, "train", make_config())
+    copy = pickle.loads(pickle.dumps(source))
+    assert [copy[i] for i in range(len(copy))] == [source[i] for i in range(len(source))]
+    assert copy.name_of(0) == source.name_of(0)
+
+
+def test_labels_follow_classes(make_folder, make_config):
+    source, names = open_names(make_folder(flat(5)), "train", make_config())
+    assert np.array_equal([source[i].label for i in range(len(source))], [name.startswith("dog") for name in names])
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "fields", "message"),
+    [
+        ({"a.png": 1}, "train", {}, "at least two classes; it has none"),
+        ({"cat/a.png": 1}, "train", {}, "only one, 'cat'"),
+        ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*has no images"),
+        ({**flat(), "emu/a.png": 1}, "train", {}, "emu.*has one image"),
+        (flat(), "val", {}, "'val'.*'train', 'test'"),
+        (flat(), "train", {"test_split": "train"}, "must differ"),
+        (flat(), "train[:90%]", {"train_split": "train[:90%]"}, "parts of splits exist only for TFDS"),
+        (flat(), "train", {"holdout_fraction": 0.0}, "holdout_fraction is 0.0"),
+        ({f"train/{n}": 1 for n in flat()}, "test", {}, r"no split 'test'; it has \['train'\]"),
+        ({f"training/{n}": 1 for n in flat()} | {f"test/{n}": 1 for n in flat()}, "train", {}, "no split 'train'"),
+        ({f"train/{n}": 1 for n in flat()} | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "does not have: emu"),
+        ({f"train/{n}": 1 for n in flat()} | {"test/cat/a.txt": b""}, "test", {}, "cat.*has no images"),
+        ({"train/cat/a.png": 1, "test/cat/a.png": 1}, "train", {}, "only one, 'cat'"),
+    ],
+)
+def test_mistakes_are_named(make_folder, make_config, files, split, fields, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(f"folder:{make_folder(files)}", split, make_config(**fields), 0)
+
+
+def test_missing_folder(tmp_path, make_config):
+    with pytest.raises(ValueError, match="There is no folder"):
+        open_source(f"folder:{tmp_path / 'nowhere'}", "train", make_config(), 0)
+
+
+@pytest.mark.parametrize("data", ["folders:/x", "cifar10", "tfds:", "folder:", ""])
+def test_unknown_kind_of_data(make_config, data):
+    with pytest.raises(ValueError, match="allowed are"):
+        open_source(data, "train", make_config(), 0)

@@ -1,0 +1,123 @@
+"""What runs leave behind, how they start, and how they end when something breaks."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+SHORT = ("total=12 steps", "checkpoint.every=4 steps", "evaluation.every=6 steps", "logging.every=1 steps")
+
+
+@pytest.fixture(scope="module")
+def finished(command, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    options = ("logging.tensorboard=True", "polyak.factor=0.9", "logging.profile_start_step=3", "logging.profile_num_steps=2")
+    result = command.run(workdir, *SHORT, *options)
+    assert result.returncode == 0, result.stderr
+    return workdir, result
+
+
+def test_what_a_run_prints(finished):
+    _, result = finished
+    for text in ("ViT-mu/2", "total ", "1,437 training and 360 test images", "starting from scratch", "images/s", "left"):
+        assert text in result.stdout
+    assert "test accuracy" in result.stdout.splitlines()[-3]
+
+
+def test_what_a_run_leaves(finished, outcome):
+    workdir, _ = finished
+    summary, metrics = outcome.summary(workdir), outcome.metrics(workdir)
+    for name in ("test_accuracy", "test_loss", "train_loss", "exaflops", "wall_seconds", "images_per_second"):
+        assert isinstance(summary[name], float), name
+    assert summary["steps"] == 12
+    assert summary["images"] == 12 * 16
+    assert summary["num_devices"] == summary["num_processes"] == 1
+    assert len(summary["parameters_sha256"]) == 64
+    assert json.loads((workdir / "config.json").read_text())["model"]["width"] == 16
+    assert [line["step"] for line in metrics if "train_loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in metrics if "test_loss" in line] == [6, 12]
+    for name in ("gradient_norm", "update_norm", "parameter_norm", "learning_rate", "images_per_second"):
+        assert name in metrics[0]
+    assert outcome.checkpoint_steps(workdir) == [8, 12]
+    assert list((workdir / "tensorboard").glob("events.*"))
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
+
+
+def test_weights_of_another_run_start_at_step_0(finished, command, tmp_path):
+    workdir, _ = finished
+    result = command.run(tmp_path, *SHORT, f"init_from={workdir}", "schedule.learning_rate=0.0")
+    assert result.returncode == 0, result.stderr
+    assert f"starting at step 0 with the weights of step 12 of {workdir}" in result.stdout
+
+
+def test_a_given_checkpoint_is_continued_in_a_new_workdir(finished, command, outcome, tmp_path):
+    workdir, _ = finished
+    result = command.run(tmp_path, *SHORT, "total=16 steps", "polyak.factor=0.9", f"resume_from={workdir}")
+    assert result.returncode == 0, result.stderr
+    assert "continuing from step 12" in result.stdout
+    assert [line["step"] for line in outcome.metrics(tmp_path) if "train_loss" in line] == [13, 14, 15, 16]
+
+
+def test_resuming_on_other_data_is_refused(finished, command, tmp_path):
+    workdir, _ = finished
+    result = command.run(tmp_path, *SHORT, "polyak.factor=0.9", "seed=5", f"resume_from={workdir}")
+    assert result.returncode == 2
+    assert "seed=0, this run has 5" in result.stderr
+    assert "init_from" in result.stderr
+
+
+def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(command, outcome, tmp_path):
+    """A limit on file size stands in for the disk: writing beyond it fails just so, in the middle of a save."""
+    options = ("total=40 steps", "checkpoint.every=4 steps", "evaluation.every=40 steps", "model.width=64")
+    assert command.run(tmp_path, *options, "total=8 steps").returncode == 0
+    (tmp_path / "config.json").unlink()  # the longer run is another config
+    before = outcome.checkpoint_steps(tmp_path)
+    words = command.words(tmp_path, *options, "logging.compilation_cache=False")
+    environment = command.environment(1)
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    result = subprocess.run(
+        [sys.executable, "-m", "vit_jax", *words],
+        env=environment,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        capture_output=True,
+        text=True,
+        cwd=command_root(),
+        timeout=300,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "could not be written" in result.stderr
+    assert "the checkpoint of step 8 is whole" in result.stderr
+    assert outcome.checkpoint_steps(tmp_path) == before
+    again = command.run(tmp_path, *options)
+    assert again.returncode == 0, again.stderr
+    assert "checkpoint of step 8" in again.stdout
+
+
+def command_root():
+    import pathlib
+
+    return pathlib.Path(__file__).parents[2]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(command, outcome, tmp_path):
+    options = ("schedule.learning_rate=1e30", "schedule.warmup=0 steps", "optimizer.clip_global_norm=None")
+    result = command.run(tmp_path, *SHORT, "checkpoint.every=1 steps", *options)
+    assert result.returncode == 1
+    assert "the loss is" in result.stderr
+    assert "schedule.learning_rate" in result.stderr
+    assert 12 not in outcome.checkpoint_steps(tmp_path)
+
+
+def test_tensorflow_is_never_loaded(command, tmp_path):
+    program = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
+    words = command.words(tmp_path, *SHORT, "logging.tensorboard=True")
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=command.environment(1),
+        cwd=command_root(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr

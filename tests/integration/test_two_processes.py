@@ -1,0 +1,63 @@
+"""Two real processes on this machine train as one, and notice when they do not share a workdir."""
+
+import socket
+
+import pytest
+
+OPTIONS = ("total=10 steps", "checkpoint.every=5 steps", "evaluation.every=10 steps", "logging.every=1 steps")
+
+
+def start_two(command, workdirs, *options):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        command.start(
+            workdir,
+            *OPTIONS,
+            *options,
+            devices=4,
+            VIT_JAX_COORDINATOR=f"127.0.0.1:{port}",
+            VIT_JAX_NUM_PROCESSES="2",
+            VIT_JAX_PROCESS_ID=str(process_id),
+        )
+        for process_id, workdir in enumerate(workdirs)
+    ]
+
+
+def finish(processes):
+    return [(*process.communicate(timeout=240), process.returncode) for process in processes]
+
+
+@pytest.mark.parametrize("parameters", ["replicated", "fsdp"])
+def test_two_processes_of_four_devices_train_as_one_of_eight(command, outcome, tmp_path, parameters):
+    option = f"sharding.parameters={parameters}"
+    results = finish(start_two(command, [tmp_path / "two"] * 2, option))
+    assert [code for *_, code in results] == [0, 0], results
+    said = [line for line in results[1][0].splitlines() if not line.startswith("[Gloo]")]  # the transport's own lines
+    assert said == [], "only the first process speaks"
+    one = command.run(tmp_path / "one", *OPTIONS, option, devices=8)
+    assert one.returncode == 0, one.stderr
+    curves = [
+        [line["train_loss"] for line in outcome.metrics(tmp_path / name) if "train_loss" in line]
+        for name in ("two", "one")
+    ]
+    assert len(curves[0]) == 10
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    summaries = [outcome.summary(tmp_path / name) for name in ("two", "one")]
+    assert summaries[0]["num_processes"] == 2
+    assert summaries[0]["test_accuracy"] == summaries[1]["test_accuracy"]
+    assert summaries[0]["test_loss"] == pytest.approx(summaries[1]["test_loss"], rel=1e-4)
+
+
+def test_a_workdir_that_is_not_shared_is_noticed(command, tmp_path):
+    results = finish(start_two(command, [tmp_path / "a", tmp_path / "b"]))
+    for _, err, code in results:
+        assert code == 2, err
+        assert "is not the same folder in every process" in err
+
+
+def test_half_a_set_of_variables_is_an_error(command, tmp_path):
+    result = command.run(tmp_path, *OPTIONS, VIT_JAX_NUM_PROCESSES="2")
+    assert result.returncode == 2
+    assert "VIT_JAX_COORDINATOR, VIT_JAX_PROCESS_ID" in result.stderr
