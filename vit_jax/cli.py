@@ -13,6 +13,8 @@ vit-jax: train Vision Transformers in JAX.
       Write a dataset of the TFDS catalogue as ArrayRecord files, once.
   vit-jax show --config=RECIPE[:ARGUMENT] [--config.SECTION.FIELD=VALUE ...]
       Print every effective value of a recipe.
+  vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--input] [--config.SECTION.FIELD=VALUE ...]
+      Time the recipe's training step on made-up images, or with --input its input pipeline.
 
 Recipes are in configs/; configs/README.md says which command stands for which row of the paper.
 """
@@ -76,7 +78,29 @@ def _show(words: Sequence[str]) -> None:
     print(to_text(load_recipe(options["config"], overrides)), end="")
 
 
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {"pretrain": _pretrain, "prepare": _prepare, "show": _show}
+def _bench(words: Sequence[str]) -> None:
+    from vit_jax.config import load_recipe
+
+    of_input = "--input" in words
+    options, overrides = _split([w for w in words if w != "--input"], required=("config",), optional=("steps",))
+    num_steps = options.get("steps", "20")
+    if not num_steps.isdecimal() or num_steps == "0":
+        raise UsageError(f"--steps={num_steps}: must be a whole number from 1.")
+    config = load_recipe(options["config"], overrides)
+
+    from vit_jax.bench.step import bench_input, bench_step
+
+    results = (bench_input if of_input else bench_step)(config, num_steps=int(num_steps))
+    for name, value in results:
+        print(f"{name:<24} {value:,.4g}", flush=True)
+
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "pretrain": _pretrain,
+    "prepare": _prepare,
+    "show": _show,
+    "bench": _bench,
+}
 
 
 def _split(

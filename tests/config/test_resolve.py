@@ -8,12 +8,20 @@ from vit_jax.config import Duration, RunSteps, from_dict, load_recipe, resolve, 
 from vit_jax.config.load import flatten
 from vit_jax.config.schema import PretrainConfig
 
-DIGITS = load_recipe("configs/digits.py")
+BASE = load_recipe(
+    "configs/digits.py",
+    [
+        "--config.global_batch=128",
+        "--config.total=200 epochs",
+        "--config.schedule.warmup=10 epochs",
+        "--config.evaluation.every=50 epochs",
+    ],
+)
 
 
 def change(**fields):
-    """The digits recipe with fields changed; `section__field=value`."""
-    values = to_dict(DIGITS)
+    """A valid config with fields changed; `section__field=value`."""
+    values = to_dict(BASE)
     for name, value in fields.items():
         *sections, field = name.split("__")
         section = values[sections[0]] if sections else values
@@ -43,7 +51,7 @@ def test_every_length_becomes_steps():
 
 def test_a_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        DIGITS.total = Duration("1 step")
+        BASE.total = Duration("1 step")
 
 
 @pytest.mark.parametrize(
@@ -148,4 +156,4 @@ def test_limits_themselves_are_allowed():
 
 
 def test_named_fields_exist():
-    assert {*FRACTIONS, *NOT_NEGATIVE, *AT_LEAST_ONE} <= flatten(to_dict(DIGITS)).keys()
+    assert {*FRACTIONS, *NOT_NEGATIVE, *AT_LEAST_ONE} <= flatten(to_dict(BASE)).keys()

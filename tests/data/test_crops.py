@@ -15,10 +15,11 @@ def sample_areas(distribution, height=375, width=500, count=10_000):
 
 
 def test_tf_distribution():
-    """Measured with sample_distorted_bounding_box; 10,000 samples know a mean to 0.0025 and a quantile to 0.01."""
+    """Measured with sample_distorted_bounding_box on 500 x 375; the quantiles' own noise here is below 0.004."""
     _, areas = sample_areas("tf")
     assert areas.mean() == pytest.approx(0.342, abs=0.008)
-    assert np.quantile(areas, [0.1, 0.25, 0.5, 0.75, 0.95 - 0.05]) == pytest.approx([0.065, 0.149, 0.300, 0.503, 0.758], abs=0.015) or True
+    quantiles = np.quantile(areas, [0.05, 0.25, 0.50, 0.75, 0.95])
+    assert quantiles == pytest.approx([0.065, 0.149, 0.300, 0.503, 0.758], abs=0.012)
 
 
 def test_torchvision_distribution():
@@ -30,30 +31,38 @@ def test_torchvision_distribution():
 @pytest.mark.parametrize("size", [(375, 500), (8, 8), (1, 1), (1, 50), (300, 2), (5, 7)])
 def test_boxes_lie_inside(distribution, size):
     boxes, _ = sample_areas(distribution, *size, count=200)
-    assert np.all(boxes[:, :2] >= 0) and np.all(boxes[:, 2:] >= 1)
-    assert np.all(boxes[:, 0] + boxes[:, 2] <= size[0]) and np.all(boxes[:, 1] + boxes[:, 3] <= size[1])
+    assert np.all(boxes[:, :2] >= 0)
+    assert np.all(boxes[:, 2:] >= 1)
+    assert np.all(boxes[:, 0] + boxes[:, 2] <= size[0])
+    assert np.all(boxes[:, 1] + boxes[:, 3] <= size[1])
 
 
 @pytest.mark.parametrize("distribution", ["tf", "torchvision"])
 def test_aspect_and_area_are_kept(distribution):
     boxes, areas = sample_areas(distribution, count=1000)
     ratios = boxes[:, 3] / boxes[:, 2]
-    assert ratios.min() > 0.74 and ratios.max() < 1.35  # rounding to pixels
-    assert areas.min() > 0.0495 and areas.max() <= 1
+    assert ratios.min() > 0.74
+    assert ratios.max() < 1.35
+    assert areas.min() > 0.0495
+    assert areas.max() <= 1
 
 
 def test_every_corner_is_reached():
     boxes, _ = sample_areas("tf", 8, 8, count=2000)
     small = boxes[boxes[:, 2] <= 4]
-    assert np.any(small[:, 0] == 0) and np.any(small[:, 0] + small[:, 2] == 8)
-    assert np.any(small[:, 1] == 0) and np.any(small[:, 1] + small[:, 3] == 8)
+    assert np.any(small[:, 0] == 0)
+    assert np.any(small[:, 0] + small[:, 2] == 8)
+    assert np.any(small[:, 1] == 0)
+    assert np.any(small[:, 1] + small[:, 3] == 8)
 
 
 def test_impossible_boxes_fall_back():
     rng = np.random.default_rng(0)
     assert crops.sample_inception_box(rng, 10, 1000, (0.9, 1.0), "tf") == (0, 0, 10, 1000)
     top, left, height, width = crops.sample_inception_box(rng, 10, 1000, (0.9, 1.0), "torchvision")
-    assert (top, height) == (0, 10) and width == 13 and left == (1000 - 13) // 2
+    assert (top, height) == (0, 10)
+    assert width == 13
+    assert left == (1000 - 13) // 2
 
 
 def test_shifts_are_uniform_and_fill_with_zeros():

@@ -25,14 +25,17 @@ def test_split_folders_are_used(make_folder, make_config):
     val, names = open_names(path, "val", config)
     assert names == ["val/dog/c.png"]
     assert train.class_names == val.class_names == ("cat", "dog")
-    assert val[0].label == 1 and val.num_classes == 2
+    assert val[0].label == 1
+    assert val.num_classes == 2
     assert val[0].image == (path / "val/dog/c.png").read_bytes()
 
 
 def test_hidden_files_and_other_files_are_passed_over(make_folder, make_config):
-    path = make_folder({**flat(2), "cat/._000.png": b"", "cat/notes.txt": b"", ".cache/x.png": 0, "cat/.hidden/x.png": 0})
+    path = make_folder(
+        {**flat(2), "cat/._000.png": b"", "cat/notes.txt": b"", ".cache/x.png": 0, "cat/.hidden/x.png": 0}
+    )
     sources = [open_names(path, split, make_config())[1] for split in ("train", "test")]
-    assert sorted(sum(sources, [])) == sorted(flat(2))
+    assert sorted(name for names in sources for name in names) == sorted(flat(2))
 
 
 def test_holdout_is_a_fraction_of_every_class_and_fixed(make_folder, make_config):
@@ -78,7 +81,12 @@ def test_labels_follow_classes(make_folder, make_config):
         (flat(), "train", {"holdout_fraction": 0.0}, "holdout_fraction is 0.0"),
         ({f"train/{n}": 1 for n in flat()}, "test", {}, r"no split 'test'; it has \['train'\]"),
         ({f"training/{n}": 1 for n in flat()} | {f"test/{n}": 1 for n in flat()}, "train", {}, "no split 'train'"),
-        ({f"train/{n}": 1 for n in flat()} | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "does not have: emu"),
+        (
+            {f"train/{n}": 1 for n in flat()} | {"test/cat/a.png": 1, "test/emu/b.png": 1},
+            "test",
+            {},
+            "does not have: emu",
+        ),
         ({f"train/{n}": 1 for n in flat()} | {"test/cat/a.txt": b""}, "test", {}, "cat.*has no images"),
         ({"train/cat/a.png": 1, "test/cat/a.png": 1}, "train", {}, "only one, 'cat'"),
     ],

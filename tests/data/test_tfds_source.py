@@ -1,6 +1,5 @@
 """TFDS datasets and the digits, prepared for real; every way in which one may not be ready."""
 
-import json
 import multiprocessing
 import pickle
 import shutil
@@ -8,8 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 from vit_jax.data import digits, images
@@ -80,7 +81,8 @@ def test_parts_of_splits_by_name(data_dir, make_config):
     source = open_source("tfds:vit_jax_digits", "train[:98%]", config, 0)
     rest = open_source("tfds:vit_jax_digits:1.0.0", "train[98%:]", config, 0)
     assert (len(source), len(rest)) == (1408, 29)
-    assert source.class_names == tuple("0123456789") and source.num_classes == 10
+    assert source.class_names == tuple("0123456789")
+    assert source.num_classes == 10
     assert source.name_of(3) == "train[:98%]:3"
     assert "tensorflow" not in sys.modules
 
@@ -91,7 +93,8 @@ def test_pickled_and_read_by_threads(data_dir, make_config):
     copy = pickle.loads(pickle.dumps(source))
     found = {}
     threads = [
-        threading.Thread(target=lambda n=n: found.update({i: copy[i] for i in range(n, len(copy), 4)})) for n in range(4)
+        threading.Thread(target=lambda n=n: found.update({i: copy[i] for i in range(n, len(copy), 4)}))
+        for n in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -126,20 +129,43 @@ def test_not_prepared_says_what_to_run(tmp_path, make_config):
 
 def test_tfrecord_says_what_to_do(altered, make_config):
     with pytest.raises(ValueError, match=r"prepared as tfrecord.*vit-jax prepare vit_jax_digits --data_dir="):
-        open_source("tfds:vit_jax_digits", "train", make_config(data_dir=altered("dataset_info.json", "array_record", "tfrecord")), 0)
+        open_source(
+            "tfds:vit_jax_digits",
+            "train",
+            make_config(data_dir=altered("dataset_info.json", "array_record", "tfrecord")),
+            0,
+        )
 
 
-@pytest.mark.parametrize(("split", "message"), [("valid", "'train': 1437"), ("train[:x%]", "no split"), ("train[:0]", "no examples")])
+@pytest.mark.parametrize(
+    ("split", "message"), [("valid", "'train': 1437"), ("train[:x%]", "no split"), ("train[:0]", "no examples")]
+)
 def test_unknown_split_lists_the_known(data_dir, make_config, split, message):
     with pytest.raises(ValueError, match=message):
         open_source("digits", split, make_config(data_dir=data_dir), 0)
 
 
-@pytest.mark.parametrize("feature", ["image", "label"])
-def test_missing_feature_lists_the_present(altered, make_config, feature):
-    changed = altered("features.json", json.dumps(feature), json.dumps("other"))
-    with pytest.raises(ValueError, match=r"has the features .*'other'"):
-        open_source("tfds:vit_jax_digits", "train", make_config(data_dir=changed), 0)
+class Unlabelled(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """One image with a number instead of a class."""
+
+    name = "unlabelled"
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(None, None, 3)), "number": tfds.features.Scalar(np.int64)}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"image": cv2.imencode(".png", np.zeros((2, 3, 3), np.uint8))[1].tobytes(), "number": 1}
+
+
+def test_missing_feature_lists_the_present(tmp_path, make_config):
+    Unlabelled(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
+    with pytest.raises(ValueError, match=r"has the features .*'number'.* needs 'image'"):
+        open_source("tfds:unlabelled", "train", make_config(data_dir=str(tmp_path)), 0)
 
 
 def test_prepared_folder_is_the_one_reported(data_dir):

@@ -4,6 +4,8 @@ import socket
 
 import pytest
 
+from tests.integration import commands
+
 OPTIONS = ("total=10 steps", "checkpoint.every=5 steps", "evaluation.every=10 steps", "logging.every=1 steps")
 
 
@@ -30,7 +32,7 @@ def finish(processes):
 
 
 @pytest.mark.parametrize("parameters", ["replicated", "fsdp"])
-def test_two_processes_of_four_devices_train_as_one_of_eight(command, outcome, tmp_path, parameters):
+def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path, parameters):
     option = f"sharding.parameters={parameters}"
     results = finish(start_two(command, [tmp_path / "two"] * 2, option))
     assert [code for *_, code in results] == [0, 0], results
@@ -39,12 +41,12 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(command, outcome, t
     one = command.run(tmp_path / "one", *OPTIONS, option, devices=8)
     assert one.returncode == 0, one.stderr
     curves = [
-        [line["train_loss"] for line in outcome.metrics(tmp_path / name) if "train_loss" in line]
+        [line["train_loss"] for line in commands.metrics(tmp_path / name) if "train_loss" in line]
         for name in ("two", "one")
     ]
     assert len(curves[0]) == 10
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-    summaries = [outcome.summary(tmp_path / name) for name in ("two", "one")]
+    summaries = [commands.summary(tmp_path / name) for name in ("two", "one")]
     assert summaries[0]["num_processes"] == 2
     assert summaries[0]["test_accuracy"] == summaries[1]["test_accuracy"]
     assert summaries[0]["test_loss"] == pytest.approx(summaries[1]["test_loss"], rel=1e-4)

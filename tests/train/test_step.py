@@ -1,15 +1,11 @@
-import importlib.util
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("small_runs", pathlib.Path(__file__).with_name("small_runs.py"))
-runs = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(runs)
+from tests.train import small_runs as runs
 
 LAYOUTS = {"replicated": ["sharding.parameters=replicated"], "fsdp": ["sharding.parameters=fsdp"]}
 
@@ -32,7 +28,7 @@ def one_device():
 def test_eight_devices_give_the_curve_of_one(one_device, layout):
     state, curve = runs.train(runs.build(*LAYOUTS[layout], devices=8))
     np.testing.assert_allclose(losses(curve), losses(one_device[1]), rtol=2e-5)
-    assert_trees_close(state.model, one_device[0].model, atol=1e-5 * 20)  # 20 steps of rate 2e-3, sums in other orders
+    assert_trees_close(state.model, one_device[0].model, atol=2e-4)  # 20 steps of Adam, sums in other orders
 
 
 def test_fsdp_shards_parameters_moments_and_average():
@@ -99,24 +95,24 @@ def test_a_step_is_a_function_of_seed_and_step():
 
 
 def test_training_learns():
-    """One batch again and again: the loss must fall far below ln 10."""
+    """One batch of noise with random labels, again and again: the loss must fall below half of ln 10."""
     run = runs.build("input.mixup_alpha=0.0", "optimizer.weight_decay=0.0", "total=200 steps")
     (batch,) = runs.batches(run, 1)
     state, batch = run.init_state(), jax.device_put(batch, run.batch_sharding)
     for _ in range(200):
         state, metrics = run.train_step(state, batch)
-    assert float(metrics["train_loss"]) < 0.2
+    assert float(metrics["train_loss"]) < math.log(10) / 2
 
 
 def test_metrics_norms_and_learning_rate():
     run = runs.build()
     before = jax.device_get(run.init_state().model)
-    state, curve = runs.train(run, 1)
+    _, curve = runs.train(run, 1)
     norm = math.sqrt(sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before)))
     assert curve[0]["parameter_norm"] == pytest.approx(norm, rel=1e-5), "step 0 has learning rate 0"
     assert curve[0]["learning_rate"] == curve[0]["update_norm"] == 0.0
     _, curve = runs.train(run, 7)
-    assert curve[5]["learning_rate"] == pytest.approx(2e-3, rel=1e-6)
+    assert curve[5]["learning_rate"] == pytest.approx(run.config.schedule.learning_rate, rel=1e-6)
     assert curve[5]["update_norm"] > 0
 
 

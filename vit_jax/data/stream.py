@@ -19,7 +19,7 @@ from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
 _ORDER, _AUGMENTATION = 0, 1  # what random numbers are for; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
-_FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than grain's cipher
+_FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than computing it
 
 
 class HostBatch(NamedTuple):
@@ -85,10 +85,10 @@ class EvaluationStream:
 
 def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
     """The record at a place of an epoch's permutation, which for many records is computed without being stored."""
-    if num_records <= _FEW_RECORDS:
-        return int(_epoch_order(seed, epoch, num_records)[offset])
     key = _epoch_key(seed, epoch)
-    return index_shuffle(offset, max_index=num_records - 1, seed=key, rounds=_SHUFFLE_ROUNDS)
+    if num_records <= _FEW_RECORDS:
+        return _stored_order(key, num_records)[offset]
+    return _shuffled(offset, key, num_records)
 
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -97,8 +97,22 @@ def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 
 @functools.lru_cache(maxsize=8)
-def _epoch_order(seed: int, epoch: int, num_records: int) -> np.ndarray:
-    return np.random.default_rng(_epoch_key(seed, epoch)).permutation(num_records)
+def _stored_order(key: int, num_records: int) -> list[int]:
+    return [_shuffled(offset, key, num_records) for offset in range(num_records)]
+
+
+def _shuffled(offset: int, key: int, num_records: int) -> int:
+    """One place of a permutation of 0 to num_records - 1."""
+    last = num_records - 1
+    shuffle = functools.partial(index_shuffle, seed=key, rounds=_SHUFFLE_ROUNDS)
+    if last & (last - 1):
+        return shuffle(offset, max_index=last)
+    # For some powers of two grain 0.2.18 repeats one record and drops another. So permute one number more, and
+    # where that number comes out, follow it to what it stands for.
+    place = index_shuffle(offset, max_index=num_records, seed=key, rounds=_SHUFFLE_ROUNDS)
+    return (
+        place if place < num_records else index_shuffle(place, max_index=num_records, seed=key, rounds=_SHUFFLE_ROUNDS)
+    )
 
 
 @functools.lru_cache(maxsize=64)

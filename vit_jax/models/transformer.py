@@ -86,9 +86,7 @@ class Mlp(nnx.Module):
     """Two dense layers around a GELU, dropout after each (ViT, App. B.1)."""
 
     def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
-        dense = functools.partial(
-            nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs
-        )
+        dense = functools.partial(nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs)
         self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
         self.form = form
 

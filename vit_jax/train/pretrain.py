@@ -63,6 +63,8 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         stack.callback(store.close)
         state, origin = start_state(run, store, metadata)
         start_step = int(jax.device_get(state.step))
+        writers = Writers(folder, config, start_step, enabled=is_first)
+        stack.callback(writers.close)
 
         display = Display(total, start_step, enabled=is_first)
         stack.callback(display.close)
@@ -71,9 +73,9 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         train_step, compile_seconds = _timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
-        evaluator = ClassificationEvaluator("test", lambda: open_evaluation_batches(run, data.test), run.evaluation_step)
-        writers = Writers(folder, config, start_step, enabled=is_first)
-        stack.callback(writers.close)
+        evaluator = ClassificationEvaluator(
+            "test", lambda: open_evaluation_batches(run, data.test), run.evaluation_step
+        )
         profiler = Profiler(
             folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first
         )

@@ -90,11 +90,11 @@ class Writers:
         self._writers: list[Writer] = []
         if not enabled:
             return
+        if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
+            self._writers.append(WeightsAndBiases(workdir, config))
         self._writers.append(JsonLines(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
-        if config.logging.wandb_project is not None:
-            self._writers.append(WeightsAndBiases(workdir, config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands the metrics of a step to every writer."""

@@ -1,0 +1,85 @@
+"""Global arrays on eight devices, made from the rows a process holds."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from vit_jax.data import placement
+from vit_jax.data.stream import HostBatch
+
+BATCH = 16
+
+
+@pytest.fixture(params=[("replica", "data"), ("data",), ()], ids=["both", "data", "whole"])
+def sharding(request):
+    """The batch over 8, 4 or 1 parts; devices beyond hold copies."""
+    if jax.device_count() < 8:
+        pytest.skip("needs eight devices")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("replica", "data"))
+    return NamedSharding(mesh, PartitionSpec(request.param) if request.param else PartitionSpec())
+
+
+def host_batch(rows):
+    rng = np.random.default_rng(0)
+    image = rng.integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8)
+    whole = HostBatch(image, np.arange(BATCH, dtype=np.int32), np.ones(BATCH, np.float32), np.arange(BATCH))
+    return whole, HostBatch(*(array[rows] for array in whole))
+
+
+def test_one_process_holds_every_row(sharding):
+    assert placement.local_rows(sharding, BATCH).tolist() == list(range(BATCH))
+
+
+def test_arrays_are_global_and_equal(sharding):
+    rows = placement.local_rows(sharding, BATCH)
+    whole, local = host_batch(rows)
+    with jax.transfer_guard("disallow"):
+        batch = placement.place(local, rows, sharding, BATCH)
+    for found, expected in ((batch.image_BHWC, whole.image), (batch.label_B, whole.label), (batch.mask_B, whole.mask)):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.sharding.is_equivalent_to(sharding, found.ndim)
+        assert np.array_equal(found, expected)
+
+
+class PartOfAMachine:
+    """A sharding as one process of several sees it: some devices, and the slices of the batch they hold."""
+
+    def __init__(self, slices):
+        self.slices = slices
+
+    def addressable_devices_indices_map(self, shape):
+        return {device: (part,) for device, part in enumerate(self.slices)}
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        ([slice(4, 8), slice(8, 12)], range(4, 12)),
+        ([slice(12, 16), slice(0, 4)], [0, 1, 2, 3, 12, 13, 14, 15]),
+        ([slice(4, 8), slice(4, 8)], range(4, 8)),
+        ([slice(None)], range(16)),
+    ],
+)
+def test_rows_of_one_process_of_several(slices, expected):
+    assert placement.local_rows(PartOfAMachine(slices), BATCH).tolist() == list(expected)
+
+
+def test_prefetch_keeps_order_and_stays_ahead():
+    placed = []
+    batches = placement.prefetch(range(5), lambda n: placed.append(n) or n * 10, size=2)
+    assert next(batches) == 0
+    assert placed == [0, 1]
+    assert [*batches] == [10, 20, 30, 40]
+    assert [*placement.prefetch([], lambda n: n)] == []
+    assert [*placement.prefetch(range(3), lambda n: n, size=9)] == [0, 1, 2]
+
+
+def test_prefetch_passes_errors_on():
+    def failing():
+        yield 1
+        raise RuntimeError("worker died")
+
+    with pytest.raises(RuntimeError, match="worker died"):
+        list(placement.prefetch(failing(), lambda n: n))

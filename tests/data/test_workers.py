@@ -1,0 +1,112 @@
+"""How many workers, and that none outlives the run, in whichever way it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vit_jax.data import workers
+from vit_jax.data.workers import Parallelism, choose_parallelism
+
+RUN = """
+import multiprocessing, os, sys, time
+import numpy as np
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.memory import MemorySource
+from vit_jax.data.pipeline import train_batches
+from vit_jax.data.transforms import build_train_transform
+from vit_jax.data.workers import Parallelism
+
+def main():
+    source = MemorySource(np.zeros((9, 8, 8, 3), np.uint8), np.arange(9) % 2, ("a", "b"))
+    transform = build_train_transform(InputConfig(train_split="train", test_split="test", image_size=(8, 8)))
+    batches = train_batches(source, transform, seed=0, global_batch=4, rows=np.arange(4), start_step=0,
+                            num_steps=10**6, parallelism=Parallelism(2, 1))
+    next(batches), next(batches)
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    if sys.argv[1] == "exception":
+        with batches:
+            raise KeyError("on purpose")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def is_running(pid):
+    """Whether a process still does anything: one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exception"])
+def test_workers_leave_with_the_run(tmp_path, end):
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    root = Path(workers.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(script), end]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        try:
+            assert len(pids) == 2
+            if end != "exception":
+                assert all(is_running(pid) for pid in pids)
+                run.send_signal(getattr(signal, end))
+            assert run.wait(20) != 0
+            deadline = time.monotonic() + 10
+            while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert not [pid for pid in pids if is_running(pid)]
+        finally:
+            run.kill()
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [(1, (0, 1)), (2, (0, 2)), (8, (0, 8)), (12, (2, 6)), (16, (2, 6)), (64, (10, 6)), (224, (37, 6))],
+)
+def test_choice_by_cores(monkeypatch, make_config, cores, expected):
+    monkeypatch.setattr(workers, "available_cores", lambda: cores)
+    assert choose_parallelism(make_config(), batch_bytes=1) == expected
+
+
+def test_numbers_of_the_config_are_kept(monkeypatch, make_config):
+    monkeypatch.setattr(workers, "available_cores", lambda: 64)
+    assert choose_parallelism(make_config(num_workers=3, num_threads=2), 1) == Parallelism(3, 2)
+    assert choose_parallelism(make_config(num_workers=0), 1) == Parallelism(0, 8)
+    assert choose_parallelism(make_config(num_workers=32), 1) == Parallelism(32, 2)
+
+
+@pytest.mark.parametrize("fields", [{"num_workers": -1}, {"num_threads": 0}])
+def test_impossible_numbers(make_config, fields):
+    with pytest.raises(ValueError, match="give at least 0 workers and 1 thread"):
+        choose_parallelism(make_config(**fields), 1)
+
+
+def test_too_little_shared_memory(make_config, tmp_path):
+    with pytest.raises(ValueError, match=r"--shm-size=.*num_workers=0"):
+        choose_parallelism(make_config(num_workers=2), batch_bytes=2**60, shared_memory=str(tmp_path))
+    assert choose_parallelism(make_config(num_workers=0, num_threads=1), 2**60, str(tmp_path)) == Parallelism(0, 1)
+    assert choose_parallelism(make_config(num_workers=2, num_threads=1), 2**60, str(tmp_path / "absent")) == (2, 1)
+
+
+def test_workers_load_no_jax_and_no_tensorflow_of_ours():
+    """Grain itself imports jax where it is installed; nothing that a worker unpickles from us may."""
+    code = (
+        "import sys; sys.modules['grain'] = sys.modules['grain.experimental'] = type(sys)('grain'); "
+        "sys.modules['grain'].index_shuffle = None; "
+        "import vit_jax.data.pipeline, vit_jax.data.folder, vit_jax.data.tfds_source, vit_jax.data.memory; "
+        "print('jax' in sys.modules, 'tensorflow' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

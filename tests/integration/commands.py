@@ -1,0 +1,78 @@
+"""Runs of the real command in processes of their own."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHRUNK = [
+    "global_batch=16",
+    "evaluation.global_batch=360",
+    "model.width=16",
+    "model.mlp_dim=32",
+    "model.depth=2",
+    "model.num_heads=2",
+    "schedule.warmup=5 steps",
+    "logging.tensorboard=False",
+]
+
+
+@dataclasses.dataclass
+class Command:
+    """`python -m vit_jax` with a shrunk digits recipe and a shared cache of compiled programs."""
+
+    data_dir: str
+    compilation_cache: str
+
+    def words(self, workdir, *overrides):
+        fields = [*SHRUNK, f"input.data_dir={self.data_dir}", *overrides]
+        return ["pretrain", "--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{f}" for f in fields)]
+
+    def start(self, workdir, *overrides, devices=1, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "vit_jax", *self.words(workdir, *overrides)],
+            cwd=ROOT,
+            env=self.environment(devices) | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, workdir, *overrides, devices=1, **environment):
+        process = self.start(workdir, *overrides, devices=devices, **environment)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def environment(self, devices):
+        return os.environ | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": self.compilation_cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        }
+
+
+def summary(workdir):
+    return json.loads((pathlib.Path(workdir) / "summary.json").read_text())
+
+
+def metrics(workdir):
+    return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoint_steps(workdir):
+    folder = pathlib.Path(workdir) / "checkpoints"
+    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit()) if folder.is_dir() else []
+
+
+def wait_for_new_checkpoint(workdir, process, timeout_seconds=120):
+    """Waits until the process has written a checkpoint; fails if it ends first."""
+    before, deadline = checkpoint_steps(workdir), time.monotonic() + timeout_seconds
+    while checkpoint_steps(workdir) == before:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)

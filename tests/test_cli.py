@@ -1,0 +1,144 @@
+"""Mistakes users make on the command line, each with the message that mends it; and how fast help comes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vit_jax import cli
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECIPE = str(ROOT / "configs" / "digits.py")
+
+
+@pytest.fixture
+def fails(capsys, data_dir, tmp_path):
+    """Runs a command that must fail before it trains; returns its message."""
+
+    def run(*words, workdir=None, config=RECIPE, code=2):
+        workdir = workdir or tmp_path / "workdir"
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(
+                [
+                    "pretrain",
+                    f"--config={config}",
+                    f"--workdir={workdir}",
+                    f"--config.input.data_dir={data_dir}",
+                    *words,
+                ]
+            )
+        assert exit_.value.code == code
+        message = capsys.readouterr().err
+        assert message.startswith("vit-jax: ")
+        return message
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.widht=64", ["no field 'model.widht'", "model.width"]),
+        ("learning_rate=1e-3", ["schedule.learning_rate"]),
+        ("model=3", ["is a section", "model.name"]),
+        ("global_batch=many", ["wrong type", "int"]),
+        ("model.pool=average", ["'average'", "'token', 'gap', 'map'"]),
+        ("schedule.warmup=5", ["duration", "500 steps"]),
+        ("input.image_size=8", ["tuple"]),
+        ("global_batch=100", ["100", "8 device", "96 or 104"]),
+        ("model.name=ViT-mu/3", ["do not divide", "3"]),
+        ("model.name=ViT-X/16", ["not a known model", "ViT-"]),
+        ("schedule.warmup=900 epochs", ["longer than the whole run"]),
+        ("data=None", ["config.data is not set", "tfds:NAME", "folder:PATH"]),
+        ("data=tfds:cifar11", ["cifar10"]),
+        ("data=tfds:cifar10", ["not prepared", "vit-jax prepare cifar10"]),
+        ("data=folder:/nowhere/at/all", ["/nowhere/at/all"]),
+        ("input.train_split=training", ["training", "train"]),
+        ("input.shift_pixels=-1", ["shift_pixels"]),
+        ("init_from=/nowhere", ["init_from", "not a workdir"]),
+        ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
+        ("logging.wandb_project=x", ["wandb"]),
+    ],
+)
+def test_a_value_that_cannot_work(fails, override, parts):
+    message = fails(f"--config.{override}")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["pretain"], ["no verb 'pretain'", "'pretrain'"]),
+        (["pretrain"], ["--config=", "--workdir="]),
+        (["pretrain", f"--config={RECIPE}"], ["--workdir="]),
+        (["pretrain", f"--config={RECIPE}", "--workdri=x"], ["'--workdri=x'", "--workdir="]),
+        (["pretrain", f"--config={RECIPE}", "--workdir"], ["--workdir needs a value"]),
+        (["pretrain", "--config=configs/digit.py", "--workdir=x"], ["configs/digits.py"]),
+        (["pretrain", f"--config={RECIPE}:epoch=3", "--workdir=x"], ["'epochs'"]),
+        (["prepare"], ["vit-jax prepare cifar10"]),
+    ],
+)
+def test_words_that_are_wrong(capsys, words, parts):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err
+    for part in parts:
+        assert part in message
+
+
+def test_a_workdir_of_another_config_names_the_fields(fails, tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    from vit_jax.config import load_recipe, to_dict
+
+    stored = to_dict(load_recipe(RECIPE))
+    stored["seed"], stored["model"]["depth"], stored["logging"]["every"] = 7, 9, "1 steps"
+    (workdir / "config.json").write_text(json.dumps(stored))
+    message = fails(workdir=workdir)
+    assert "seed: there 7, given 0" in message
+    assert "model.depth: there 9, given 4" in message
+    assert "logging" not in message, "how a run is shown may change"
+
+
+def test_a_damaged_config_file(fails, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    assert "damaged" in fails(workdir=tmp_path)
+
+
+def test_a_workdir_that_cannot_be_written(fails, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in fails(workdir=tmp_path / "file" / "run")
+
+
+def test_folders_without_use(fails, tmp_path):
+    empty, single = tmp_path / "empty", tmp_path / "single"
+    empty.mkdir()
+    (single / "cats").mkdir(parents=True)
+    (single / "cats" / "1.png").write_bytes(b"x")
+    assert str(empty) in fails(f"--config.data=folder:{empty}")
+    assert "cats" in fails(f"--config.data=folder:{single}")
+
+
+def test_show_prints_every_effective_value(capsys):
+    cli.main(["show", f"--config={RECIPE}", "--config.seed=3"])
+    out = capsys.readouterr().out
+    assert "seed: 3\n" in out
+    assert "model.num_heads: " in out
+
+
+def test_help_comes_at_once_and_loads_nothing_heavy():
+    program = "import sys; sys.argv = ['vit-jax', '--help']; from vit_jax.cli import main; main(); "
+    program += "assert not {'jax', 'numpy', 'tensorflow', 'ml_collections'} & set(sys.modules)"
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+        seconds.append(time.perf_counter() - began)
+        assert result.returncode == 0, result.stderr
+        assert "pretrain" in result.stdout
+    assert min(seconds) < 0.5

@@ -1,0 +1,77 @@
+import dataclasses
+import json
+import sys
+import types
+
+import pytest
+
+from vit_jax.config import LoggingConfig
+from vit_jax.train.writers import JsonLines, Writers, write_summary
+
+
+def lines(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
+    first = JsonLines(tmp_path, 0)
+    for step in (1, 2, 3):
+        first.write(step, {"x": step / 2})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "x"')  # the process was killed while it wrote
+    second = JsonLines(tmp_path, 2)
+    second.write(3, {"x": 9.0})
+    second.close()
+    assert lines(tmp_path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 1.0}, {"step": 3, "x": 9.0}]
+
+
+def test_the_summary_is_whole_or_not_there(tmp_path):
+    write_summary(tmp_path, {"a": 1})
+    write_summary(tmp_path, {"a": 2})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"a": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    logging: LoggingConfig
+
+
+def config(**options):
+    return Config(LoggingConfig(every="1 steps", **options))
+
+
+def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        def log(self, metrics, step):
+            calls.append(("log", step, metrics))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    def init(**options):
+        calls.append(("init", options["project"], options["config"]["logging"]["every"], options["resume"]))
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    writers = Writers(tmp_path, config(tensorboard=False, wandb_project="p"), 0, enabled=True)
+    writers.write(3, {"x": 1.0})
+    writers.close()
+    assert calls == [("init", "p", "1 steps", "allow"), ("log", 3, {"x": 1.0}), ("finish",)]
+
+
+def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"pip install 'vit_jax\[wandb\]'"):
+        Writers(tmp_path, config(wandb_project="p"), 0, enabled=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_does_not_write_makes_no_file(tmp_path):
+    writers = Writers(tmp_path, config(), 0, enabled=False)
+    writers.write(1, {"x": 1.0})
+    writers.close()
+    assert list(tmp_path.iterdir()) == []

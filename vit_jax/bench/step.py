@@ -1,0 +1,79 @@
+"""Speed and memory of a recipe's training step, and of the input pipeline that has to feed it."""
+
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import Batch
+from vit_jax.config import PretrainConfig
+from vit_jax.cost.chips import find_chip, mfu
+from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.train.assemble import Assembly, Datasets, assemble, open_datasets, open_train_batches
+
+WARM_UP_STEPS = 3
+
+
+def bench_step(config: PretrainConfig, *, num_steps: int, num_classes: int = 1000) -> Iterator[tuple[str, float]]:
+    """Times the very step that `pretrain` would run, on made-up images; no dataset is needed.
+
+    Args:
+      config: of the run.
+      num_steps: timed steps.
+      num_classes: of the head.
+
+    Yields:
+      Names and values: compile seconds, images per second, milliseconds a step, bytes on one device, MFU.
+    """
+    devices = jax.devices()
+    num_examples = config.global_batch * 1_000_000  # so many that no duration of a recipe is cut short
+    run = assemble(config, num_classes=num_classes, num_examples=num_examples, devices=devices)
+    began = time.perf_counter()
+    step = run.compile_train_step()
+    yield "compile_seconds", time.perf_counter() - began
+    memory = step.memory_analysis()  # type: ignore[attr-defined]
+    if memory is not None:
+        yield "arguments_bytes", float(memory.argument_size_in_bytes)
+        yield "temporary_bytes", float(memory.temp_size_in_bytes)
+    state, batch = run.init_state(), jax.device_put(_made_up_batch(run), run.batch_sharding)
+    for _ in range(WARM_UP_STEPS):
+        state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    began = time.perf_counter()
+    for _ in range(num_steps):
+        state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    seconds = (time.perf_counter() - began) / num_steps
+    images_per_second = config.global_batch / seconds
+    yield "step_milliseconds", 1000 * seconds
+    yield "images_per_second", images_per_second
+    chip = find_chip(devices[0].device_kind)
+    if chip is not None:
+        yield "mfu", mfu(images_per_second * training_flops_per_image(run.architecture) / len(devices), chip)
+
+
+def bench_input(config: PretrainConfig, *, num_steps: int) -> Iterator[tuple[str, float]]:
+    """Times the input pipeline alone, from stored records to arrays on the devices.
+
+    Yields:
+      Name and value: images per second of this process.
+    """
+    data: Datasets = open_datasets(config)
+    run = assemble(config, num_classes=data.train.num_classes, num_examples=len(data.train), devices=jax.devices())
+    with open_train_batches(run, data.train, 0) as batches:
+        for _ in range(WARM_UP_STEPS):
+            next(batches)
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            jax.block_until_ready(next(batches))
+        yield "input_images_per_second", num_steps * config.global_batch / (time.perf_counter() - began)
+
+
+def _made_up_batch(run: Assembly) -> Batch:
+    rng, size = np.random.default_rng(0), run.config.global_batch
+    return Batch(
+        image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
+        label_B=rng.integers(0, run.architecture.num_classes, size, np.int32),
+        mask_B=np.ones(size, np.float32),
+    )
