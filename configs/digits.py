@@ -12,6 +12,7 @@ from vit_jax.config import (
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
+    PolyakConfig,
     PretrainConfig,
     ScheduleConfig,
     parse_argument,
@@ -32,8 +33,10 @@ def get_config(argument: str = "") -> PretrainConfig:
             mlp_dim=256,
             num_heads=4,
             pool="gap",
+            head="linear",
             position_embedding="sincos2d",  # with so few steps, learned positions are still learning at the end
             compute_dtype="float32",
+            scan_unroll=4,  # on a CPU, unrolled layers are 1.6 times as fast
         ),
         input=InputConfig(
             train_split="train",
@@ -49,6 +52,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("5 epochs"), decay="cosine"),
+        polyak=PolyakConfig(factor=0.995),  # with 360 test images, a single set of weights is a lottery ticket
         evaluation=EvaluationConfig(every=Duration("20 epochs")),
         checkpoint=CheckpointConfig(every=Duration("20 epochs")),
         logging=LoggingConfig(every=Duration("200 steps")),
