@@ -61,6 +61,7 @@ def fails(capsys, data_dir, tmp_path):
         ("init_from=/nowhere", ["init_from", "not a workdir"]),
         ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
         ("logging.wandb_project=x", ["wandb"]),
+        ("logging.profile_start_step=100000", ["profile_start_step", "the steps 1 to"]),
     ],
 )
 def test_a_value_that_cannot_work(fails, override, parts):
@@ -99,6 +100,7 @@ def test_a_workdir_of_another_config_names_the_fields(fails, tmp_path):
     stored = to_dict(load_recipe(RECIPE))
     stored["seed"], stored["model"]["depth"], stored["logging"]["every"] = 7, 9, "1 steps"
     (workdir / "config.json").write_text(json.dumps(stored))
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
     message = fails(workdir=workdir)
     assert "seed: there 7, given 0" in message
     assert "model.depth: there 9, given 4" in message
@@ -107,6 +109,7 @@ def test_a_workdir_of_another_config_names_the_fields(fails, tmp_path):
 
 def test_a_damaged_config_file(fails, tmp_path):
     (tmp_path / "config.json").write_text("{")
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     assert "damaged" in fails(workdir=tmp_path)
 
 
@@ -122,6 +125,12 @@ def test_folders_without_use(fails, tmp_path):
     (single / "cats" / "1.png").write_bytes(b"x")
     assert str(empty) in fails(f"--config.data=folder:{empty}")
     assert "cats" in fails(f"--config.data=folder:{single}")
+
+
+def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
+    assert "not a workdir" in fails("--config.init_from=/nowhere", workdir=tmp_path)
+    assert "both set" in fails("--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path)
+    assert "belongs" not in fails("--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path)
 
 
 def test_show_prints_every_effective_value(capsys):

@@ -20,6 +20,12 @@ Recipes are in configs/; configs/README.md says which command stands for which r
 """
 
 
+_OUT_OF_MEMORY = """\
+The device has too little memory. In the order of what they cost: optimizer.accumulation_steps (smaller micro-batches),
+sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (compute again, not keep), a \
+smaller global_batch. JAX says:"""
+
+
 class UsageError(ValueError):
     """The words of the command are wrong."""
 
@@ -49,7 +55,10 @@ def _pretrain(words: Sequence[str]) -> None:
     if not isinstance(config, PretrainConfig):
         raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for pretrain.")
 
+    import jax
+
     from vit_jax.checkpoint import SaveError
+    from vit_jax.data.pipeline import LostWorker
     from vit_jax.train.interruption import EXIT_CODE, Interrupted
     from vit_jax.train.pretrain import pretrain
 
@@ -57,8 +66,16 @@ def _pretrain(words: Sequence[str]) -> None:
         pretrain(config, options["workdir"])
     except Interrupted as interrupted:
         _fail(str(interrupted), EXIT_CODE)
-    except SaveError as error:
+    except KeyboardInterrupt:
+        _fail("stopped at once; what the last checkpoint holds is kept", 130)
+    except (SaveError, LostWorker) as error:
         _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"{error.filename or options['workdir']}: {error.strerror}. The last checkpoint is untouched.", 1)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        _fail(f"{_OUT_OF_MEMORY}\n{error}", 1)
 
 
 def _prepare(words: Sequence[str]) -> None:

@@ -23,6 +23,11 @@ def start() -> None:
         missing = ", ".join(name for name in names if name not in given)
         raise ValueError(f"{', '.join(given)} is set but {missing} is not: set all three, or none.")
     coordinator, num_processes, process_id = (given[name] for name in names)
+    if not (num_processes.isdecimal() and process_id.isdecimal() and int(process_id) < int(num_processes)):
+        raise ValueError(
+            f"VIT_JAX_NUM_PROCESSES={num_processes} and VIT_JAX_PROCESS_ID={process_id}: give a number of processes, "
+            f"and for each process a number below it, from 0."
+        )
     jax.distributed.initialize(coordinator, int(num_processes), int(process_id))
 
 

@@ -60,6 +60,19 @@ def test_the_best_loss_is_the_lowest(open_store):
     assert store.all_steps() == [2, 4]
 
 
+def test_the_best_outlives_a_restart(open_store):
+    options = {"keep_latest": 1, "keep_best": 1, "best_metric": "test_accuracy"}
+    store = open_store(**options)
+    for step, accuracy in ((1, 0.9), (2, 0.1), (3, 0.2)):
+        save(store, step, test_accuracy=accuracy)
+    store.wait()
+    again = open_store(**options)
+    save(again, 4, test_accuracy=0.3)
+    save(again, 5)
+    again.wait()
+    assert again.all_steps() == [1, 5]
+
+
 def test_restores_onto_another_layout(open_store):
     store = open_store()
     save(store, 1)
@@ -88,5 +101,5 @@ def test_a_half_written_checkpoint_is_not_seen(open_store, tmp_path):
     store = open_store(keep_latest=3)
     save(store, 1)
     store.wait()
-    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-123" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp" / "model").mkdir(parents=True)
     assert open_store(read_only=True).latest_step() == 1

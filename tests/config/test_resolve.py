@@ -124,7 +124,6 @@ NOT_NEGATIVE = (
     "input.max_unreadable",
     "input.num_workers",
     "checkpoint.keep_best",
-    "logging.profile_start_step",
     "seed",
 )
 AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads")
@@ -142,6 +141,7 @@ AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.nu
         ("input.crop_area_fraction", (0.5, 0.4), "must be 0 < low <= high <= 1"),
         ("input.crop_area_fraction", (0.5, 1.1), "must be 0 < low <= high <= 1"),
         ("optimizer.clip_global_norm", 0.0, "must be positive, or None"),
+        *(("logging.profile_start_step", value, "the run has the steps 1 to 2000") for value in (-1, 0, 2001)),
     ],
 )
 def test_value_out_of_range(name, value, rule):

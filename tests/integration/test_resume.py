@@ -61,6 +61,7 @@ def test_a_finished_run_is_only_evaluated_again(uninterrupted, command):
     before = commands.summary(reference)
     result = command.run(reference, *OPTIONS, *LAYOUTS[devices], devices=devices)
     assert result.returncode == 0, result.stderr
+    assert commands.summary(reference)["wall_seconds"] > before["wall_seconds"]
     after = commands.summary(reference)
-    for name in ("parameters_sha256", "test_loss", "test_accuracy", "steps"):
+    for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss", "images_per_second", "steps"):
         assert after[name] == before[name]

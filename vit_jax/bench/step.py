@@ -61,7 +61,7 @@ def bench_input(config: PretrainConfig, *, num_steps: int) -> Iterator[tuple[str
     """
     data: Datasets = open_datasets(config)
     run = assemble(config, num_classes=data.train.num_classes, num_examples=len(data.train), devices=jax.devices())
-    with open_train_batches(run, data.train, 0) as batches:
+    with open_train_batches(run, data.train, 0) as (batches, _):
         for _ in range(WARM_UP_STEPS):
             next(batches)
         began = time.perf_counter()

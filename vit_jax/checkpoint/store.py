@@ -63,7 +63,9 @@ class CheckpointStore:
             create=not read_only,
             read_only=read_only,
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            step_prefix=None,
+            # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
+            best_fn=(lambda metrics: metrics[best_metric]) if keep_best else None,
+            best_mode="min" if best_metric.endswith("loss") else "max",
         )
         handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
@@ -96,6 +98,10 @@ class CheckpointStore:
         self._guard(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
         )
+
+    def check(self) -> None:
+        """Raises `SaveError` if what is being written in the background has failed; does not wait."""
+        self._guard(self._manager.check_for_errors)
 
     def wait(self) -> None:
         """Returns once everything is on disk; raises `SaveError` if something is not."""

@@ -51,6 +51,14 @@ def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> R
             f"config.schedule.warmup={config.schedule.warmup!r} is {steps.warmup} steps, longer than the whole run "
             f"(config.total={config.total!r} is {total} steps): shorten the warm-up or lengthen the run."
         )
+    start = config.logging.profile_start_step
+    if start is not None and not 1 <= start <= total:
+        raise ValueError(f"config.logging.profile_start_step={start}: the run has the steps 1 to {total}.")
+    if config.init_from is not None and config.resume_from is not None:
+        raise ValueError(
+            "config.init_from and config.resume_from are both set: the first starts at step 0 with the weights of "
+            "another run, the second continues it. Choose one."
+        )
     for section, every in (
         ("evaluation", steps.evaluate_every),
         ("checkpoint", steps.checkpoint_every),
@@ -91,7 +99,6 @@ def _check_values(config: PretrainConfig) -> None:
         "input.max_unreadable": inputs.max_unreadable,
         "input.num_workers": inputs.num_workers or 0,
         "checkpoint.keep_best": config.checkpoint.keep_best,
-        "logging.profile_start_step": config.logging.profile_start_step or 0,
         "seed": config.seed,
     }
     for name, number in not_negative.items():

@@ -118,7 +118,7 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept on disk to continue from; the last step is always saved."""
+    """What is kept on disk to continue from. The last step is always saved, and every evaluated one if `keep_best`."""
 
     every: Duration
     keep_latest: int = 2
@@ -162,11 +162,13 @@ class PretrainConfig:
 
 RUNTIME_FIELDS = (
     "checkpoint",
+    "evaluation",
     "logging",
     "sharding",
     "input.data_dir",
     "input.num_workers",
     "input.num_threads",
     "input.cache_records",
+    "input.max_unreadable",
 )
 """Sections and fields that say how a run is carried out, not what it computes: a continued run may change them."""

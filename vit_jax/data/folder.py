@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import Record
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
@@ -44,8 +45,11 @@ class FolderSource:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> Record:
-        with open(self.name_of(index), "rb") as file:
-            return Record(file.read(), int(self._labels[index]))
+        try:
+            with open(self.name_of(index), "rb") as file:
+                return Record(file.read(), int(self._labels[index]))
+        except OSError as error:  # removed since, or not ours to read
+            raise UnreadableImage(f"{self.name_of(index)}: {error.strerror}") from error
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[index]))

@@ -28,11 +28,16 @@ class Stream(Protocol):
     def __getitem__(self, i: int) -> HostBatch: ...
 
 
+class LostWorker(RuntimeError):
+    """A worker process is gone, and with it the promised stream."""
+
+
 class HostBatches(Iterator[HostBatch]):
     """Iterates over a stream once. Use as a context manager, or call `close`, so that workers end with it.
 
     Iterating raises:
-      RuntimeError: a worker died, or the iteration goes on after an error.
+      LostWorker: a worker died.
+      RuntimeError: the iteration goes on after an error, or after `close`.
       Exception: whatever reading or transforming a record raised.
     """
 
@@ -57,11 +62,11 @@ class HostBatches(Iterator[HostBatch]):
             batch = next(self._iterator)
         except StopIteration as error:
             self._fail()
-            raise RuntimeError(_LOST_WORKER.format(self._remaining)) from error
+            raise LostWorker(_LOST_WORKER.format(self._remaining)) from error
         except BaseException as error:
             self._fail()
             if "terminated unexpectedly" in str(error):
-                raise RuntimeError(_LOST_WORKER.format(self._remaining)) from error
+                raise LostWorker(_LOST_WORKER.format(self._remaining)) from error
             raise
         self._remaining -= 1
         return batch

@@ -131,10 +131,10 @@ def _empty_batch(num_rows: int, image_size: tuple[int, int]) -> HostBatch:
 
 
 def _fill(batch: HostBatch, row: int, index: int, source: Source, transform: Callable[[Record], np.ndarray]) -> None:
-    record = source[index]
     batch.record_index[row] = index
-    batch.label[row] = record.label
     try:
+        record = source[index]
+        batch.label[row] = record.label
         batch.image[row] = transform(record)
     except UnreadableImage:
         return  # zeros with mask 0: the run goes on, and `UnreadableLog` counts

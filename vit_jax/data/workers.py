@@ -62,7 +62,8 @@ def available_cores() -> int:
 
 def initialize_worker(worker_index: int, worker_count: int) -> None:
     """What every worker does first; called by grain in the new process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process hears it too, and closes the workers
+    for number in (signal.SIGINT, signal.SIGTERM):  # the main process hears them too, saves, and closes the workers
+        signal.signal(number, signal.SIG_IGN)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")

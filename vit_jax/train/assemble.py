@@ -157,8 +157,13 @@ def open_datasets(config: PretrainConfig) -> Datasets:
 
 
 @contextlib.contextmanager
-def open_train_batches(assembly: Assembly, source: Source, start_step: int) -> Iterator[Iterator[Batch]]:
-    """Placed batches of the steps from `start_step` on; threads and workers end with the context."""
+def open_train_batches(
+    assembly: Assembly, source: Source, start_step: int
+) -> Iterator[tuple[Iterator[Batch], UnreadableLog]]:
+    """Placed batches of the steps from `start_step` on, and what counts the images among them that cannot be read.
+
+    Threads and workers end with the context.
+    """
     config, batch = assembly.config, assembly.config.global_batch
     rows = local_rows(assembly.batch_sharding, batch)
     with train_batches(
@@ -172,7 +177,7 @@ def open_train_batches(assembly: Assembly, source: Source, start_step: int) -> I
         parallelism=_parallelism(config, len(rows)),
     ) as host_batches:
         log = UnreadableLog(source, config.input.max_unreadable)
-        yield _placed(host_batches, log, assembly.batch_sharding, batch)
+        yield _placed(host_batches, log, assembly.batch_sharding, batch), log
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once."""
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -47,3 +48,5 @@ class Interruption:
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
+        if jax.process_count() > 1:  # handed on to the service that sees SIGTERM
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -103,13 +103,14 @@ def summary(
 ) -> dict[str, Any]:
     """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
     images = run.steps.total * run.config.global_batch
+    rates = clock.rates(run.steps.total) if run.steps.total > start_step else metrics
     return {
         **{name: metrics[name] for name in ("test_accuracy", "test_loss", "train_loss") if name in metrics},
         "steps": run.steps.total,
         "images": images,
         "exaflops": exaflops(run.architecture, images),
         "wall_seconds": 0.0,
-        "images_per_second": clock.rates(run.steps.total)["images_per_second"] if run.steps.total > start_step else 0.0,
+        "images_per_second": rates.get("images_per_second", 0.0),
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),

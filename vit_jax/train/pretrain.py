@@ -23,7 +23,7 @@ from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import items_of, start_state
-from vit_jax.train.writers import Writers, write_summary
+from vit_jax.train.writers import Writers, last_training_line, write_summary
 
 
 def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         stack.callback(store.close)
         state, origin = start_state(run, store, metadata)
         start_step = int(jax.device_get(state.step))
+        seconds_before = store.metadata(start_step)["wall_seconds"] if store.latest_step() is not None else 0.0
         writers = Writers(folder, config, start_step, enabled=is_first)
         stack.callback(writers.close)
 
@@ -80,7 +81,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first
         )
         stack.callback(profiler.close)
-        batches = stack.enter_context(open_train_batches(run, data.train, start_step))
+        batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         interruption = stack.enter_context(Interruption())
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(
@@ -90,16 +91,21 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             Cadence(every, total)
             for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
         )
-        train_metrics: dict[str, float] = {}
+        train_metrics = last_training_line(folder) if start_step >= total else {}
 
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
             train_metrics.update(metrics)
             if log.is_due(step):
-                metrics |= clock.rates(step)
+                store.check()
+                metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
                 writers.write(step, metrics)
                 display.show(step, metrics, clock.seconds_left(step, total))
+
+        def save_state(step: int, results: dict[str, float]) -> None:
+            seconds = seconds_before + time.perf_counter() - began
+            store.save(step, items_of(state), metadata=metadata | {"wall_seconds": seconds}, metrics=results)
 
         late = LateMetrics(report)
         results: dict[str, float] = {}
@@ -113,21 +119,24 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             if evaluate.is_due(step) or save.is_due(step) or is_stopping:
                 late.flush()
                 with clock.pause(), jax.transfer_guard("allow"):
+                    if is_stopping:  # first of all: whoever asks for an end may not wait for an evaluation
+                        save_state(step, {})
+                        store.wait()
                     results = dict(evaluator.run(state)) if evaluate.is_due(step) else {}
                     if results:
                         writers.write(step, results)
                         display.say(overview.results_line(step, total, results))
-                    if save.is_due(step) or is_stopping:
-                        store.save(step, items_of(state), metadata=metadata, metrics=results)
+                    if not is_stopping and (save.is_due(step) or (results and config.checkpoint.keep_best)):
+                        save_state(step, results)
             if is_stopping:
-                store.wait()
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
 
         with clock.pause(), jax.transfer_guard("allow"):
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
-            summary = overview.summary(run, state, results | train_metrics, clock, start_step)
-    summary["wall_seconds"] = time.perf_counter() - began
+            summary = overview.summary(run, state, train_metrics | results, clock, start_step)
+            summary["unreadable_images"] = unreadable.count
+    summary["wall_seconds"] = seconds_before + time.perf_counter() - began
     if is_first:
         write_summary(folder, summary)
         print(overview.closing(summary, folder), flush=True)

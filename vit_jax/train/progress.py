@@ -66,7 +66,9 @@ class Display:
         self._total_steps, self._enabled = total_steps, enabled
         self._bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
-            self._bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True, smoothing=0.05)
+            # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
+            layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
 
     def advance(self) -> None:
         """One step done."""
@@ -79,10 +81,11 @@ class Display:
         text += f"  {metrics['images_per_second']:,.0f} images/s"
         if "mfu" in metrics:
             text += f"  MFU {metrics['mfu']:.1%}"
+        text += f"  {duration_text(seconds_left)} left"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
         else:
-            self.say(f"step {step:>6}/{self._total_steps}  {text}  {duration_text(seconds_left)} left")
+            self.say(f"step {step:>6}/{self._total_steps}  {text}")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""

@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import hosts
+from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten
 from vit_jax.config.schema import RUNTIME_FIELDS
@@ -28,20 +29,33 @@ def claim(workdir: str, config: Any) -> pathlib.Path:
         is not shared by all processes.
     """
     path = pathlib.Path(workdir).expanduser().absolute()
-    if hosts.is_first():
-        _require_writable(path)
-        _require_same_config(path, config)
-        _write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+    error = _take(path, config) if hosts.is_first() else None
     if jax.process_count() > 1:
+        if multihost_utils.process_allgather(np.array(error is not None)).any():
+            raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
         _require_shared(path)
+    if error is not None:
+        raise error
     return path
+
+
+def _take(path: pathlib.Path, config: Any) -> ValueError | None:
+    """What the first process does; its error is returned, for the others must hear of it before anyone raises."""
+    try:
+        _require_writable(path)
+        if has_checkpoints(path):  # before the first one there is nothing that another config could spoil
+            _require_same_config(path, config)
+        _write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+    except ValueError as error:
+        return error
+    return None
 
 
 def _require_writable(path: pathlib.Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe-{uuid.uuid4().hex}"
-        probe.write_text("")
+        probe.write_text("a full disk takes empty files")
         probe.unlink()
     except OSError as error:
         raise ValueError(

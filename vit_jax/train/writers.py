@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -67,9 +68,12 @@ class WeightsAndBiases:
                 f"config.logging.wandb_project={config.logging.wandb_project!r} needs the package wandb: "
                 f"pip install 'vit_jax[wandb]', or set the field to None."
             ) from None
+        id_file = workdir / "wandb-run-id"  # kept, so that a continued run continues there too
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
             project=config.logging.wandb_project,
-            id=workdir.name,
+            id=id_file.read_text(),
             name=workdir.name,
             dir=str(workdir),
             config=to_dict(config),
@@ -112,6 +116,13 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
     temporary = workdir / f".{SUMMARY_FILE}.tmp"
     temporary.write_text(json.dumps(dict(summary), indent=2) + "\n")
     temporary.replace(workdir / SUMMARY_FILE)
+
+
+def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
+    """The last metrics of a training step that `metrics.jsonl` holds; empty if there are none."""
+    path = workdir / METRICS_FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return next((line for line in reversed(lines) if "train_loss" in line), {})
 
 
 def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
