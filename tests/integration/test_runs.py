@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import resource
 import subprocess
 import sys
 
@@ -95,10 +94,10 @@ def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(command, tmp_pa
     words = command.words(tmp_path, *options, "logging.compilation_cache=False")
     environment = command.environment(1)
     del environment["JAX_COMPILATION_CACHE_DIR"]
+    limited = ["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"]  # 20 KiB
     result = subprocess.run(
-        [sys.executable, "-m", "vit_jax", *words],
+        [*limited, sys.executable, "-m", "vit_jax", *words],
         env=environment,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
         capture_output=True,
         text=True,
         cwd=ROOT,
