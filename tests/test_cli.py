@@ -92,6 +92,12 @@ def test_words_that_are_wrong(capsys, words, parts):
         assert part in message
 
 
+def test_a_traceback_on_request(monkeypatch):
+    monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="no recipe"):
+        cli.main(["show", "--config=nowhere.py"])
+
+
 def test_a_workdir_of_another_config_names_the_fields(fails, tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()

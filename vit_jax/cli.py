@@ -1,6 +1,7 @@
 """The command line: one subcommand is one verb. Imports stand inside the verbs, so that help comes at once."""
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ vit-jax: train Vision Transformers in JAX.
   vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--input] [--config.SECTION.FIELD=VALUE ...]
       Time the recipe's training step on made-up images, or with --input its input pipeline.
 
+VIT_JAX_TRACEBACK=1 in the environment shows where an error comes from.
 Recipes are in configs/; configs/README.md says which command stands for which row of the paper.
 """
 
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         VERBS[verb](rest)
     except (ValueError, FloatingPointError) as error:
+        if os.environ.get("VIT_JAX_TRACEBACK"):
+            raise
         _fail(str(error), 2 if isinstance(error, ValueError) else 1)
 
 

@@ -24,10 +24,11 @@ def uninterrupted(request, command, tmp_path_factory):
 def test_killed_again_and_again(uninterrupted, command, tmp_path):
     devices, reference = uninterrupted
     rng = random.Random(devices)
-    for _ in range(3):
+    for when in ("while it starts", "after a checkpoint", "after a checkpoint", "after a checkpoint"):
         process = command.start(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)
-        commands.wait_for_new_checkpoint(tmp_path, process)
-        time.sleep(rng.uniform(0.0, 0.3))
+        if when == "after a checkpoint":
+            commands.wait_for_new_checkpoint(tmp_path, process)
+        time.sleep(rng.uniform(0.0, 0.3 if when == "after a checkpoint" else 6.0))
         process.kill()
         process.communicate()
     result = command.run(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)

@@ -69,6 +69,13 @@ def test_weights_of_another_run_start_at_step_0(finished, command, tmp_path):
     assert f"starting at step 0 with the weights of step 12 of {workdir}" in result.stdout
 
 
+def test_weights_of_a_network_that_computes_something_else_are_refused(finished, command, tmp_path):
+    workdir, _ = finished
+    result = command.run(tmp_path, *SHORT, f"init_from={workdir}", "model.gelu=exact")
+    assert result.returncode == 2
+    assert "gelu: there 'tanh', here 'exact'" in result.stderr
+
+
 def test_a_given_checkpoint_is_continued_in_a_new_workdir(finished, command, tmp_path):
     workdir, _ = finished
     result = command.run(tmp_path, *SHORT, "total=16 steps", "polyak.factor=0.9", f"resume_from={workdir}")

@@ -44,6 +44,7 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
 
 def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata: dict[str, Any]) -> TrainState:
     stored = store.metadata(step)
+    _require_same_network(assembly, stored, store)
     for name in ("data", "num_examples", "class_names", "global_batch", "seed"):
         if stored.get(name) != metadata[name]:
             raise ValueError(
@@ -62,11 +63,24 @@ def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata
 
 def _restore_weights(assembly: Assembly, store: CheckpointStore, step: int) -> TrainState:
     """The Polyak average where the checkpoint has one, for it is what was judged; else the parameters."""
+    _require_same_network(assembly, store.metadata(step), store)
     name = "polyak" if "polyak" in store.item_names(step) else "model"
     model = store.restore(step, {name: assembly.abstract_state.model})[name]
     state = assembly.init_state()
     polyak = None if state.polyak is None else jax.tree.map(lambda leaf: leaf.copy(), model)
     return dataclasses.replace(state, model=model, polyak=polyak)
+
+
+def _require_same_network(assembly: Assembly, stored: dict[str, Any], store: CheckpointStore) -> None:
+    """Of two networks with the same shapes one may still compute something else than the other."""
+    given = dataclasses.asdict(assembly.architecture)
+    different = [
+        f"  {name}: there {stored['architecture'].get(name)!r}, here {given[name]!r}"
+        for name in ("pool", "position_embedding", "head", "gelu", "num_heads")
+        if stored["architecture"].get(name) != given[name]
+    ]
+    if different:
+        raise ValueError(f"The checkpoint in {store.folder} is of another network:\n" + "\n".join(different))
 
 
 def _open(workdir: str, field: str) -> tuple[CheckpointStore, int]:
