@@ -38,6 +38,7 @@ def test_every_length_becomes_steps():
     config = change(
         total="20 epochs",  # of 10 steps
         schedule__warmup="0.1 fraction",
+        schedule__decay="rsqrt",
         schedule__timescale="1280 examples",
         polyak__start="3 epochs",
         evaluation__every="50 steps",
@@ -149,10 +150,28 @@ def test_value_out_of_range(name, value, rule):
         steps_of(change(**{name.replace(".", "__"): value}))
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"polyak__factor": None, "polyak__start": "5 steps"}, "polyak.start"),
+        ({"polyak__factor": None, "polyak__bias_correction": False}, "polyak.bias_correction"),
+        ({"schedule__timescale": "5 steps"}, "schedule.timescale"),
+        ({"input__crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
+        ({"input__crop_distribution": "torchvision"}, "input.crop_distribution"),
+        ({"input__test_crop_fraction": 0.5}, "input.test_crop_fraction"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(fields, name):
+    with pytest.raises(ValueError, match=rf"config\.{name}=.* has no effect without"):
+        steps_of(change(**fields))
+
+
 def test_limits_themselves_are_allowed():
     at_zero = {name.replace(".", "__"): 0 for name in (*FRACTIONS, *NOT_NEGATIVE)}
     at_one = {name.replace(".", "__"): 1 for name in AT_LEAST_ONE}
-    steps_of(change(**at_zero, **at_one, input__test_crop_fraction=1.0, input__crop_area_fraction=(1.0, 1.0)))
+    crops = {"input__train_crop": "inception", "input__test_resize": "short_side"}
+    at_one |= {"input__test_crop_fraction": 1.0, "input__crop_area_fraction": (1.0, 1.0)}
+    steps_of(change(**crops, **at_zero, **at_one))
 
 
 def test_named_fields_exist():

@@ -31,6 +31,7 @@ def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> R
       ValueError: a value that cannot work, with what would.
     """
     _check_values(config)
+    _refuse_without_effect(config)
     _check_batches(config, num_devices)
     clock = Clock(config.global_batch, num_examples)
     total = clock.to_steps(config.total)
@@ -114,6 +115,32 @@ def _check_values(config: PretrainConfig) -> None:
             raise ValueError(f"config.{name}={number}: must be at least 1.")
     if optimizer.clip_global_norm is not None and optimizer.clip_global_norm <= 0:
         raise ValueError(f"config.optimizer.clip_global_norm={optimizer.clip_global_norm}: must be positive, or None.")
+
+
+def _refuse_without_effect(config: PretrainConfig) -> None:
+    """A field set to something that another field makes meaningless: no setting is silently ignored."""
+    inputs, polyak, schedule = config.input, config.polyak, config.schedule
+    conditions = (
+        ("polyak.start", polyak, "start", polyak.factor is not None, "polyak.factor"),
+        ("polyak.bias_correction", polyak, "bias_correction", polyak.factor is not None, "polyak.factor"),
+        ("schedule.timescale", schedule, "timescale", schedule.decay == "rsqrt", "schedule.decay='rsqrt'"),
+        (
+            "input.crop_area_fraction",
+            inputs,
+            "crop_area_fraction",
+            inputs.train_crop == "inception",
+            "an inception crop",
+        ),
+        ("input.crop_distribution", inputs, "crop_distribution", inputs.train_crop == "inception", "an inception crop"),
+        ("input.test_crop_fraction", inputs, "test_crop_fraction", inputs.test_resize == "short_side", "short_side"),
+    )
+    for name, section, field, has_effect, needed in conditions:
+        default = next(f.default for f in dataclasses.fields(section) if f.name == field)
+        if not has_effect and getattr(section, field) != default:
+            raise ValueError(
+                f"config.{name}={getattr(section, field)!r} has no effect without {needed}: set that too, or leave "
+                f"{name} at {default!r}."
+            )
 
 
 def _check_batches(config: PretrainConfig, num_devices: int) -> None:
