@@ -15,7 +15,7 @@ from vit_jax import pytree
 from vit_jax.config import to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
 from vit_jax.train.assemble import Assembly, Datasets
-from vit_jax.train.progress import TrainingClock, duration_text
+from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
@@ -98,19 +98,17 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     }
 
 
-def summary(
-    run: Assembly, state: TrainState, metrics: Mapping[str, float], clock: TrainingClock, start_step: int
-) -> dict[str, Any]:
+def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float]) -> dict[str, Any]:
     """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
     images = run.steps.total * run.config.global_batch
-    rates = clock.rates(run.steps.total) if run.steps.total > start_step else metrics
     return {
         **{name: metrics[name] for name in ("test_accuracy", "test_loss", "train_loss") if name in metrics},
         "steps": run.steps.total,
         "images": images,
         "exaflops": exaflops(run.architecture, images),
         "wall_seconds": 0.0,
-        "images_per_second": rates.get("images_per_second", 0.0),
+        "images_per_second": metrics.get("images_per_second", 0.0),
+        "unreadable_images": metrics.get("unreadable_images", 0),
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),

@@ -96,10 +96,10 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
-            train_metrics.update(metrics)
-            if log.is_due(step):
+            if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
+                train_metrics.update(metrics)
                 writers.write(step, metrics)
                 display.show(step, metrics, clock.seconds_left(step, total))
 
@@ -134,8 +134,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         with clock.pause(), jax.transfer_guard("allow"):
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
-            summary = overview.summary(run, state, train_metrics | results, clock, start_step)
-            summary["unreadable_images"] = unreadable.count
+            summary = overview.summary(run, state, train_metrics | results)
     summary["wall_seconds"] = seconds_before + time.perf_counter() - began
     if is_first:
         write_summary(folder, summary)
