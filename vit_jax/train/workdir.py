@@ -45,7 +45,7 @@ def _take(path: pathlib.Path, config: Any) -> ValueError | None:
         _require_writable(path)
         if has_checkpoints(path):  # before the first one there is nothing that another config could spoil
             _require_same_config(path, config)
-        _write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+        write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
     except ValueError as error:
         return error
     return None
@@ -108,7 +108,8 @@ def _require_shared(path: pathlib.Path) -> None:
         )
 
 
-def _write_atomically(path: pathlib.Path, text: str) -> None:
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """The file is there, and whole, or as it was."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     temporary.replace(path)

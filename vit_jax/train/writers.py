@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vit_jax.config import to_dict
+from vit_jax.train.workdir import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -28,9 +29,7 @@ class JsonLines:
     def __init__(self, workdir: pathlib.Path, start_step: int):
         path = workdir / METRICS_FILE
         kept = _lines_up_to(path, start_step) if path.exists() else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
+        write_atomically(path, "".join(kept))
         self._file = path.open("a")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -113,9 +112,7 @@ class Writers:
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
     """Writes `summary.json`: it is there, and whole, once a run has ended."""
-    temporary = workdir / f".{SUMMARY_FILE}.tmp"
-    temporary.write_text(json.dumps(dict(summary), indent=2) + "\n")
-    temporary.replace(workdir / SUMMARY_FILE)
+    write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
 
 
 def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
