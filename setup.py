@@ -13,10 +13,12 @@ README = ROOT / "README.md"
 # The lower bounds are what the tests run with on Python 3.11, the oldest supported; newer Pythons get newer JAX.
 REQUIREMENTS = [
     "array_record>=0.8.6",
+    "flatbuffers>=25.12.19",  # the form in which jax.export writes programs
     "flax>=0.12.8",
     "grain>=0.2.18",
     "importlib_resources>=7.1.0",  # TFDS 4.9 imports it and does not declare it
     "jax>=0.10.2",
+    "ml_dtypes>=0.6.0",
     "ml-collections>=1.1.0",
     "numpy>=2.4",
     "opencv-python-headless>=5.0.0.93",
@@ -32,9 +34,10 @@ EXTRAS = {
     "cpu": ["jax[cpu]"],
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
+    "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
-    "test": ["mypy==2.4.1", "pytest==9.2.0", "ruff==0.17.5"],
+    "test": ["mypy==2.4.1", "pytest==9.2.0", "ruff==0.17.5", "safetensors==0.8.0"],
 }
 
 setup(

@@ -3,6 +3,8 @@
 They go the road of ImageNet: prepared into ArrayRecord files, read by TFDS and grain, trained by the sharded step.
 """
 
+from typing import Any
+
 from vit_jax.config import (
     CheckpointConfig,
     Duration,
@@ -18,32 +20,47 @@ from vit_jax.config import (
     parse_argument,
 )
 
+TRANSFORMER: dict[str, Any] = {
+    "width": 64,
+    "depth": 4,
+    "mlp_dim": 256,
+    "num_heads": 4,
+    "pool": "gap",
+    "position_embedding": "sincos2d",  # with so few steps, learned positions are still learning at the end
+}
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # side of the image in pixels; numbers beside the name
+    "ViT-mu/2": (8, TRANSFORMER),
+    "R14x0.5": (16, {}),  # the root of a ResNet divides by 4, so the images are enlarged
+    "R14x0.5+ViT-mu/4": (16, TRANSFORMER),
+}
+
 
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: epochs=N."""
-    chosen = parse_argument(argument, epochs=100)
+    """Argument: MODEL[,epochs=N], one of `MODELS`."""
+    chosen = parse_argument(argument, model="ViT-mu/2", epochs=100)
+    if chosen["model"] not in MODELS:
+        raise ValueError(
+            f"model={chosen['model']!r} is not one of {', '.join(MODELS)}. For another network take the nearest of "
+            "them and override --config.model.name."
+        )
+    side, numbers = MODELS[chosen["model"]]
     return PretrainConfig(
         data="digits",
         total=Duration(f"{chosen['epochs']} epochs"),
         global_batch=64,
         model=ModelConfig(
-            name="ViT-mu/2",
-            width=64,
-            depth=4,
-            mlp_dim=256,
-            num_heads=4,
-            pool="gap",
+            name=chosen["model"],
             head="linear",
-            position_embedding="sincos2d",  # with so few steps, learned positions are still learning at the end
             compute_dtype="float32",
             scan_unroll=4,  # on a CPU, unrolled layers are 1.6 times as fast
+            **numbers,
         ),
         input=InputConfig(
             train_split="train",
             test_split="test",
-            image_size=(8, 8),
+            image_size=(side, side),
             train_crop="shift",
-            shift_pixels=1,
+            shift_pixels=side // 8,  # one pixel of the scan
             flip=False,  # a mirrored 2 is no 2
             mixup_alpha=0.4,
             test_resize="direct",

@@ -1,4 +1,4 @@
-"""ViT on JFT-300M (ViT, Table 3). JFT is private: the recipe runs on whatever --config.data says.
+"""ViTs, ResNets and hybrids on JFT-300M (ViT, Table 3). JFT is private: the recipe runs on what --config.data says.
 
 The paper is silent on the loss: sigmoid with a head bias of -10 is JFT practice, an image having 1.26 labels
 on average. It is silent on the end of the linear decay too: 1e-5 is what its authors gave for ImageNet-21k.
@@ -27,18 +27,31 @@ LEARNING_RATES = {  # by model and epochs
     ("ViT-L/16", 7): 4e-4,
     ("ViT-L/16", 14): 4e-4,
     ("ViT-H/14", 14): 3e-4,
+    ("R50x1", 7): 1e-3,
+    ("R50x2", 7): 1e-3,
+    ("R101x1", 7): 8e-4,
+    ("R152x1", 7): 6e-4,
+    ("R152x2", 7): 6e-4,
+    ("R152x2", 14): 6e-4,  # a guess: Table 6 has this run and the next, but Table 3 does not; this is its 7-epoch rate
+    ("R200x3", 14): 4e-4,  # a guess: the deeper the ResNet, the lower its rate
+    ("R50+ViT-B/16", 7): 8e-4,
+    ("R50+ViT-B/32", 7): 8e-4,
+    ("R50+ViT-L/32", 7): 2e-4,
+    ("R50+ViT-L/16", 7): 4e-4,
+    ("R50+ViT-L/16", 14): 4e-4,
 }
+SHARDED = ("ViT-H/14", "R200x3")  # parameters, moments and gradients are over 10 GB (README, Memory)
+RECOMPUTED = (*SHARDED, "R152x2", "R50+ViT-L/16")  # activations ask for the most saving layout
 
 
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,epochs=N], a row of `LEARNING_RATES`."""
     model, epochs = choose_row(argument, LEARNING_RATES)
-    huge = model == "ViT-H/14"  # its state and activations ask for the most saving layout (README, Memory)
     return PretrainConfig(
         data=None,
         total=Duration(f"{epochs} epochs"),
         global_batch=4096,
-        model=ModelConfig(name=model, head="mlp", head_bias_init=-10.0, remat="full" if huge else "dots"),
+        model=ModelConfig(name=model, head_bias_init=-10.0, remat="full" if model in RECOMPUTED else "dots"),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
         objective=ObjectiveConfig(loss="sigmoid"),
         optimizer=OptimizerConfig(weight_decay=0.1, weight_decay_meaning="paper"),
@@ -48,7 +61,7 @@ def get_config(argument: str = "") -> PretrainConfig:
             decay="linear",
             end_learning_rate=1e-5,
         ),
-        sharding=ShardingConfig(parameters="fsdp" if huge else "replicated"),
+        sharding=ShardingConfig(parameters="fsdp" if model in SHARDED else "replicated"),
         evaluation=EvaluationConfig(every=Duration("10000 steps")),
         checkpoint=CheckpointConfig(every=Duration("1000 steps")),
         logging=LoggingConfig(every=Duration("100 steps")),

@@ -20,7 +20,7 @@ RANKS = (
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals",),
     ("train",),
-    ("plan", "analysis", "bench"),
+    ("plan", "analysis", "bench", "inference"),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
@@ -179,7 +179,7 @@ def unread_fields(sources: Sources) -> list[str]:
     read = {path: attributes_read(source) for path, source in sources.items() if path != schema}
     by_anyone = set().union(*read.values())
     by_builders = set().union(*(names for path, names in read.items() if room_of(module_name(path)) in BUILDERS))
-    taken_over = fields_by_class(sources["vit_jax/config/variants.py"])["Architecture"] - {"name"}
+    taken_over = fields_by_class(sources["vit_jax/config/architecture.py"])["Architecture"] - {"name"}
     return [
         f"{owner}.{field}"
         for owner, fields in fields_by_class(sources[schema]).items()
@@ -321,7 +321,7 @@ def test_unread_options_are_found():
     architecture = "class Architecture:\n    name: str\n    width: int\n    gelu: str\n"
     sources = {
         "vit_jax/config/schema.py": f"{fields}def f(c):\n    return c.total",  # the schema itself does not count
-        "vit_jax/config/variants.py": f"{architecture}def check(a):\n    return a.gelu",  # nor does checking a copy
+        "vit_jax/config/architecture.py": f"{architecture}def check(a):\n    return a.gelu",  # nor does checking a copy
         "vit_jax/models/vit.py": "def build(a):\n    return [getattr(a, n) for n in ('width',)]",
         "vit_jax/train/pretrain.py": "def run(c):\n    c.total = 3\n    return c.seed",  # nor does writing
     }

@@ -59,6 +59,11 @@ class ModelOutput:
     tokens_BND: jax.Array
 
 
+def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
+    """uint8 pixels to [-1, 1], what every network takes: (x - 127.5) / 127.5, in `dtype`."""
+    return ((image_BHWC.astype(jnp.float32) - 127.5) / 127.5).astype(dtype)
+
+
 def abstract_batch(global_batch: int, image_size: tuple[int, int], sharding: Any = None) -> Batch:
     """The shapes and dtypes of a `Batch`, for tracing without data."""
 

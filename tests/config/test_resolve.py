@@ -6,7 +6,6 @@ import pytest
 
 from vit_jax.config import Duration, RunSteps, from_dict, load_recipe, resolve, to_dict
 from vit_jax.config.load import flatten
-from vit_jax.config.schema import PretrainConfig
 
 BASE = load_recipe(
     "configs/digits.py",
@@ -19,15 +18,18 @@ BASE = load_recipe(
 )
 
 
-def change(**fields):
+FINETUNING = load_recipe("configs/finetune.py:any,own")
+
+
+def change(base=BASE, **fields):
     """A valid config with fields changed; `section__field=value`."""
-    values = to_dict(BASE)
+    values = to_dict(base)
     for name, value in fields.items():
         *sections, field = name.split("__")
         section = values[sections[0]] if sections else values
         assert field in section
         section[field] = value
-    return from_dict(PretrainConfig, values)
+    return from_dict(type(base), values)
 
 
 def steps_of(config, num_examples=1280, num_devices=8):
@@ -159,6 +161,10 @@ def test_value_out_of_range(name, value, rule):
         ({"input__crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
         ({"input__crop_distribution": "torchvision"}, "input.crop_distribution"),
         ({"input__test_crop_fraction": 0.5}, "input.test_crop_fraction"),
+        ({"optimizer__momentum": 0.5}, "optimizer.momentum"),
+        ({"optimizer__name": "sgd", "optimizer__beta2": 0.95}, "optimizer.beta2"),
+        ({"optimizer__trained": "head", "optimizer__layer_decay": 0.9}, "optimizer.layer_decay"),
+        ({"schedule__drop_at_fraction": (0.5,)}, "schedule.drop_at_fraction"),
     ],
 )
 def test_a_setting_without_effect_is_refused(fields, name):
@@ -176,3 +182,43 @@ def test_limits_themselves_are_allowed():
 
 def test_named_fields_exist():
     assert {*FRACTIONS, *NOT_NEGATIVE, *AT_LEAST_ONE} <= flatten(to_dict(BASE)).keys()
+
+
+@pytest.mark.parametrize("rates", [(0.01,), (0.001, 0.03)])
+def test_a_search_needs_no_learning_rate(rates):
+    config = change(FINETUNING, search__learning_rates=rates, search__validation_fraction=0.5)
+    assert steps_of(config).total == 400
+
+
+def test_a_learning_rate_needs_no_search():
+    config = change(FINETUNING, search__learning_rates=(), schedule__learning_rate=0.01)
+    assert steps_of(config).total == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"schedule__learning_rate": 0.01},
+            r"config.schedule.learning_rate=0.01 and config.search.learning_rates=\(0.001, .* are both set",
+        ),
+        ({"search__learning_rates": ()}, "learning_rate=0.0 and .*learning_rates is empty: nothing would be learnt"),
+        ({"search__learning_rates": (0.01, 0.0)}, r"\(0.01, 0.0\): must be positive and different"),
+        ({"search__learning_rates": (0.01, -0.1)}, r"\(0.01, -0.1\): must be positive and different"),
+        ({"search__learning_rates": (0.01, 0.03, 0.01)}, r"must be positive and different from each other"),
+        ({"search__validation_fraction": 0.0}, "config.search.validation_fraction=0.0: must lie between 0 and 1"),
+        ({"search__validation_fraction": 1.0}, "config.search.validation_fraction=1.0: must lie between 0 and 1"),
+        ({"model__dropout_fraction": 1.0}, r"config.model.dropout_fraction=1.0: must lie in \[0, 1\)"),
+        ({"optimizer__momentum": 1.0}, r"config.optimizer.momentum=1.0: must lie in \[0, 1\)"),
+        ({"optimizer__trained": "head", "model__dropout_fraction": 0.1}, "features are frozen: dropout has no effect"),
+        ({"optimizer__trained": "head", "model__stochastic_depth_fraction": 0.1}, "features are frozen"),
+    ],
+)
+def test_what_fine_tuning_refuses(fields, message):
+    with pytest.raises(ValueError, match=message):
+        steps_of(change(FINETUNING, **fields))
+
+
+@pytest.mark.parametrize("dropout", [None, 0.0])
+def test_a_frozen_backbone_may_leave_dropout_to_its_default(dropout):
+    steps_of(change(FINETUNING, optimizer__trained="head", model__dropout_fraction=dropout))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from vit_jax.config.variants import VIT_SIZES, Architecture, parse_name
-from vit_jax.cost.parameters import count_parameters, parameter_groups
+from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
+from vit_jax.config.variants import RESNET_UNITS
+from vit_jax.cost.parameters import GROUPS, count_parameters, parameter_groups
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
 COMPUTED = "computed"
@@ -25,22 +26,36 @@ TINY = Architecture(
 )
 TINY_BLOCK = 16 + 16 + 4 * 72 + (8 * 16 + 16) + (16 * 8 + 8)  # two norms, four projections, two dense layers
 
+# 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
+TINY_RESNET = Architecture(
+    name="tiny",
+    family="resnet",
+    image_size=(16, 12),
+    patch_size=(1, 1),
+    num_classes=5,
+    width=256,
+    depth=0,
+    mlp_dim=0,
+    num_heads=0,
+    units=(2, 1),
+    width_factor=0.5,
+    pool="gap",
+    residual_unit="preactivation",
+)
+TINY_CONVOLUTIONS = (
+    (32 * 32 + 9 * 32 * 32 + 32 * 128 + 32 * 128)  # the last is the shortcut
+    + (128 * 32 + 9 * 32 * 32 + 32 * 128)
+    + (128 * 64 + 9 * 64 * 64 + 64 * 256 + 128 * 256)
+)
+
 
 def count_of(row: Row) -> int:
     """Our count for a golden row; a head of "none" means the backbone alone."""
-    size_name, patch_size = parse_name(row["name"])
-    backbone = row["head"] == "none"
-    architecture = Architecture(
-        name=row["name"],
-        image_size=(row["image_size"], row["image_size"]),
-        patch_size=patch_size,
-        num_classes=1 if backbone else row["num_classes"],
-        pool=row["pool"],
-        head="linear" if backbone else row["head"],
-        **dataclasses.asdict(VIT_SIZES[size_name]),
+    head = "linear" if row["head"] == "none" else row["head"]
+    config = ModelConfig(name=row["name"], pool=row["pool"], head=head)
+    return count_parameters(
+        build_architecture(config, image_size=(row["image_size"],) * 2, num_classes=row["num_classes"])
     )
-    groups = parameter_groups(architecture)
-    return sum(groups.values()) - (groups["head"] if backbone else 0)
 
 
 def golden_rows() -> list[Row]:
@@ -50,16 +65,16 @@ def golden_rows() -> list[Row]:
 
 def renew(rows: list[Row]) -> list[Row]:
     """The rows with a new one for each size that has none, computed counts brought up to date, on disk too."""
-    for size_name in sorted(VIT_SIZES.keys() - {parse_name(row["name"])[0] for row in patch_16(rows)}):
-        new = {"name": f"ViT-{size_name}/16", "image_size": 224, "num_classes": 1000, "pool": "token"}
+    for name in sorted(expected_names() - {row["name"] for row in rows}):
+        new = {"name": name, "image_size": 224, "num_classes": 1000, "pool": "token" if "/" in name else "gap"}
         rows.append({**new, "head": "linear", "parameters": 0, "source": COMPUTED})
     rows = [{**row, "parameters": count_of(row)} if row["source"] == COMPUTED else row for row in rows]
     GOLDEN.write_text("[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n")
     return rows
 
 
-def patch_16(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if parse_name(row["name"])[1] == (16, 16)]
+def expected_names() -> set[str]:
+    return {f"ViT-{size}/16" for size in VIT_SIZES} | {f"R{depth}x1" for depth in RESNET_UNITS}
 
 
 ROWS = golden_rows()
@@ -73,18 +88,20 @@ def test_golden_count(row: Row) -> None:
 
 
 def test_every_size_has_a_golden_count() -> None:
-    missing = VIT_SIZES.keys() - {parse_name(row["name"])[0] for row in patch_16(ROWS)}
-    assert not missing, f"no golden count at patch 16 for {sorted(missing)}: run once with UPDATE_GOLDEN=1"
+    missing = expected_names() - {row["name"] for row in ROWS}
+    assert not missing, f"no golden count for {sorted(missing)}: run once with UPDATE_GOLDEN=1"
 
 
 def test_golden_rows_are_distinct_and_mostly_published() -> None:
     keys = [tuple(value for name, value in row.items() if name not in ("parameters", "source")) for row in ROWS]
     assert len(set(keys)) == len(keys)
-    assert sum(row["source"] != COMPUTED for row in ROWS) == 38  # a published row is never dropped or recomputed
+    assert sum(row["source"] != COMPUTED for row in ROWS) == 78  # a published row is never dropped or recomputed
 
 
 def test_groups_of_a_tiny_network_by_hand() -> None:
     assert parameter_groups(TINY) == {
+        "root": 0,
+        "stages": 0,
         "patch_embedding": 48 * 8 + 8,
         "class_token": 8,
         "position_embedding": 7 * 8,
@@ -94,6 +111,50 @@ def test_groups_of_a_tiny_network_by_hand() -> None:
         "head": 8 * 5 + 5,
     }
     assert count_parameters(TINY) == 392 + 8 + 56 + TINY_BLOCK + 16 + 45
+
+
+def test_groups_of_a_preactivation_resnet_by_hand() -> None:
+    norms = 2 * ((32 + 32 + 32) + (128 + 32 + 32) + (128 + 64 + 64))  # the first norm sees the unit's input
+    expected = {"root": 49 * 3 * 32, "stages": TINY_CONVOLUTIONS + norms, "final_norm": 2 * 256, "head": 256 * 5 + 5}
+    assert parameter_groups(TINY_RESNET) == dict.fromkeys(GROUPS, 0) | expected
+
+
+def test_groups_of_a_postactivation_resnet_by_hand() -> None:
+    norms = 2 * ((32 + 32 + 128 + 128) + (32 + 32 + 128) + (64 + 64 + 256 + 256))  # the shortcut's is the last
+    expected = {"root": 49 * 3 * 32 + 2 * 32, "stages": TINY_CONVOLUTIONS + norms, "head": 256 * 5 + 5}
+    architecture = dataclasses.replace(TINY_RESNET, residual_unit="postactivation")
+    assert parameter_groups(architecture) == dict.fromkeys(GROUPS, 0) | expected
+
+
+def test_groups_of_a_hybrid_by_hand() -> None:
+    """A map of 2 x 2 with 256 channels, cut into two patches of 1 x 2 cells."""
+    stem = {"family": "hybrid", "units": (2, 1), "width_factor": 0.5, "image_size": (16, 12), "patch_size": (1, 2)}
+    resnet = parameter_groups(dataclasses.replace(TINY_RESNET, residual_unit="postactivation"))
+    assert parameter_groups(dataclasses.replace(TINY, **stem)) == {
+        **parameter_groups(TINY),
+        "root": resnet["root"],
+        "stages": resnet["stages"],
+        "patch_embedding": 2 * 256 * 8 + 8,
+        "position_embedding": 3 * 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "residual_unit", "millions"),  # timm, results-imagenet.csv, with its 1000 classes
+    [
+        ("R50x1", None, "25.55"),
+        ("R101x1", None, "44.54"),
+        ("R50x3", None, "217.32"),
+        ("R101x3", None, "387.93"),
+        ("R152x2", None, "236.34"),
+        ("R152x4", None, "936.53"),
+        ("R50x1", "postactivation", "25.56"),  # resnet50_gn
+    ],
+)
+def test_resnets_of_timm(name: str, residual_unit: Any, millions: str) -> None:
+    config = ModelConfig(name=name, residual_unit=residual_unit)
+    architecture = build_architecture(config, image_size=(224, 224), num_classes=1000)
+    assert f"{count_parameters(architecture) / 1e6:.2f}" == millions
 
 
 @pytest.mark.parametrize(
@@ -134,7 +195,17 @@ def test_mlp_head_adds_a_layer_of_the_width() -> None:
     assert parameter_groups(dataclasses.replace(TINY, head="mlp"))["head"] == 72 + 45
 
 
-@pytest.mark.parametrize("field", ["pool", "position_embedding", "head"])
-def test_unknown_choice_is_named(field: str) -> None:
+@pytest.mark.parametrize("head", ["mlp", "linear"])
+def test_no_classes_no_classifier(head: str) -> None:
+    groups = parameter_groups(dataclasses.replace(TINY, head=head, num_classes=0))
+    assert groups["head"] == (72 if head == "mlp" else 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [(TINY, "pool"), (TINY, "position_embedding"), (TINY, "head"), (TINY_RESNET, "residual_unit")],
+    ids=lambda value: value if isinstance(value, str) else value.family,
+)
+def test_unknown_choice_is_named(architecture: Architecture, field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}='nonsense'.*use "):
-        count_parameters(dataclasses.replace(TINY, **{field: "nonsense"}))
+        count_parameters(dataclasses.replace(architecture, **{field: "nonsense"}))

@@ -65,6 +65,23 @@ def test_impossible_boxes_fall_back():
     assert left == (1000 - 13) // 2
 
 
+@pytest.mark.parametrize("size", [(3, 2), (4, 2), (2, 5)])
+def test_random_crops_are_uniform(size):
+    """A pixel holds its own place, so the corner of a crop tells where it was cut."""
+    image = np.stack(np.broadcast_arrays(np.arange(4)[:, None], np.arange(5)[None, :], 0), axis=-1).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    crops_found = [crops.random_crop(rng, image, size) for _ in range(3000)]
+    assert {crop.shape for crop in crops_found} == {(*size, 3)}
+    for crop in crops_found[:50]:
+        top, left = crop[0, 0, :2]
+        assert np.array_equal(crop, image[top : top + size[0], left : left + size[1]])
+    places, counts = np.unique([crop[0, 0, :2] for crop in crops_found], axis=0, return_counts=True)
+    rows, columns = 4 - size[0] + 1, 5 - size[1] + 1
+    assert places.tolist() == [[row, column] for row in range(rows) for column in range(columns)]
+    expected = 3000 / (rows * columns)
+    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected))
+
+
 def test_shifts_are_uniform_and_fill_with_zeros():
     image = np.full((4, 4, 3), 200, np.uint8)
     image[1, 2] = 255

@@ -96,6 +96,48 @@ def test_mistakes_are_named(make_folder, make_config, files, split, fields, mess
         open_source(f"folder:{make_folder(files)}", split, make_config(**fields), 0)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("cat", "Cat", "dog"), "'Cat' and 'cat' of .* differ only in upper and lower case"),
+        (("Ärger", "ärger"), "differ only in upper and lower case"),
+        (("K\u00e4tzchen", "Ka\u0308tzchen"), r"how Unicode spells them, 'Ka\\u0308tzchen' and 'K\\xe4tzchen'"),
+        (("K\u00e4tzchen", "ka\u0308tzchen"), "differ only in upper and lower case"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["{}/{}.png", "train/{}/{}.png", "split"])
+def test_names_that_clash(make_folder, make_config, names, message, layout):
+    if layout == "split":  # one spelling in train, another in test
+        files = {f"train/{name}/0.png" for name in (names[0], "zebra")} | {f"test/{name}/0.png" for name in names[1:]}
+    else:
+        files = {layout.format(name, i) for name in names for i in range(2)} | {"test/dog/a.png", "test/emu/a.png"}
+    if layout == "{}/{}.png":
+        files -= {"test/dog/a.png", "test/emu/a.png"}
+    path = make_folder(dict.fromkeys(sorted(files), 1))
+    with pytest.raises(ValueError, match=message):
+        open_source(f"folder:{path}", "test", make_config(), 0)
+
+
+def test_links_in_circles_end(make_folder, make_config):
+    path = make_folder(flat(4))
+    for link in ("cat/up", "cat/again", "dog/up"):
+        (path / link).symlink_to(path, target_is_directory=True)
+    for link in ("cat/self", "cat/itself", "dog/inner"):
+        (path / link).symlink_to((path / link).parent, target_is_directory=True)
+    names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
+    assert sorted(names) == sorted(flat(4))
+
+
+def test_linked_folders_are_followed_once(make_folder, make_config, tmp_path):
+    path = make_folder(flat(4))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/x.png").write_bytes((path / "cat/000.png").read_bytes())
+    for link in ("cat/one", "cat/two"):
+        (path / link).symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
+    assert sorted(names) == sorted([*flat(4), "cat/one/x.png"])
+
+
 def test_missing_folder(tmp_path, make_config):
     with pytest.raises(ValueError, match="There is no folder"):
         open_source(f"folder:{tmp_path / 'nowhere'}", "train", make_config(), 0)

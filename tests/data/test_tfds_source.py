@@ -112,6 +112,17 @@ def test_cache_reads_each_record_once(data_dir, make_config):
     assert len(pickle.dumps(source)) == len(pickle.dumps(CachedSource(source.source)))
 
 
+def test_labels_come_without_images(data_dir, make_config, monkeypatch):
+    source = open_source("digits", "train[:700]", make_config(data_dir=data_dir), 0)  # more than two chunks
+    expected = [source[i].label for i in range(len(source))]
+    monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
+    monkeypatch.setattr(type(source), "__getitem__", None)
+    assert source.labels.tolist() == expected
+    assert source.labels is source.labels
+    assert CachedSource(source).labels is source.labels
+    assert source.key_of(3) == b"3"
+
+
 def test_unknown_name_offers_the_nearest(tmp_path, make_config):
     with pytest.raises(ValueError, match="Nearest: cifar10"):
         open_source("tfds:cifar1O", "train", make_config(data_dir=str(tmp_path)), 0)

@@ -12,7 +12,16 @@ IMAGE = np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("shape", [(40, 50), (50, 40), (1, 1), (3, 90), (224, 224)])
-@pytest.mark.parametrize("fields", [{}, {"train_crop": "none"}, {"train_crop": "shift", "shift_pixels": 2}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"train_crop": "none"},
+        {"train_crop": "shift", "shift_pixels": 2},
+        {"train_crop": "resize", "train_resize_pixels": 24},
+        {"train_crop": "resize_short_side", "train_resize_pixels": 31},
+    ],
+)
 def test_any_image_becomes_the_size_asked_for(make_config, shape, fields):
     config = make_config(image_size=(24, 17), randaugment_layers=2, randaugment_magnitude=10, **fields)
     record = Record(np.zeros((*shape, 3), np.uint8), 0)
@@ -31,7 +40,8 @@ def test_randomness_comes_from_the_generator_alone(make_config):
 
 def test_record_is_left_as_it_was(make_config):
     before = IMAGE.copy()
-    for fields in ({}, {"train_crop": "none", "image_size": (40, 50)}):
+    whole = {"train_crop": "resize_short_side", "train_resize_pixels": 40, "image_size": (40, 40)}
+    for fields in ({}, {"train_crop": "none", "image_size": (40, 50)}, whole):
         transform = build_train_transform(make_config(randaugment_layers=3, randaugment_magnitude=9, **fields))
         for seed in range(20):
             transform(Record(IMAGE, 0), np.random.default_rng(seed))
@@ -47,10 +57,47 @@ def test_half_of_the_images_are_flipped(make_config):
     assert np.array_equal(still(Record(IMAGE, 0), rng), IMAGE)
 
 
+def gradient(height, width, step):
+    """Every row rises by `step` a pixel, in the three channels alike."""
+    return np.repeat(np.repeat(np.arange(width, dtype=np.uint8)[None, :, None] * step, height, axis=0), 3, axis=2)
+
+
+def sample_first_rows(transform, image, count=300):
+    rng = np.random.default_rng(0)
+    return {tuple(transform(Record(image, 0), rng)[0, :, 0].tolist()) for _ in range(count)}
+
+
+def test_resize_then_random_crop(make_config):
+    """16 x 32 becomes 8 x 8: columns lie 4 apart, samples between the middle two, 1.5 + 4 k; then any 6 columns."""
+    config = make_config(train_crop="resize", train_resize_pixels=8, image_size=(6, 6), flip=False)
+    found = sample_first_rows(build_train_transform(config), gradient(16, 32, 4))
+    columns = [int(4 * (1.5 + 4 * k)) for k in range(8)]
+    assert found == {tuple(columns[left : left + 6]) for left in range(3)}
+
+
+def test_resize_of_the_short_side_then_random_crop(make_config):
+    """16 x 32 becomes 8 x 16: pairs of columns are averaged, 0.5 + 2 k; then any 6 columns."""
+    config = make_config(train_crop="resize_short_side", train_resize_pixels=8, image_size=(8, 6), flip=False)
+    found = sample_first_rows(build_train_transform(config), gradient(16, 32, 4))
+    columns = [int(4 * (0.5 + 2 * k)) for k in range(16)]
+    assert found == {tuple(columns[left : left + 6]) for left in range(11)}
+
+
+def test_short_side_averages_areas_where_resize_samples(make_config):
+    """Columns 0, 0, 0, 200 repeated: the area filter gives their mean, bilinear the middle two of every four."""
+    image = np.broadcast_to(np.tile([0, 0, 0, 200], 4).astype(np.uint8)[None, :, None], (16, 16, 3))
+    fields = {"train_resize_pixels": 4, "image_size": (4, 4), "flip": False}
+    resize, short_side = (
+        build_train_transform(make_config(train_crop=crop, **fields))(Record(image, 0), np.random.default_rng(0))
+        for crop in ("resize", "resize_short_side")
+    )
+    assert np.unique(resize).tolist() == [0]
+    assert np.unique(short_side).tolist() == [50]
+
+
 def test_short_side_is_resized_then_cropped(make_config):
     """Size 7 at 0.875 wants a short side of 8: a gradient of 16 x 32 shrinks by two, and the middle is taken."""
-    gradient = np.repeat(np.repeat(np.arange(32, dtype=np.uint8)[None, :, None] * 4, 16, axis=0), 3, axis=2)
-    found = build_evaluation_transform(make_config(image_size=(7, 7)))(Record(gradient, 0))
+    found = build_evaluation_transform(make_config(image_size=(7, 7)))(Record(gradient(16, 32, 4), 0))
     assert found[0, :, 0].tolist() == [8 * column + 2 for column in range(4, 11)]
 
 
@@ -71,6 +118,12 @@ def test_direct_resize_keeps_everything(make_config):
         {"randaugment_magnitude": 5},
         {"randaugment_layers": -1},
         {"image_size": (0, 8)},
+        {"train_resize_pixels": 9},
+        {"train_resize_pixels": 9, "train_crop": "none"},
+        {"train_crop": "resize"},
+        {"train_crop": "resize_short_side"},
+        {"train_resize_pixels": 7, "train_crop": "resize"},
+        {"train_resize_pixels": 9, "train_crop": "resize_short_side", "image_size": (8, 10)},
     ],
 )
 def test_contradictions_are_refused(make_config, fields):

@@ -33,8 +33,16 @@ class Command:
         return ["pretrain", "--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{f}" for f in fields)]
 
     def start(self, workdir, *overrides, devices=1, **environment):
+        return self.start_words(*self.words(workdir, *overrides), devices=devices, **environment)
+
+    def run_words(self, *words, devices=1, **environment):
+        """Any verb, to its end."""
+        return ended(self.start_words(*words, devices=devices, **environment))
+
+    def start_words(self, *words, devices=1, **environment):
+        """Any verb, in the background."""
         return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "vit_jax", *self.words(workdir, *overrides)],
+            [sys.executable, "-W", "error", "-m", "vit_jax", *words],
             cwd=ROOT,
             env=self.environment(devices) | environment,
             stdout=subprocess.PIPE,
@@ -43,9 +51,7 @@ class Command:
         )
 
     def run(self, workdir, *overrides, devices=1, **environment):
-        process = self.start(workdir, *overrides, devices=devices, **environment)
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return ended(self.start(workdir, *overrides, devices=devices, **environment))
 
     def environment(self, devices):
         return os.environ | {
@@ -54,6 +60,11 @@ class Command:
             "JAX_COMPILATION_CACHE_DIR": self.compilation_cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         }
+
+
+def ended(process):
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def summary(workdir):

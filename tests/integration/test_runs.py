@@ -66,7 +66,7 @@ def test_weights_of_another_run_start_at_step_0(finished, command, tmp_path):
     workdir, _ = finished
     result = command.run(tmp_path, *SHORT, f"init_from={workdir}", "schedule.learning_rate=0.0")
     assert result.returncode == 0, result.stderr
-    assert f"starting at step 0 with the weights of step 12 of {workdir}" in result.stdout
+    assert f"starting at step 0 with the weights of {workdir} (vit_jax, Polyak average of step 12)" in result.stdout
 
 
 def test_weights_of_a_network_that_computes_something_else_are_refused(finished, command, tmp_path):

@@ -1,4 +1,3 @@
-import functools
 import json
 import pathlib
 
@@ -7,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.models.small_models import abstract, apply, filled, images, initialised, size
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.cost.parameters import count_parameters
-from vit_jax.models import build_model
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json").read_text())
 POOLS = ("token", "gap", "map")
@@ -20,34 +19,6 @@ POSITIONS = ("learned_1d", "learned_2d", "sincos2d", "none")
 def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
     options = {"name": "ViT-mu/4", "depth": 2, "compute_dtype": "float32"} | options
     return build_architecture(ModelConfig(**options), image_size=image_size, num_classes=num_classes)
-
-
-def abstract(architecture):
-    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
-
-
-@functools.cache
-def initialised(architecture):
-    """The model as training begins with it. Compiling the initialisers takes seconds: most tests use `filled`."""
-    return jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
-
-
-def filled(architecture):
-    """The model with made-up parameters, also in the head, which starts at zero."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture))
-
-
-def apply(model, image_BHWC, **options):
-    return jax.jit(lambda model, x, options: model(x, **options))(model, image_BHWC, options)
-
-
-def size(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def images(architecture, batch=2, seed=1):
-    return jax.random.uniform(jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The learning rate at the steps where it is known, for every decay, traced and not."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +16,17 @@ BASE = 8e-4
 LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE}
 
 
-def config(decay: str, **changes: float) -> ScheduleConfig:
+def config(decay: str, **changes: Any) -> ScheduleConfig:
     given = ScheduleConfig(learning_rate=BASE, warmup=Duration("unused"), decay="constant")
     return dataclasses.replace(given, decay=decay, **changes)
 
 
-def rates(decay: str, *steps: int, lengths: dict[str, int] = LENGTHS, **changes: float) -> list[float]:
+def rates(decay: str, *steps: int, lengths: dict[str, int] = LENGTHS, **changes: Any) -> list[float]:
     schedule = build_schedule(config(decay, **changes), **lengths)
     return [float(schedule(step)) for step in steps]
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase"])
 def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
     assert rates(decay, 0) == [0.0]
     (at_end,) = rates(decay, WARMUP)
@@ -57,24 +58,66 @@ def test_arrives_at_the_end_value_and_stays(decay: str) -> None:
     assert rates(decay, TOTAL, TOTAL + 50, end_learning_rate=1e-5) == pytest.approx([1e-5, 1e-5], rel=1e-6)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase"])
 def test_without_warm_up_the_first_step_has_the_base_rate(decay: str) -> None:
     assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx([BASE], rel=1e-6)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "staircase"])
 def test_never_rises_after_the_warm_up(decay: str) -> None:
     schedule = build_schedule(config(decay), **LENGTHS)
     values = np.asarray(jax.vmap(schedule)(jnp.arange(WARMUP, TOTAL + 10)))
     assert (np.diff(values) <= 0).all()
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase"])
 def test_traced_step_gives_a_float32_scalar(decay: str) -> None:
     schedule = build_schedule(config(decay), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(345))
     assert (rate.dtype, rate.shape) == (jnp.float32, ())
     assert float(rate) == pytest.approx(float(schedule(345)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "fractions", "drops"),
+    [  # BiT-HyperRule as released, for small, medium and large datasets
+        (100, 500, (0.4, 0.6, 0.8), (200, 300, 400)),
+        (500, 10_000, (0.3, 0.6, 0.9), (3000, 6000, 9000)),
+        (500, 20_000, (0.3, 0.6, 0.9), (6000, 12_000, 18_000)),
+    ],
+)
+def test_staircase_of_bit_hyperrule(
+    warmup: int, total: int, fractions: tuple[float, ...], drops: tuple[int, int, int]
+) -> None:
+    schedule = build_schedule(
+        dataclasses.replace(config("staircase", drop_at_fraction=fractions), learning_rate=0.003),
+        warmup_steps=warmup,
+        total_steps=total,
+        timescale_steps=1,
+    )
+    first, second, third = drops
+    expected = {
+        0: 0.0,
+        warmup // 4: 0.00075,
+        warmup: 0.003,
+        first - 1: 0.003,
+        first: 0.0003,
+        second - 1: 0.0003,
+        second: 0.00003,
+        third - 1: 0.00003,
+        third: 0.000003,
+        total - 1: 0.000003,
+    }
+    assert [float(schedule(step)) for step in expected] == pytest.approx(list(expected.values()), rel=1e-6)
+    every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(warmup, total)))
+    lengths = [first - warmup, second - first, third - second, total - third]
+    np.testing.assert_allclose(every, np.repeat([3e-3, 3e-4, 3e-5, 3e-6], lengths), rtol=1e-6)
+
+
+def test_a_drop_lies_at_the_nearest_whole_step() -> None:
+    lengths = {"warmup_steps": 0, "total_steps": 7, "timescale_steps": 1}
+    ours = rates("staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8))  # steps 3.5 and 5.6
+    assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
 
 
 def test_long_runs_keep_their_resolution() -> None:
@@ -96,12 +139,20 @@ def test_long_runs_keep_their_resolution() -> None:
         ("cosine", {"end_learning_rate": -1e-5}, {}, "between 0 and"),
         ("rsqrt", {"end_learning_rate": 1e-5}, {}, "no effect"),
         ("constant", {"end_learning_rate": 1e-5}, {}, "no effect"),
+        ("staircase", {"end_learning_rate": 1e-5}, {}, "no effect"),
+        ("staircase", {"drop_at_fraction": ()}, {}, r"drop_at_fraction=\(\): must be one or more"),
+        ("staircase", {"drop_at_fraction": (0.0, 0.5)}, {}, "between 0 and 1"),
+        ("staircase", {"drop_at_fraction": (0.5, 1.0)}, {}, "between 0 and 1"),
+        ("staircase", {"drop_at_fraction": (0.5, float("nan"))}, {}, "between 0 and 1"),
+        ("staircase", {"drop_at_fraction": (0.6, 0.3)}, {}, "ascending"),
+        ("staircase", {"drop_at_fraction": (0.3, 0.3)}, {}, "ascending"),
+        ("staircase", {"drop_at_fraction": (0.05, 0.5)}, {}, "at step 55, before the warm-up has ended at step 100"),
         ("rsqrt", {}, {"timescale_steps": 0}, "timescale is 0"),
         ("exponential", {}, {}, "'exponential'.*use linear"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(
-    decay: str, changes: dict[str, float], lengths: dict[str, int], message: str
+    decay: str, changes: dict[str, Any], lengths: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_schedule(config(decay, **changes), **{**LENGTHS, **lengths})

@@ -8,8 +8,8 @@ from vit_jax.models import build_model
 from vit_jax.sharding import build_mesh, shard_tree
 
 
-def placements(strategy, devices=8, **options):
-    architecture = build_architecture(ModelConfig(name="ViT-S/16", **options), image_size=(32, 32), num_classes=1001)
+def placements(strategy, devices=8, name="ViT-S/16", **options):
+    architecture = build_architecture(ModelConfig(name=name, **options), image_size=(32, 32), num_classes=1001)
     model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
     mesh = build_mesh(jax.devices()[:devices])
     return pytree.named_leaves(model), pytree.named_leaves(shard_tree(model, mesh, strategy))
@@ -20,9 +20,11 @@ def test_replicated_splits_nothing():
     assert {sharding.spec for sharding in shardings.values()} == {PartitionSpec()}
 
 
-@pytest.mark.parametrize("pool", ["token", "map"])
-def test_fsdp_splits_every_large_parameter(pool):
-    leaves, shardings = placements("fsdp", pool=pool)
+@pytest.mark.parametrize(
+    ("name", "pool"), [("ViT-S/16", "token"), ("ViT-S/16", "map"), ("R26x1", None), ("R26+ViT-S/32", None)]
+)
+def test_fsdp_splits_every_large_parameter(name, pool):
+    leaves, shardings = placements("fsdp", name=name, pool=pool)
     for name, leaf in leaves.items():
         shards = leaf.size // jax.numpy.prod(jax.numpy.array(shardings[name].shard_shape(leaf.shape))).item()
         assert shards == (8 if name.endswith("kernel") or name == "positions/table" else 1), name

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.config import load_recipe
-from vit_jax.train.assemble import assemble
+from vit_jax.train.assemble import architecture_of, assemble
 
 RECIPE = str(pathlib.Path(__file__).parents[2] / "configs" / "digits.py")
 SHRUNK = ["global_batch=16", "model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2"]
@@ -22,7 +22,11 @@ def config(*overrides):
 
 def build(*overrides, devices=1):
     """An assembly on the first CPU devices."""
-    return assemble(config(*overrides), num_classes=10, num_examples=160, devices=jax.devices()[:devices])
+    return assemble_config(config(*overrides), devices)
+
+
+def assemble_config(config, devices=1):
+    return assemble(config, architecture_of(config, 10), num_examples=160, devices=jax.devices()[:devices])
 
 
 def batches(run, num_steps, *, masked=()):

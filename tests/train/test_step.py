@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tests.train import small_runs as runs
+from vit_jax import pytree
+from vit_jax.arrays import normalise
 
 LAYOUTS = {"replicated": ["sharding.parameters=replicated"], "fsdp": ["sharding.parameters=fsdp"]}
 
@@ -137,3 +139,57 @@ def test_bfloat16_compute_keeps_float32_parameters():
     _, exact = runs.train(runs.build(), 3)
     np.testing.assert_allclose(losses(curve), losses(exact), rtol=2e-2)
     assert losses(curve) != losses(exact)
+
+
+FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "model.depth=1")
+
+
+def filled_state(run):
+    """With made-up parameters also in the head, which else starts at zero and hands no gradient to the backbone."""
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), run.abstract_state.model)
+    return run.state_of(model)
+
+
+def assert_only_the_head_differs(before, after):
+    before, after = (pytree.named_leaves(jax.device_get(model)) for model in (before, after))
+    for name, leaf in before.items():
+        assert (leaf.tobytes() == after[name].tobytes()) == (not name.startswith("head/")), name
+
+
+@pytest.mark.parametrize("how", [(), ("optimizer.name=sgd", "optimizer.accumulation_steps=2")])
+def test_a_frozen_backbone_is_the_same_to_the_bit(how):
+    """Under weight decay, and in the Polyak average too."""
+    run = runs.build(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3", *how, devices=2)
+    state = filled_state(run)
+    before = jax.device_get(state.model)
+    for batch in runs.batches(run, 4):
+        state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+    assert_only_the_head_differs(before, state.model)
+    assert_only_the_head_differs(before, state.polyak)
+
+
+def loss_and_gradient_norms(model, batch):
+    """Without dropout: the mean loss, and the norms of the head's and of the other gradients."""
+    label_BK = jax.nn.one_hot(batch.label_B, 10)
+
+    def loss(model):
+        log_probability_BK = jax.nn.log_softmax(model(normalise(batch.image_BHWC, "float32")).logits_BK)
+        return -(label_BK * log_probability_BK).sum(-1).mean()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model)
+    squares = {"head": 0.0, "rest": 0.0}
+    for name, leaf in pytree.named_leaves(gradients).items():
+        squares["head" if name.startswith("head/") else "rest"] += float(np.square(np.float64(leaf)).sum())
+    return float(value), math.sqrt(squares["head"]), math.sqrt(squares["rest"])
+
+
+def test_a_frozen_backbone_has_the_features_of_evaluation_and_no_gradient():
+    run = runs.build(*FROZEN, "model.dropout_fraction=0.5", "model.stochastic_depth_fraction=0.5")
+    (batch,) = runs.batches(run, 1)
+    state = filled_state(run)
+    loss, head, rest = loss_and_gradient_norms(state.model, batch)
+    assert rest > 0.1 * head  # it would show
+    _, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+    assert float(metrics["train_loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(metrics["gradient_norm"]) == pytest.approx(head, rel=1e-4)

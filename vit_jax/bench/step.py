@@ -10,7 +10,7 @@ from vit_jax.arrays import Batch
 from vit_jax.config import PretrainConfig
 from vit_jax.cost.chips import find_chip, mfu
 from vit_jax.cost.flops import training_flops_per_image
-from vit_jax.train.assemble import Assembly, Datasets, assemble, open_datasets, open_train_batches
+from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
 
 WARM_UP_STEPS = 3
 
@@ -28,7 +28,8 @@ def bench_step(config: PretrainConfig, *, num_steps: int, num_classes: int = 100
     """
     devices = jax.devices()
     num_examples = config.global_batch * 1_000_000  # so many that no duration of a recipe is cut short
-    run = assemble(config, num_classes=num_classes, num_examples=num_examples, devices=devices)
+    architecture = architecture_of(config, num_classes)
+    run = assemble(config, architecture, num_examples=num_examples, devices=devices)
     began = time.perf_counter()
     step = run.compile_train_step()
     yield "compile_seconds", time.perf_counter() - began
@@ -60,7 +61,8 @@ def bench_input(config: PretrainConfig, *, num_steps: int) -> Iterator[tuple[str
       Name and value: images per second of this process.
     """
     data: Datasets = open_datasets(config)
-    run = assemble(config, num_classes=data.train.num_classes, num_examples=len(data.train), devices=jax.devices())
+    architecture = architecture_of(config, data.train.num_classes)
+    run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
     with open_train_batches(run, data.train, 0) as (batches, _):
         for _ in range(WARM_UP_STEPS):
             next(batches)

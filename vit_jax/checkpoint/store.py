@@ -47,7 +47,9 @@ class CheckpointStore:
         best_metric: str = "",
         read_only: bool = False,
     ):
-        logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells every step of its work otherwise
+        orbax_log = logging.getLogger("absl")
+        orbax_log.setLevel(logging.ERROR if read_only else logging.WARNING)  # it tells every step of its work otherwise
+        orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
@@ -158,6 +160,11 @@ class CheckpointStore:
                 f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or mend the folder, and start the same command again."
             ) from error
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of orbax's tells more than that a checkpoint between evaluations has no metrics, which it may."""
+    return "tracked_metric" not in record.getMessage()
 
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:

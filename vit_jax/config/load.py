@@ -134,7 +134,7 @@ def _to_config_dict(config: Any) -> config_dict.ConfigDict:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             values[field.name] = _to_config_dict(value)
-        elif type(None) in typing.get_args(hints[field.name]):  # a type of its own even while it is None
+        elif type(None) in _options(hints[field.name]):  # a type of its own even while it is None
             reference = config_dict.FieldReference(value, field_type=_plain_type(hints[field.name]))
             values[field.name] = reference
         else:
@@ -143,8 +143,13 @@ def _to_config_dict(config: Any) -> config_dict.ConfigDict:
 
 
 def _plain_type(hint: Any) -> Any:
-    options = [option for option in typing.get_args(hint) if option is not type(None)]
-    return options[0] if options else hint
+    kind = next(option for option in _options(hint) if option is not type(None))
+    return type(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Literal else kind
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """What a union is made of; of any other type, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _check_override(override: str, known: dict[str, Any]) -> None:
@@ -170,8 +175,11 @@ def _apply(override: str, mutable: config_dict.ConfigDict, kind: type) -> None:
     """Parses the value by its field's type and sets it; "None" unsets a field that may be unset."""
     name, _, text = override.removeprefix("--").removeprefix("config.").partition("=")
     hint = _hint_of(kind, name)
-    if text == "None" and type(None) in typing.get_args(hint):
+    if text == "None" and type(None) in _options(hint):
         mutable.update_from_flattened_dict({name: None})
+        return
+    if _is_list(hint):
+        mutable.update_from_flattened_dict({name: _parse_list(name, text, hint)})
         return
     arguments = ["vit-jax", f"--config.{name}={text}"]
     flag_values = flags.FlagValues()
@@ -179,6 +187,20 @@ def _apply(override: str, mutable: config_dict.ConfigDict, kind: type) -> None:
     try:
         flag_values(arguments)
     except (flags.Error, TypeError, ValueError):
+        raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether this is a tuple of any length."""
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
+
+
+def _parse_list(name: str, text: str, hint: Any) -> tuple[Any, ...]:
+    """Reads "0.01,0.03", with or without brackets and quotes around words."""
+    words = [word.strip().strip("'\"") for word in text.strip().strip("()[]").split(",")]
+    try:
+        return tuple(typing.get_args(hint)[0](word) for word in words if word)
+    except ValueError:
         raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
 
 
@@ -190,7 +212,7 @@ def _hint_of(kind: type, name: str) -> Any:
 
 def _check_value(name: str, value: Any, hint: Any) -> Any:
     """The value in the field's type; an int is taken for a float and a list for a tuple."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    options = _options(hint)
     if value is None and type(None) in options:
         return None
     declared, hint = hint, next(option for option in options if option is not type(None))
@@ -204,10 +226,12 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         return value
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
-            raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.")
+            raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(declared)} is needed.")
         return value
     if typing.get_origin(hint) is tuple:
         kinds = typing.get_args(hint)
+        if _is_list(hint) and isinstance(value, (list, tuple)):
+            kinds = kinds[:1] * len(value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -224,8 +248,10 @@ def _describe(hint: Any) -> str:
         return "a duration such as '500 steps' or '90 epochs'"
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(repr(option) for option in typing.get_args(hint))
+    if _is_list(hint):
+        return f"values of type {typing.get_args(hint)[0].__name__} with commas between them"
     if typing.get_origin(hint) is tuple:
         return "a tuple (" + ", ".join(kind.__name__ for kind in typing.get_args(hint)) + ")"
-    if isinstance(hint, types.UnionType):
-        return " or ".join("None" if option is type(None) else _describe(option) for option in typing.get_args(hint))
+    if len(_options(hint)) > 1:
+        return " or ".join("None" if option is type(None) else _describe(option) for option in _options(hint))
     return str(hint.__name__)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from vit_jax.config.durations import Clock
-from vit_jax.config.schema import PretrainConfig
+from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RunSteps:
     log_every: int
 
 
-def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> RunSteps:
+def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
     """Converts and checks what only the dataset and the devices can tell.
 
     Args:
@@ -55,7 +55,7 @@ def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> R
     start = config.logging.profile_start_step
     if start is not None and not 1 <= start <= total:
         raise ValueError(f"config.logging.profile_start_step={start}: the run has the steps 1 to {total}.")
-    if config.init_from is not None and config.resume_from is not None:
+    if isinstance(config, PretrainConfig) and config.init_from is not None and config.resume_from is not None:
         raise ValueError(
             "config.init_from and config.resume_from are both set: the first starts at step 0 with the weights of "
             "another run, the second continues it. Choose one."
@@ -70,13 +70,14 @@ def resolve(config: PretrainConfig, *, num_examples: int, num_devices: int) -> R
     return steps
 
 
-def _check_values(config: PretrainConfig) -> None:
+def _check_values(config: RunConfig) -> None:
     model, inputs, optimizer, polyak = config.model, config.input, config.optimizer, config.polyak
     fractions = {
-        "model.dropout_fraction": model.dropout_fraction,
+        "model.dropout_fraction": model.dropout_fraction or 0.0,
         "model.stochastic_depth_fraction": model.stochastic_depth_fraction,
         "objective.label_smoothing_fraction": config.objective.label_smoothing_fraction,
         "input.holdout_fraction": inputs.holdout_fraction,
+        "optimizer.momentum": optimizer.momentum,
         "polyak.factor": polyak.factor or 0.0,
         "optimizer.beta1": optimizer.beta1,
         "optimizer.beta2": optimizer.beta2,
@@ -113,37 +114,61 @@ def _check_values(config: PretrainConfig) -> None:
     for name, number in at_least_one.items():
         if number < 1:
             raise ValueError(f"config.{name}={number}: must be at least 1.")
+    if isinstance(config, FinetuneConfig):
+        _check_search(config)
+        if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
+            raise ValueError(
+                "config.model: with optimizer.trained='head' the features are frozen: dropout has no effect."
+            )
     if optimizer.clip_global_norm is not None and optimizer.clip_global_norm <= 0:
         raise ValueError(f"config.optimizer.clip_global_norm={optimizer.clip_global_norm}: must be positive, or None.")
 
 
-def _refuse_without_effect(config: PretrainConfig) -> None:
+def _check_search(config: FinetuneConfig) -> None:
+    rates, fraction = config.search.learning_rates, config.search.validation_fraction
+    if not rates and not config.schedule.learning_rate:
+        raise ValueError(
+            "config.schedule.learning_rate=0.0 and config.search.learning_rates is empty: nothing would be learnt. Set "
+            "one of them."
+        )
+    if not rates:
+        return
+    if config.schedule.learning_rate:
+        raise ValueError(
+            f"config.schedule.learning_rate={config.schedule.learning_rate} and config.search.learning_rates={rates} "
+            "are both set. To use the one, add --config.search.learning_rates= (empty); to search, set the other to 0."
+        )
+    if min(rates) <= 0 or len(set(rates)) != len(rates):
+        raise ValueError(f"config.search.learning_rates={rates}: must be positive and different from each other.")
+    if not 0 < fraction < 1:
+        raise ValueError(f"config.search.validation_fraction={fraction}: must lie between 0 and 1.")
+
+
+def _refuse_without_effect(config: RunConfig) -> None:
     """A field set to something that another field makes meaningless: no setting is silently ignored."""
-    inputs, polyak, schedule = config.input, config.polyak, config.schedule
+    inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
+    inception, adam = inputs.train_crop == "inception", optimizer.name == "adam"
     conditions = (
-        ("polyak.start", polyak, "start", polyak.factor is not None, "polyak.factor"),
-        ("polyak.bias_correction", polyak, "bias_correction", polyak.factor is not None, "polyak.factor"),
-        ("schedule.timescale", schedule, "timescale", schedule.decay == "rsqrt", "schedule.decay='rsqrt'"),
-        (
-            "input.crop_area_fraction",
-            inputs,
-            "crop_area_fraction",
-            inputs.train_crop == "inception",
-            "an inception crop",
-        ),
-        ("input.crop_distribution", inputs, "crop_distribution", inputs.train_crop == "inception", "an inception crop"),
-        ("input.test_crop_fraction", inputs, "test_crop_fraction", inputs.test_resize == "short_side", "short_side"),
+        ("polyak", polyak, ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("schedule", schedule, ("timescale",), schedule.decay == "rsqrt", "schedule.decay='rsqrt'"),
+        ("schedule", schedule, ("drop_at_fraction",), schedule.decay == "staircase", "schedule.decay='staircase'"),
+        ("optimizer", optimizer, ("beta1", "beta2", "epsilon"), adam, "optimizer.name='adam'"),
+        ("optimizer", optimizer, ("momentum",), not adam, "optimizer.name='sgd'"),
+        ("optimizer", optimizer, ("layer_decay",), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("input", inputs, ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
+        ("input", inputs, ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
     )
-    for name, section, field, has_effect, needed in conditions:
-        default = next(f.default for f in dataclasses.fields(section) if f.name == field)
-        if not has_effect and getattr(section, field) != default:
-            raise ValueError(
-                f"config.{name}={getattr(section, field)!r} has no effect without {needed}: set that too, or leave "
-                f"{name} at {default!r}."
-            )
+    for name, section, fields, has_effect, needed in conditions:
+        for field in fields:
+            default = next(f.default for f in dataclasses.fields(section) if f.name == field)
+            if not has_effect and getattr(section, field) != default:
+                raise ValueError(
+                    f"config.{name}.{field}={getattr(section, field)!r} has no effect without {needed}: set that too, "
+                    f"or leave {name}.{field} at {default!r}."
+                )
 
 
-def _check_batches(config: PretrainConfig, num_devices: int) -> None:
+def _check_batches(config: RunConfig, num_devices: int) -> None:
     accumulation = config.optimizer.accumulation_steps
     if accumulation < 1:
         raise ValueError(f"config.optimizer.accumulation_steps={accumulation}: must be at least 1.")

@@ -13,25 +13,60 @@ Duration = NewType("Duration", str)
 """A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
 
 
+Pool = Literal["token", "gap", "map"]
+HeadForm = Literal["mlp", "linear"]
+PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none"]
+Gelu = Literal["tanh", "exact"]
+UnitForm = Literal["preactivation", "postactivation"]
+AddedTo = Literal["variance", "std"]
+ComputeDtype = Literal["float32", "bfloat16"]
+Remat = Literal["none", "dots", "full"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network. `name` picks a row of `variants`; a number given beside it replaces the row's."""
+    """Which network. `name` picks rows of `variants`; a number given beside it replaces the row's.
 
-    name: str  # "ViT-B/16"
+    None is the family's own value: transformers have a class token and a hidden layer in the head, ResNets average
+    over positions and have none; the residual units and epsilons are those of `variants.RESIDUAL_UNITS`.
+    """
+
+    name: str  # "ViT-B/16", "R50x1", "R50+ViT-B/16"
+    pool: Pool | None = None
+    head: HeadForm | None = None  # mlp: one hidden layer of the model's width, then tanh
+    head_bias_init: float = 0.0
+    compute_dtype: ComputeDtype = "bfloat16"
+    remat: Remat = "none"  # what the backward pass computes again
+    scan_unroll: int = 1  # blocks, or residual units, per iteration of the loop over them
+    # of a transformer
     width: int | None = None
     depth: int | None = None
     mlp_dim: int | None = None
     num_heads: int | None = None
-    pool: Literal["token", "gap", "map"] = "token"
-    position_embedding: Literal["learned_1d", "learned_2d", "sincos2d", "none"] = "learned_1d"
-    head: Literal["mlp", "linear"] = "mlp"  # mlp: one hidden layer of the model's width, then tanh
-    head_bias_init: float = 0.0
+    position_embedding: PositionEmbedding = "learned_1d"
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first
-    gelu: Literal["tanh", "exact"] = "tanh"
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "dots", "full"] = "none"  # what the backward pass computes again
-    scan_unroll: int = 1  # blocks per iteration of the loop over layers
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    # of a ResNet, alone or under a transformer
+    residual_unit: UnitForm | None = None
+    group_norm_epsilon: float | None = None
+    standardization_epsilon: float | None = None
+    standardization_epsilon_added_to: AddedTo | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """What becomes of the network whose weights are fine-tuned; its other numbers come with the weights."""
+
+    name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
+    head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
+    position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
+    dropout_fraction: float | None = None  # None: as its authors fine-tuned this network
+    stochastic_depth_fraction: float = 0.0
+    compute_dtype: ComputeDtype = "bfloat16"
+    remat: Remat = "none"
+    scan_unroll: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +78,10 @@ class InputConfig:
     data_dir: str | None = None  # where TFDS keeps prepared datasets; None: its own default
     holdout_fraction: float = 0.1  # of an image folder that has no split sub-folders
     image_size: tuple[int, int]  # height, width in pixels
-    train_crop: Literal["inception", "shift", "none"] = "inception"
+    classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
+    train_examples_per_class: int | None = None  # this many of each class, chosen by the seed; None: all
+    train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
+    train_resize_pixels: int | None = None  # both sides, or the short one, before a random crop: for resize…
     crop_area_fraction: tuple[float, float] = (0.05, 1.0)
     crop_distribution: Literal["tf", "torchvision"] = "tf"  # uniform in height, or in area
     shift_pixels: int = 0  # for train_crop="shift"
@@ -54,7 +92,7 @@ class InputConfig:
     test_resize: Literal["short_side", "direct"] = "short_side"
     test_crop_fraction: float = 0.875  # 224 out of a short side of 256
     cache_records: bool = False  # keep the encoded images in memory: for datasets that fit there
-    max_unreadable: int = 100  # images a run may meet that cannot be decoded, before it stops
+    max_unreadable: int = 100  # images that each process may meet and cannot decode, before it stops
     num_workers: int | None = None  # processes; None: from the number of cores
     num_threads: int | None = None  # in each process; None: from the number of cores
 
@@ -69,8 +107,10 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay, and what happens to a gradient before it."""
+    """Adam with decoupled weight decay or SGD with momentum, and what happens to a gradient before it."""
 
+    name: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.9  # of SGD
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -79,6 +119,8 @@ class OptimizerConfig:
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"
     clip_global_norm: float | None = None
     accumulation_steps: int = 1  # micro-batches that make up one global batch
+    layer_decay: float = 1.0  # what the learning rate is multiplied by for each layer further from the head
+    trained: Literal["all", "head"] = "all"  # head: a linear probe on frozen features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,9 +129,10 @@ class ScheduleConfig:
 
     learning_rate: float  # at its peak
     warmup: Duration
-    decay: Literal["linear", "cosine", "rsqrt", "constant"]
+    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"]
     end_learning_rate: float = 0.0  # where linear and cosine arrive
     timescale: Duration = Duration("10000 steps")  # of rsqrt
+    drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)  # of the run: where a staircase divides by 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,7 +190,7 @@ class PretrainConfig:
     total: Duration
     global_batch: int
     resume_from: str | None = None  # a workdir whose whole state (step, optimiser) this run continues
-    init_from: str | None = None  # a workdir whose weights this run starts from, at step 0
+    init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors
     model: ModelConfig
     input: InputConfig
     objective: ObjectiveConfig
@@ -159,6 +202,38 @@ class PretrainConfig:
     checkpoint: CheckpointConfig
     logging: LoggingConfig
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The learning rate found as in the paper: each is tried on train less a held-out part, the best trains on all."""
+
+    learning_rates: tuple[float, ...] = ()  # (): no search, schedule.learning_rate is used
+    validation_fraction: float = 0.1  # of every class of the training split
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """A fine-tuning run: given weights, a new head, own images."""
+
+    seed: int = 0
+    data: str | None  # as in PretrainConfig
+    total: Duration
+    global_batch: int
+    init_from: str | None = None  # the weights: a workdir, an .npz, a .safetensors or hf://owner/name
+    model: AdaptConfig = AdaptConfig()
+    input: InputConfig
+    objective: ObjectiveConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig  # its learning_rate is 0 where the search finds it
+    search: SearchConfig = SearchConfig()
+    polyak: PolyakConfig = PolyakConfig()
+    sharding: ShardingConfig = ShardingConfig()
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    logging: LoggingConfig
+
+
+RunConfig = PretrainConfig | FinetuneConfig
 
 RUNTIME_FIELDS = (
     "checkpoint",

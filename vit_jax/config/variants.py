@@ -1,13 +1,11 @@
-"""The table of model sizes, and names as people write them ("ViT-B/16").
+"""The tables of model sizes, and names as people write them ("ViT-B/16", "R50x1", "R50+ViT-B/16").
 
-`Architecture` is what a name becomes once every number is filled in: `models` builds it, `cost` counts it.
+What a name becomes once every number is filled in is `architecture.Architecture`.
 """
 
 import dataclasses
 import difflib
 import re
-
-from vit_jax.config.schema import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,102 +35,88 @@ VIT_SIZES = {
     "e": TransformerSize(1792, 56, 15360, 16),  # PaLI
 }
 
-_NAME = re.compile(r"(?:ViT-)?(?P<size>[A-Za-z][\w-]*)/(?P<height>\d+)(?:x(?P<width>\d+))?")
+RESNET_UNITS = {  # residual units of each stage
+    14: (1, 1, 1, 1),  # a test size
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """Everything that fixes a network: its parameters, and how it computes.
+@dataclasses.dataclass(frozen=True)
+class ResidualUnit:
+    """The constants that a form of residual unit was released with."""
+
+    group_norm_epsilon: float
+    standardization_epsilon: float
+    standardization_epsilon_added_to: str
+
+
+RESIDUAL_UNITS = {
+    "preactivation": ResidualUnit(1e-5, 1e-10, "variance"),  # Big Transfer (BiT)
+    "postactivation": ResidualUnit(1e-6, 1e-5, "std"),  # the stem of ViT's hybrids
+}
+
+ROOT_CHANNELS = 64  # times the width factor
+NUM_GROUPS = 32  # of every group norm
+BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
+
+_NAME = re.compile(
+    r"(?:(?P<resnet>R)(?P<depth>(?:[1-9]\d*)?)(?:x(?P<factor>\d+(?:\.\d+)?))?(?:$|\+(?=.)))?"
+    r"(?:(?:ViT-)?(?P<size>[A-Za-z][\w-]*)/(?P<height>\d+)(?:x(?P<width>\d+))?)?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelName:
+    """What a name says.
 
     Attributes:
-      image_size: height and width of the input in pixels.
-      patch_size: height and width of a patch in pixels.
-      num_classes: K, length of the logits.
-      The others as in `schema.ModelConfig`.
+      size: row of `VIT_SIZES`; None for a ResNet.
+      patch: height and width of the patch as written, in pixels; of a hybrid, its whole downsampling.
+      units: residual units of each stage, () for the root alone; None for a ViT.
+      width_factor: of the ResNet.
     """
 
-    name: str
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    num_classes: int
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    pool: str = "token"
-    position_embedding: str = "learned_1d"
-    head: str = "linear"
-    head_bias_init: float = 0.0
-    dropout_fraction: float = 0.0
-    stochastic_depth_fraction: float = 0.0
-    gelu: str = "tanh"
-    compute_dtype: str = "float32"
-    remat: str = "none"
-    scan_unroll: int = 1
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens a block sees: the patches and, where there is one, the class token."""
-        return self.grid[0] * self.grid[1] + (self.pool == "token")
+    size: str | None = None
+    patch: tuple[int, int] = (1, 1)
+    units: tuple[int, ...] | None = None
+    width_factor: float = 1.0
 
 
-def parse_name(name: str) -> tuple[str, tuple[int, int]]:
-    """Splits "ViT-B/16" or "B/16x8" into the row of `VIT_SIZES` and the patch's height and width.
+def parse_name(name: str) -> ModelName:
+    """Reads "ViT-B/16", "B/16x8", "R50", "R50x2", "R50+ViT-B/16", "R50x1+ViT-B/32" or "R+Ti/16".
 
     Raises:
-      ValueError: no such size; the nearest names are offered.
+      ValueError: no such model; the nearest names are offered.
     """
     match = _NAME.fullmatch(name)
-    if match and match["size"] in VIT_SIZES:
-        height = int(match["height"])
-        return match["size"], (height, int(match["width"] or height))
-    known = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
-    nearest = difflib.get_close_matches(name if name.startswith("ViT-") else f"ViT-{name}", known, n=3, cutoff=0.3)
-    raise ValueError(
-        f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. "
-        f"A name is ViT-SIZE/PATCH with SIZE one of {', '.join(VIT_SIZES)}."
+    if not match or not (match["size"] or match["resnet"]) or (match["size"] and match["size"] not in VIT_SIZES):
+        raise _unknown_name(name)
+    units, factor = None, 1.0
+    if match["resnet"]:
+        depth, factor = int(match["depth"] or 0), float(match["factor"] or 1)
+        if depth not in RESNET_UNITS and (depth or not match["size"]):
+            raise _unknown_name(name)
+        units = RESNET_UNITS[depth] if depth else ()
+    if not match["size"]:
+        return ModelName(units=units, width_factor=factor)
+    height = int(match["height"])
+    return ModelName(match["size"], (height, int(match["width"] or height)), units, factor)
+
+
+def _unknown_name(name: str) -> ValueError:
+    vits = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
+    resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
+    hybrids = [f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")] + ["R+ViT-Ti/16"]
+    given = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
+    given = re.sub(r"\+(?!ViT-)", "+ViT-", given) if given.startswith("R") else given
+    given = given if re.match(r"ViT-|R\d", given) else f"ViT-{given}"
+    nearest = difflib.get_close_matches(given, vits + resnets + hybrids, n=3, cutoff=0.3)
+    return ValueError(
+        f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. A name is "
+        f"ViT-SIZE/PATCH with SIZE one of {', '.join(VIT_SIZES)}; or RDEPTHxWIDTH with DEPTH one of "
+        f"{', '.join(map(str, RESNET_UNITS))}; or both, as in R50x1+ViT-B/16."
     )
-
-
-def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
-    """Fills in the numbers that the name stands for.
-
-    Raises:
-      ValueError: unknown name, or numbers that do not fit together (patch and image, width and heads).
-    """
-    size_name, patch_size = parse_name(config.name)
-    row = VIT_SIZES[size_name]
-    chosen = {field: getattr(config, field) for field in ("width", "depth", "mlp_dim", "num_heads")}
-    numbers = {field: getattr(row, field) if value is None else value for field, value in chosen.items()}
-    shared = {field.name for field in dataclasses.fields(Architecture)} - {"name", *numbers}
-    options = {name: value for name, value in vars(config).items() if name in shared}
-    architecture = Architecture(
-        name=config.name, image_size=image_size, patch_size=patch_size, num_classes=num_classes, **numbers, **options
-    )
-    _check(architecture)
-    return architecture
-
-
-def _check(a: Architecture) -> None:
-    for field in ("width", "depth", "mlp_dim", "num_heads", "num_classes", "scan_unroll"):
-        if getattr(a, field) < 1:
-            raise ValueError(f"model.{field}={getattr(a, field)}: must be at least 1.")
-    for axis, image, patch in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
-        if patch < 1 or image < 1 or image % patch:
-            below = max(image, 0) // max(patch, 1) * patch
-            sizes = f"{below} or {below + patch}" if below else str(patch)
-            raise ValueError(
-                f"model.name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
-                f"{image}: use an input.image_size of {sizes}, or another patch size."
-            )
-    if a.width % a.num_heads:
-        raise ValueError(f"model.width={a.width} is not divisible by model.num_heads={a.num_heads}.")
-    if a.position_embedding == "sincos2d" and a.width % 4:
-        raise ValueError(f"model.position_embedding='sincos2d' needs a width divisible by 4, not {a.width}.")
-    if a.position_embedding == "learned_2d" and a.width % 2:
-        raise ValueError(f"model.position_embedding='learned_2d' needs an even width, not {a.width}.")

@@ -1,17 +1,30 @@
 """Parameter counts by formula, without building a network.
 
-The formulas follow ViT's equations (1) to (4) and Table 1, not our modules, so that they can contradict them:
-`tests/golden/parameter_counts.json` holds both to published counts. No jax here.
+The formulas follow ViT's equations (1) to (4) and Table 1, and BiT's residual units, not our modules, so that they can
+contradict them: `tests/golden/parameter_counts.json` holds both to published counts. No jax here.
 """
 
-from vit_jax.config.variants import Architecture
+from vit_jax.config.architecture import Architecture
+from vit_jax.cost import convolutions
+
+GROUPS = (
+    "root",
+    "stages",
+    "patch_embedding",
+    "class_token",
+    "position_embedding",
+    "blocks",
+    "final_norm",
+    "pooling",
+    "head",
+)
 
 
 def count_parameters(architecture: Architecture) -> int:
     """How many numbers the network learns.
 
     Raises:
-      ValueError: an unknown pool, position embedding or head.
+      ValueError: an unknown pool, position embedding, head or form of residual unit.
     """
     return sum(parameter_groups(architecture).values())
 
@@ -25,30 +38,64 @@ def parameter_groups(architecture: Architecture) -> dict[str, int]:
       architecture: the network, with an image size: learned position embeddings depend on it.
 
     Returns:
-      Counts under "patch_embedding", "class_token", "position_embedding", "blocks", "final_norm",
-      "pooling" and "head".
+      Counts under the names of `GROUPS`. "root" and "stages" are the ResNet's and hold their norms; "final_norm" comes
+      after the last block, or after the last stage of a ResNet whose units have their norms before the convolutions.
 
     Raises:
-      ValueError: an unknown pool, position embedding or head.
+      ValueError: an unknown pool, position embedding, head or form of residual unit.
     """
     a = architecture
-    return {
-        "patch_embedding": _dense(a.patch_size[0] * a.patch_size[1] * 3, a.width),
-        "class_token": a.width if a.pool == "token" else 0,
-        "position_embedding": _position_embedding(a),
-        "blocks": a.depth * _block(a),
-        "final_norm": _layer_norm(a.width),
-        "pooling": _pooling(a),
-        "head": _head(a),
-    }
+    groups = dict.fromkeys(GROUPS, 0)
+    if a.has_resnet:
+        groups |= {"root": _root(a), "stages": _stages(a)}
+        groups["final_norm"] = _norm(a.map_channels) if _is_preactivation(a) else 0
+    if a.has_transformer:
+        groups |= {
+            "patch_embedding": _dense(a.patch_size[0] * a.patch_size[1] * a.map_channels, a.width),
+            "class_token": a.width if a.pool == "token" else 0,
+            "position_embedding": _position_embedding(a),
+            "blocks": a.depth * _block(a),
+            "final_norm": _norm(a.width),
+            "pooling": _pooling(a),
+        }
+    return groups | {"head": _head(a)}
 
 
 def _dense(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
 
 
-def _layer_norm(width: int) -> int:
-    return 2 * width  # scale and bias
+def _norm(channels: int) -> int:
+    return 2 * channels  # scale and bias, of a layer norm and of a group norm alike
+
+
+def _root(a: Architecture) -> int:
+    conv = convolutions.root(a)
+    return conv.parameters + (0 if _is_preactivation(a) else _norm(conv.outputs))
+
+
+def _stages(a: Architecture) -> int:
+    norms = _norms_before if _is_preactivation(a) else _norms_after
+    return sum(
+        norms(unit) + sum(conv.parameters for conv in unit.convolutions) for unit in convolutions.residual_units(a)
+    )
+
+
+def _norms_before(unit: convolutions.Unit) -> int:
+    return sum(_norm(conv.inputs) for conv in unit.main)  # the shortcut sees what the first norm has normalised
+
+
+def _norms_after(unit: convolutions.Unit) -> int:
+    return sum(_norm(conv.outputs) for conv in unit.convolutions)
+
+
+def _is_preactivation(a: Architecture) -> bool:
+    match a.residual_unit:
+        case "preactivation":  # BiT
+            return True
+        case "postactivation":  # the stem of ViT's hybrids
+            return False
+    raise ValueError(f"residual_unit={a.residual_unit!r} has no count: use preactivation or postactivation.")
 
 
 def _attention(width: int) -> int:
@@ -60,7 +107,7 @@ def _mlp(a: Architecture) -> int:
 
 
 def _block(a: Architecture) -> int:
-    return 2 * _layer_norm(a.width) + _attention(a.width) + _mlp(a)
+    return 2 * _norm(a.width) + _attention(a.width) + _mlp(a)
 
 
 def _position_embedding(a: Architecture) -> int:
@@ -84,7 +131,7 @@ def _pooling(a: Architecture) -> int:
             return 0
         case "map":  # Scaling Vision Transformers: a learned query attends to all tokens, then an MLP
             probe = a.width
-            return probe + _attention(a.width) + _layer_norm(a.width) + _mlp(a)
+            return probe + _attention(a.width) + _norm(a.width) + _mlp(a)
     raise ValueError(f"pool={a.pool!r} has no count: use token, gap or map.")
 
 

@@ -90,6 +90,12 @@ def _place(rng: np.random.Generator, height: int, width: int, crop_height: int, 
     return Box(int(top), int(left), crop_height, crop_width)
 
 
+def random_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A part of `size` (height, width) of an image (H, W, 3) that is at least as large; every place equally likely."""
+    height, width = image.shape[:2]
+    return cut(image, _place(rng, height, width, *size))
+
+
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
     """Moves an image (H, W, 3) by up to `pixels` in each direction; what comes in is 0, the background of digits."""
     height, width = image.shape[:2]

@@ -1,28 +1,23 @@
 """Image folders: a sub-folder for each class, optionally below a sub-folder for each split.
 
-Without split sub-folders a fixed part of every class is held out for testing. Files and folders whose names
-start with a dot are passed over, and so are files that are no images.
+Without split sub-folders a fixed part of every class is held out for testing. Which files count as images is
+said in `listing`.
 """
 
 import difflib
 import hashlib
 import os
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.listing import EXTENSIONS, image_files, is_image, read_file
 from vit_jax.data.sources import Record
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
-
-EXTENSIONS = (
-    *(".avif", ".bmp", ".dib", ".gif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
-    *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
-)
-"""What OpenCV decodes to 8 bits; compared without regard to case."""
 
 
 class FolderSource:
@@ -35,24 +30,23 @@ class FolderSource:
         """Takes `files[label]`, the paths of each class relative to `root`."""
         self.root, self.class_names = str(root), class_names
         self._paths = np.array([os.fsencode(path) for paths in files for path in paths])
-        self._labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(paths) for paths in files])
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(paths) for paths in files])
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> Record:
-        try:
-            with open(self.name_of(index), "rb") as file:
-                return Record(file.read(), int(self._labels[index]))
-        except OSError as error:  # removed since, or not ours to read
-            raise UnreadableImage(f"{self.name_of(index)}: {error.strerror}") from error
+        return Record(read_file(self.name_of(index)), int(self.labels[index]))
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def key_of(self, index: int) -> bytes:
+        return bytes(self._paths[index])
 
 
 def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> FolderSource:
@@ -65,7 +59,8 @@ def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Folde
 
     Raises:
       ValueError: no such folder or split; no images; fewer than two classes; a class without images, or one
-        that training does not have; a hold-out that leaves a class without training or test images.
+        that training does not have; two classes whose names differ in case or Unicode normal form alone; a hold-out
+        that leaves a class without training or test images.
     """
     if not path.is_dir():
         raise ValueError(f"There is no folder {str(path)!r}; give folder:PATH with a sub-folder for each class.")
@@ -90,13 +85,14 @@ def _open_split(path: Path, split: str, splits: list[str], train_split: str) -> 
                 + " Set config.input.train_split and config.input.test_split."
             )
     class_names = _class_names(path / train_split)
-    extra = sorted(set(_subfolders(path / split)) - set(class_names))
+    present = set(_subfolders(path / split))
+    _require_distinct(path, sorted({*class_names, *present}))
+    extra = sorted(present - set(class_names))
     if extra:
         raise ValueError(
             f"Split {split!r} of {str(path)!r} has classes that {train_split!r} does not have: {_listing(extra)}. "
             "Every class needs training images: add them, or remove the folders."
         )
-    present = set(_subfolders(path / split))
     files = [_class_files(path / split, name) if name in present else [] for name in class_names]
     return FolderSource(path / split, files, class_names)
 
@@ -139,7 +135,7 @@ def _split_folders(path: Path, config: InputConfig) -> list[str]:
     return [
         name
         for name in candidates
-        if _subfolders(path / name) and not any(_is_image(entry) for entry in os.listdir(path / name))
+        if _subfolders(path / name) and not any(is_image(entry) for entry in os.listdir(path / name))
     ]
 
 
@@ -150,7 +146,22 @@ def _class_names(path: Path) -> tuple[str, ...]:
         raise ValueError(
             f"{str(path)!r} needs a sub-folder of images for each of at least two classes; it has {found}."
         )
+    _require_distinct(path, names)
     return names
+
+
+def _require_distinct(path: Path, names: Sequence[str]) -> None:
+    """Refuses names that some systems take for one, or that look the same: they are one class under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
+        if other != name:
+            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
+            difference = "upper and lower case" if case else f"how Unicode spells them, {other!a} and {name!a}"
+            raise ValueError(
+                f"The classes {other!r} and {name!r} of {str(path)!r} differ only in {difference}. Put their images "
+                "into one folder, or rename one of them."
+            )
 
 
 def _class_files(path: Path, class_name: str) -> list[str]:
@@ -159,7 +170,7 @@ def _class_files(path: Path, class_name: str) -> list[str]:
     Raises:
       ValueError: there are none.
     """
-    files = sorted(os.path.relpath(file, path) for file in _walk(path / class_name))
+    files = [os.path.relpath(file, path) for file in image_files(os.path.join(path, class_name))]
     if not files:
         raise ValueError(
             f"Class folder {str(path / class_name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
@@ -168,18 +179,8 @@ def _class_files(path: Path, class_name: str) -> list[str]:
     return files
 
 
-def _walk(folder: Path) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(parent, name) for name in names if _is_image(name))
-
-
 def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def _listing(names: list[str]) -> str:

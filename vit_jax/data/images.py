@@ -3,6 +3,8 @@
 import cv2
 import numpy as np
 
+from vit_jax.data.signatures import explain_unreadable, has_unmarked_inks
+
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
 # It would write lines of its own about files that we count and name.
@@ -13,7 +15,7 @@ _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 class UnreadableImage(ValueError):
-    """Stored bytes that no decoder understands."""
+    """Stored bytes that no decoder understands, or a file that cannot be opened; the message says why."""
 
 
 def decode(image: bytes | np.ndarray) -> np.ndarray:
@@ -23,19 +25,25 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
 
     Returns:
-      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame.
+      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. Four inks
+      (CMYK) become light by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF is laid
+      over black, and a GIF shows its background colour where it is transparent.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded.
+      UnreadableImage: the bytes cannot be decoded, or not without guessing at the colours; it says why.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
     try:
-        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS)
-    except cv2.error as error:  # empty input, or larger than OpenCV's limit of 2**30 pixels
-        raise UnreadableImage(f"{len(image)} bytes cannot be decoded: {error.err}") from error
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if image else None
+    except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
+        raise UnreadableImage(f"{explain_unreadable(image)}: {error.err}") from error
     if pixels is None:
-        raise UnreadableImage(f"{len(image)} bytes are no complete image of a known format.")
+        raise UnreadableImage(explain_unreadable(image))
+    if has_unmarked_inks(image):
+        raise UnreadableImage(
+            "The file is a CMYK JPEG without Adobe's marker, whose colours may be inverted: save as RGB"
+        )
     return pixels
 
 

@@ -42,6 +42,9 @@ class MemorySource:
     def name_of(self, index: int) -> str:
         return f"memory:{index}"
 
+    def key_of(self, index: int) -> bytes:
+        return b"%d" % index
+
 
 class CachedSource:
     """Reads every record of another source once in each process and keeps it as it was stored, still encoded.
@@ -69,6 +72,13 @@ class CachedSource:
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(index)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.source.labels
+
+    def key_of(self, index: int) -> bytes:
+        return self.source.key_of(index)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source,)

@@ -34,12 +34,19 @@ class Source(Protocol):
     def num_classes(self) -> int:
         """How many classes labels may name."""
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The labels of all records, integers (N,), had without decoding an image."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Record: ...
 
     def name_of(self, index: int) -> str:
         """What a person would call the record: its file, or "split:index"."""
+
+    def key_of(self, index: int) -> bytes:
+        """What the record is known by wherever the data lies; choices by hash rest on it."""
 
 
 def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source:
@@ -48,13 +55,17 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
     Args:
       data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION") or "folder:PATH".
       split: a split of the dataset; for TFDS and digits also a part of one, "train[:98%]".
-      config: where data is kept, which splits exist beside this one, whether records are cached.
-      seed: chooses the hold-out of an image folder that has no split sub-folders.
+      config: where data is kept, which splits exist beside this one, which classes and how many training examples
+        of each are taken, whether records are cached.
+      seed: chooses the hold-out of an image folder that has no split sub-folders, and the training examples.
 
     Raises:
-      ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on.
+      ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; what the
+        config chooses of it does not exist.
     """
-    source = _open(data, split, config, seed)
+    from vit_jax.data.selection import select
+
+    source = select(_open(data, split, config, seed), config, training=split == config.train_split, seed=seed)
     if not config.cache_records:
         return source
     from vit_jax.data.memory import CachedSource

@@ -8,9 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.sources import Record
+
+CHUNK = 256  # records read at once for their labels
 
 
 class TfdsSource:
@@ -30,6 +33,8 @@ class TfdsSource:
         # Every image feature is left encoded, also those nobody reads: TFDS would decode them with TensorFlow.
         skip = {key: tfds.decode.SkipDecoding() for key, f in builder.info.features.items() if _is_image(f)}
         self._records = builder.as_data_source(split=split, decoders=skip)
+        self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
+        self._labels: np.ndarray | None = None
 
     @classmethod
     def from_name(cls, name: str, split: str, data_dir: str | None) -> "TfdsSource":
@@ -67,8 +72,22 @@ class TfdsSource:
         record = self._records[index]
         return Record(record["image"], int(record["label"]))
 
+    @property
+    def labels(self) -> np.ndarray:
+        """Read once and kept; images are passed over undecoded, but the files that hold them are read through."""
+        if self._labels is None:
+            raw = self._records.data_source
+            chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
+            records = (record for chunk in chunks for record in raw.__getitems__(chunk))
+            parse = self._label_only.deserialize_example_np
+            self._labels = np.fromiter((parse(record)["label"] for record in records), np.int32, len(raw))
+        return self._labels
+
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
+
+    def key_of(self, index: int) -> bytes:
+        return b"%d" % index
 
 
 def _require_prepared(builder: Any) -> None:

@@ -20,13 +20,14 @@ class TrainTransform:
     """Decode, crop, flip, RandAugment; fields as in `InputConfig`."""
 
     image_size: tuple[int, int]
-    crop: Literal["inception", "shift", "none"]
+    crop: Literal["inception", "resize", "resize_short_side", "shift", "none"]
     crop_area_fraction: tuple[float, float]
     crop_distribution: Literal["tf", "torchvision"]
     shift_pixels: int
     flip: bool
     randaugment_layers: int
     randaugment_magnitude: int
+    resize_pixels: int | None = None
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
@@ -42,6 +43,10 @@ class TrainTransform:
             height, width = image.shape[:2]
             box = crops.sample_inception_box(rng, height, width, self.crop_area_fraction, self.crop_distribution)
             return images.resize_bilinear(crops.cut(image, box), self.image_size)
+        if self.resize_pixels is not None:
+            square = (self.resize_pixels, self.resize_pixels)
+            resize = images.resize_bilinear if self.crop == "resize" else images.resize_to_cover
+            return crops.random_crop(rng, resize(image, square), self.image_size)
         image = images.resize_bilinear(image, self.image_size)
         return crops.random_shift(rng, image, self.shift_pixels) if self.crop == "shift" else image
 
@@ -90,6 +95,7 @@ def build_train_transform(config: InputConfig) -> TrainTransform:
         flip=config.flip,
         randaugment_layers=layers,
         randaugment_magnitude=magnitude,
+        resize_pixels=_checked_resize_pixels(config),
     )
 
 
@@ -102,6 +108,21 @@ def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     if not 0.0 < config.test_crop_fraction <= 1.0:
         raise ValueError(f"test_crop_fraction is {config.test_crop_fraction}; give a part above 0, up to 1.")
     return EvaluationTransform(_checked_size(config), config.test_resize, config.test_crop_fraction)
+
+
+def _checked_resize_pixels(config: InputConfig) -> int | None:
+    pixels, resizes = config.train_resize_pixels, config.train_crop in ("resize", "resize_short_side")
+    if resizes != (pixels is not None):
+        raise ValueError(
+            f'train_resize_pixels is {pixels} with train_crop="{config.train_crop}"; give a number with "resize" and '
+            '"resize_short_side", and None otherwise.'
+        )
+    if pixels is not None and pixels < max(config.image_size):
+        raise ValueError(
+            f"train_resize_pixels is {pixels}, and a crop of image_size {tuple(config.image_size)} does not fit; give "
+            f"at least {max(config.image_size)}."
+        )
+    return pixels
 
 
 def _checked_size(config: InputConfig) -> tuple[int, int]:

@@ -1,15 +1,10 @@
 """Loss and accuracy over a whole split, every example exactly once on any number of devices and processes."""
 
-import collections
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
-import jax
-
 from vit_jax.arrays import Batch
-
-Sums = dict[str, jax.Array]
+from vit_jax.evals.sums import OpenBatches, Sums, sum_over
 
 
 class ClassificationEvaluator:
@@ -24,7 +19,7 @@ class ClassificationEvaluator:
     def __init__(
         self,
         name: str,
-        open_batches: Callable[[], AbstractContextManager[Iterator[Batch]]],
+        open_batches: OpenBatches,
         step: Callable[[Any, Batch], Sums],
     ):
         self.name, self._open_batches, self._step = name, open_batches, step
@@ -35,21 +30,8 @@ class ClassificationEvaluator:
         Raises:
           ValueError: not one image of the split could be read.
         """
-        totals: collections.Counter[str] = collections.Counter()
-        pending: Sums | None = None
-        with self._open_batches() as batches:
-            for batch in batches:
-                sums = self._step(state, batch)
-                if pending is not None:  # read one batch late, so that the devices never wait
-                    totals.update(_to_floats(pending))
-                pending = sums
-        if pending is not None:
-            totals.update(_to_floats(pending))
-        if not totals["weight"]:
+        totals = sum_over(self._open_batches, self._step, state)
+        if not totals.get("weight"):
             raise ValueError(f"No image of the {self.name} split could be read, so there is nothing to evaluate.")
-        yield f"{self.name}_loss", totals["loss"] / totals["weight"]
-        yield f"{self.name}_accuracy", totals["correct"] / totals["weight"]
-
-
-def _to_floats(sums: Sums) -> dict[str, float]:
-    return {name: float(value) for name, value in jax.device_get(sums).items()}
+        yield f"{self.name}_loss", float(totals["loss"] / totals["weight"])
+        yield f"{self.name}_accuracy", float(totals["correct"] / totals["weight"])

@@ -3,11 +3,12 @@
 import jax
 
 from vit_jax.config import Architecture
+from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 
-__all__ = ["VisionTransformer", "build_model"]
+__all__ = ["ResNet", "VisionTransformer", "build_model"]
 
 
-def build_model(architecture: Architecture, key: jax.Array) -> VisionTransformer:
+def build_model(architecture: Architecture, key: jax.Array) -> VisionTransformer | ResNet:
     """Builds and initialises the network that `architecture` describes; parameters are float32."""
-    return VisionTransformer(architecture, key)
+    return (VisionTransformer if architecture.has_transformer else ResNet)(architecture, key)

@@ -1,7 +1,7 @@
-"""From an image to a sequence of tokens: patch embedding and position embeddings.
+"""From an image, or a ResNet's map of it, to a sequence of tokens: patch embedding and position embeddings.
 
-Legend: B batch, H W image height and width, C channels, h w rows and columns of patches, N = h w patches,
-S sequence length (N, or N + 1 with a class token at index 0), D width.
+Legend: B batch, H W height and width of the image or map, C its channels, h w rows and columns of patches,
+N = h w patches, S sequence length (N, or N + 1 with a class token at index 0), D width.
 """
 
 import jax
@@ -17,10 +17,11 @@ LECUN_NORMAL = nnx.initializers.lecun_normal()
 class PatchEmbedding(nnx.Module):
     """Linear map of every patch. Equal to a convolution whose kernel and stride are the patch (ViT, eq. 1)."""
 
-    def __init__(self, patch_size: tuple[int, int], width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), (*patch_size, 3, width), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
-        self.dtype = dtype
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        shape = (*a.patch_size, a.map_channels, a.width)
+        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32))
+        self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
         """Returns tokens_BND in raster order."""

@@ -23,7 +23,7 @@ class AttentionPooling(nnx.Module):
         dtype = jnp.dtype(a.compute_dtype)
         self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
         self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(a.width, dtype=dtype)
+        self.norm = LayerNorm(a)
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ from vit_jax.config import Architecture
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
-LAYER_NORM_EPSILON = 1e-6
 
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps projections, not attention weights
@@ -50,16 +49,16 @@ class LayerNorm(nnx.Module):
     Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
     """
 
-    def __init__(self, width: int, *, dtype: jnp.dtype):
-        self.scale = nnx.Param(jnp.ones((width,)))
-        self.bias = nnx.Param(jnp.zeros((width,)))
-        self.dtype = dtype
+    def __init__(self, a: Architecture):
+        self.scale = nnx.Param(jnp.ones((a.width,)))
+        self.bias = nnx.Param(jnp.zeros((a.width,)))
+        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
         centred = x.astype(jnp.float32)
         centred = centred - centred.mean(axis=-1, keepdims=True)
-        inverse_std = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
+        inverse_std = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + self.epsilon)
         return (centred * inverse_std * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
@@ -101,9 +100,9 @@ class Block(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(a.compute_dtype)
-        self.attention_norm = LayerNorm(a.width, dtype=dtype)
+        self.attention_norm = LayerNorm(a)
         self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
-        self.mlp_norm = LayerNorm(a.width, dtype=dtype)
+        self.mlp_norm = LayerNorm(a)
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
         self.dropout_fraction = a.dropout_fraction
 
@@ -129,7 +128,7 @@ class Encoder(nnx.Module):
 
     def __init__(self, a: Architecture, key: jax.Array):
         self.blocks = jax.vmap(lambda key: Block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
-        self.norm = LayerNorm(a.width, dtype=jnp.dtype(a.compute_dtype))
+        self.norm = LayerNorm(a)
         self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
 

@@ -1,4 +1,4 @@
-"""The Vision Transformer, in the order of the paper's equations 1 to 4.
+"""The Vision Transformer, in the order of the paper's equations 1 to 4, and its hybrids with a ResNet.
 
 Legend: B batch, H W image height and width, C channels, N patches, S = N or N + 1 with a class token, D width.
 """
@@ -11,19 +11,23 @@ from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
 from vit_jax.models.embed import POSITIONS, PatchEmbedding
 from vit_jax.models.heads import AttentionPooling, Head
+from vit_jax.models.resnet import ResNetBody
 from vit_jax.models.transformer import Encoder, dropout
 
 
 class VisionTransformer(nnx.Module):
     """Patches, an optional class token, positions, the encoder, a pooling and a head.
 
+    The patches of a hybrid are cut from the map that a ResNet makes of the image.
+
     A plain pytree: `jax.jit`, `jax.grad` and optax take the module itself; parameters are its leaves.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
         embedding_key, encoder_key, head_key = jax.random.split(key, 3)
-        rngs, dtype = nnx.Rngs(embedding_key), jnp.dtype(a.compute_dtype)
-        self.embedding = PatchEmbedding(a.patch_size, a.width, dtype=dtype, rngs=rngs)
+        self.stem = ResNetBody(a, jax.random.fold_in(embedding_key, 0)) if a.has_resnet else None
+        rngs = nnx.Rngs(embedding_key)
+        self.embedding = PatchEmbedding(a, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
         self.positions = POSITIONS[a.position_embedding](a, rngs=rngs)
         self.encoder = Encoder(a, encoder_key)
@@ -47,7 +51,7 @@ class VisionTransformer(nnx.Module):
         return ModelOutput(logits_BK=logits_BK, features_BD=features_BD, pooled_BD=pooled_BD, tokens_BND=patches_BND)
 
     def _embed(self, image_BHWC: jax.Array, key: jax.Array | None) -> jax.Array:
-        tokens = self.embedding(image_BHWC)
+        tokens = self.embedding(image_BHWC if self.stem is None else self.stem(image_BHWC))
         if self.class_token is not None:
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))

@@ -24,6 +24,7 @@ RULES: dict[str, Rules] = {
         (r".*blocks/mlp/contract/kernel", 1),  # (L, M, D): M
         (r".*pooling/attention/(query|key|value)/kernel", 0),
         (r".*pooling/.*/kernel", -1),
+        (r".*conv[123]?/kernel", -1),  # (height, width, I, O): O
         (r".*embedding/kernel", -1),  # (patch height, patch width, 3, D): D
         (r".*head/(hidden|linear)/kernel", 0),  # (D, K): D, since K is rarely divisible
         (r".*positions/table", -1),

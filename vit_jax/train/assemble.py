@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config import Architecture, PretrainConfig, RunSteps, build_architecture, resolve
+from vit_jax.config import Architecture, PretrainConfig, RunConfig, RunSteps, build_architecture, resolve
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
 from vit_jax.data.sources import Source, open_source
@@ -39,18 +39,20 @@ class Assembly:
       batch_sharding: of every array of a batch.
       evaluation_batch: examples of one evaluation step.
       abstract_state: shapes, dtypes and shardings of the state.
-      init_state: () -> the state before the first step.
+      init_state: () -> the state before the first step, its parameters drawn by the seed.
+      state_of: model -> the state before the first step with these parameters.
       train_step: (state, batch) -> (state, metrics); takes the state's memory over.
       evaluation_step: (state, batch) -> sums.
     """
 
-    config: PretrainConfig
+    config: RunConfig
     steps: RunSteps
     architecture: Architecture
     batch_sharding: jax.sharding.NamedSharding
     evaluation_batch: int
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
+    state_of: Callable[[Any], TrainState]
     train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics)
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics
 
@@ -61,31 +63,39 @@ class Assembly:
         return compiled  # type: ignore[no-any-return]
 
 
-def assemble(config: PretrainConfig, *, num_classes: int, num_examples: int, devices: Sequence[jax.Device]) -> Assembly:
+def architecture_of(config: PretrainConfig, num_classes: int) -> Architecture:
+    """The network that a pre-training run trains."""
+    return build_architecture(config.model, image_size=config.input.image_size, num_classes=num_classes)
+
+
+def assemble(
+    config: RunConfig, architecture: Architecture, *, num_examples: int, devices: Sequence[jax.Device]
+) -> Assembly:
     """Builds a run's parts.
 
     Args:
       config: as loaded.
-      num_classes: of the dataset.
-      num_examples: of its training split.
+      architecture: the network, for the dataset's classes.
+      num_examples: of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
 
     Raises:
       ValueError: values of the config that do not fit each other, the dataset or the devices.
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    architecture = build_architecture(config.model, image_size=config.input.image_size, num_classes=num_classes)
     mesh = build_mesh(devices)
     schedule = build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     objective = build_objective(config.objective)
-    settings = _step_settings(config, steps, num_classes)
+    settings = _step_settings(config, steps, architecture)
+
+    def state_of(model: Any) -> TrainState:
+        return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
     def init() -> TrainState:
-        model = build_model(architecture, jax.random.key(config.seed))
-        return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
+        return state_of(build_model(architecture, jax.random.key(config.seed)))
 
     abstract = jax.eval_shape(init)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
@@ -98,6 +108,7 @@ def assemble(config: PretrainConfig, *, num_classes: int, num_examples: int, dev
         evaluation_batch=config.evaluation.global_batch or config.global_batch,
         abstract_state=abstract,
         init_state=jax.jit(init, out_shardings=shardings),
+        state_of=jax.jit(state_of, out_shardings=shardings),
         train_step=jax.jit(
             make_train_step(settings, objective, optimizer, schedule),
             in_shardings=(shardings, batch_sharding(mesh)),
@@ -112,16 +123,17 @@ def assemble(config: PretrainConfig, *, num_classes: int, num_examples: int, dev
     )
 
 
-def _step_settings(config: PretrainConfig, steps: RunSteps, num_classes: int) -> StepSettings:
+def _step_settings(config: RunConfig, steps: RunSteps, architecture: Architecture) -> StepSettings:
     return StepSettings(
         seed=config.seed,
-        num_classes=num_classes,
-        compute_dtype=config.model.compute_dtype,
+        num_classes=architecture.num_classes,
+        compute_dtype=architecture.compute_dtype,
         mixup_alpha=config.input.mixup_alpha,
         accumulation_steps=config.optimizer.accumulation_steps,
         polyak_factor=config.polyak.factor,
         polyak_start=steps.polyak_start,
         polyak_bias_correction=config.polyak.bias_correction,
+        trained=config.optimizer.trained,
     )
 
 
@@ -133,7 +145,7 @@ class Datasets:
     test: Source
 
 
-def open_datasets(config: PretrainConfig) -> Datasets:
+def open_datasets(config: RunConfig) -> Datasets:
     """Opens both splits and holds their classes against each other.
 
     Raises:
@@ -196,7 +208,7 @@ def open_evaluation_batches(assembly: Assembly, source: Source) -> Iterator[Iter
         yield _placed(host_batches, log, assembly.batch_sharding, batch)
 
 
-def _parallelism(config: PretrainConfig, num_rows: int) -> Parallelism:
+def _parallelism(config: RunConfig, num_rows: int) -> Parallelism:
     height, width = config.input.image_size
     return choose_parallelism(config.input, batch_bytes=num_rows * height * width * 3)
 
@@ -205,10 +217,4 @@ def _placed(
     batches: HostBatches, log: UnreadableLog, sharding: jax.sharding.NamedSharding, global_batch: int
 ) -> Iterator[Batch]:
     rows = local_rows(sharding, global_batch)
-
-    def checked() -> Iterator[Any]:
-        for batch in batches:
-            log.update(batch)
-            yield batch
-
-    return prefetch(checked(), lambda batch: place(batch, rows, sharding, global_batch))
+    return prefetch(log.watch(batches), lambda batch: place(batch, rows, sharding, global_batch))

@@ -24,6 +24,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._requested = False
+        self._num_steps = 0  # over all runs of the command: the service counts them, and passes over none
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -38,10 +39,11 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def is_requested(self, step: int) -> bool:
-        """Whether the run has to end after `step`; the same answer in every process."""
+    def is_requested(self) -> bool:
+        """Whether the run has to end after this step; asked once after each, the same answer in every process."""
+        self._num_steps += 1
         if jax.process_count() > 1:
-            return bool(multihost_utils.reached_preemption_sync_point(step))
+            return bool(multihost_utils.reached_preemption_sync_point(self._num_steps))
         return self._requested
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import pytree
-from vit_jax.config import to_dict
+from vit_jax.config import Architecture, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
@@ -38,9 +38,20 @@ def parameters_sha256(model: Any) -> str:
     """SHA-256 over the float32 bytes of all parameters in the order of their names: equal runs, equal hashes."""
     digest = hashlib.sha256()
     for _, leaf in sorted(pytree.named_leaves(model).items()):
-        whole = multihost_utils.process_allgather(leaf, tiled=True) if jax.process_count() > 1 else jax.device_get(leaf)
+        is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
+        whole = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
         digest.update(np.ascontiguousarray(whole, dtype=np.float32).tobytes())
     return digest.hexdigest()
+
+
+def start_of(data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What a fine-tuning run that goes on, in a search or after, must find as it was."""
+    return {
+        "parameters_sha256": parameters_sha256(parameters),
+        "num_train_examples": len(data.train),
+        "num_test_examples": len(data.test),
+        "class_names": list(data.train.class_names),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -55,7 +66,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
     height, width = architecture.image_size
     device = jax.devices()[0].device_kind
     lines = [
-        f"{architecture.name} (width {architecture.width}, depth {architecture.depth}) on {height}x{width} images, "
+        f"{architecture.name} ({_size(architecture)}) on {height}x{width} images, "
         f"{2 * forward_macs(architecture) / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} test images, "
@@ -66,6 +77,12 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
         f"workdir  {folder}",
     ]
     return "\n".join(lines)
+
+
+def _size(a: Architecture) -> str:
+    parts = [f"units {'-'.join(map(str, a.units)) or 'none'}, width factor {a.width_factor:g}"] if a.has_resnet else []
+    parts += [f"width {a.width}, depth {a.depth}"] if a.has_transformer else []
+    return ", ".join(parts)
 
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
@@ -88,7 +105,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "preprocessing": {
             "image_size": list(architecture.image_size),
             "resize": config.input.test_resize,
-            "crop_fraction": config.input.test_crop_fraction,
+            "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
             "pixel_range": [-1.0, 1.0],
         },
         "data": config.data,
@@ -98,11 +115,12 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     }
 
 
-def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float]) -> dict[str, Any]:
+def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float], *, split: str) -> dict[str, Any]:
     """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
+    results = (f"{split}_accuracy", f"{split}_loss", "train_loss")
     images = run.steps.total * run.config.global_batch
     return {
-        **{name: metrics[name] for name in ("test_accuracy", "test_loss", "train_loss") if name in metrics},
+        **{name: metrics[name] for name in results if name in metrics},
         "steps": run.steps.total,
         "images": images,
         "exaflops": exaflops(run.architecture, images),
@@ -118,11 +136,11 @@ def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float]) -> d
     }
 
 
-def closing(summary: Mapping[str, Any], folder: pathlib.Path) -> str:
+def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
     """How good it got, at what cost, and where everything is."""
     return "\n".join(
         [
-            f"test accuracy {summary['test_accuracy']:.2%}, test loss {summary['test_loss']:.4f}",
+            f"{split} accuracy {summary[f'{split}_accuracy']:.2%}, {split} loss {summary[f'{split}_loss']:.4f}",
             f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
             f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs",
             f"checkpoints, metrics and summary.json are in {folder}",

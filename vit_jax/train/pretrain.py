@@ -1,8 +1,6 @@
 """The pre-training loop: from a config to a trained model in a workdir."""
 
 import contextlib
-import os
-import pathlib
 import time
 from typing import Any
 
@@ -11,14 +9,20 @@ import jax
 from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointStore
 from vit_jax.config import PretrainConfig
-from vit_jax.cost.chips import find_chip
 from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.evals import ClassificationEvaluator
 from vit_jax.train import overview
 from vit_jax.train import workdir as workdirs
-from vit_jax.train.assemble import assemble, open_datasets, open_evaluation_batches, open_train_batches
+from vit_jax.train.assemble import (
+    architecture_of,
+    assemble,
+    open_datasets,
+    open_evaluation_batches,
+    open_train_batches,
+)
 from vit_jax.train.cadence import Cadence
 from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.machine import peak_flops, timed, use_compilation_cache
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
@@ -44,11 +48,12 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     """
     began = time.perf_counter()
     hosts.start()
-    _use_compilation_cache(config.logging.compilation_cache)
+    use_compilation_cache(config.logging.compilation_cache)
     is_first = hosts.is_first()
     data = open_datasets(config)
     devices = jax.devices()
-    run = assemble(config, num_classes=data.train.num_classes, num_examples=len(data.train), devices=devices)
+    architecture = architecture_of(config, data.train.num_classes)
+    run = assemble(config, architecture, num_examples=len(data.train), devices=devices)
     total = run.steps.total
     folder = workdirs.claim(workdir, config)
     metadata = overview.checkpoint_metadata(run, data)
@@ -71,7 +76,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         stack.callback(display.close)
         display.say(overview.opening(run, data, folder))
         display.say(origin)
-        train_step, compile_seconds = _timed(run.compile_train_step)
+        train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
         evaluator = ClassificationEvaluator(
@@ -84,9 +89,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         interruption = stack.enter_context(Interruption())
         stack.enter_context(jax.transfer_guard("disallow"))
-        clock = TrainingClock(
-            start_step, config.global_batch, training_flops_per_image(run.architecture), _peak_flops()
-        )
+        clock = TrainingClock(start_step, config.global_batch, training_flops_per_image(run.architecture), peak_flops())
         log, evaluate, save = (
             Cadence(every, total)
             for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
@@ -115,7 +118,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             late.push(step, metrics)
             profiler.after_step(step, metrics)
 
-            is_stopping = interruption.is_requested(step) and step < total
+            is_stopping = interruption.is_requested() and step < total
             if evaluate.is_due(step) or save.is_due(step) or is_stopping:
                 late.flush()
                 with clock.pause(), jax.transfer_guard("allow"):
@@ -134,26 +137,9 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         with clock.pause(), jax.transfer_guard("allow"):
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
-            summary = overview.summary(run, state, train_metrics | results)
+            summary = overview.summary(run, state, train_metrics | results, split="test")
     summary["wall_seconds"] = seconds_before + time.perf_counter() - began
     if is_first:
         write_summary(folder, summary)
-        print(overview.closing(summary, folder), flush=True)
+        print(overview.closing(summary, folder, split="test"), flush=True)
     return summary
-
-
-def _timed(action: Any) -> tuple[Any, float]:
-    began = time.perf_counter()
-    return action(), time.perf_counter() - began
-
-
-def _peak_flops() -> float | None:
-    chip = find_chip(jax.devices()[0].device_kind)
-    return None if chip is None else chip.peak_bf16_flops * jax.device_count()
-
-
-def _use_compilation_cache(enabled: bool) -> None:
-    """Compiled programs outlive the process, unless the user has set up a cache of their own."""
-    if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root).expanduser() / "vit_jax" / "xla"))

@@ -1,14 +1,35 @@
 """How a run starts: its own checkpoint, else a given one, else given weights, else from scratch."""
 
+import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+from vit_jax import pytree
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore, has_checkpoints
+from vit_jax.checkpoint.weights import load_weights
+from vit_jax.config import PretrainConfig
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
+
+MEANING = (
+    "family",
+    "pool",
+    "position_embedding",
+    "head",
+    "num_heads",
+    "gelu",
+    "layer_norm_epsilon",
+    "residual_unit",
+    "group_norm_epsilon",
+    "standardization_epsilon",
+    "standardization_epsilon_added_to",
+)
+"""What two architectures with the same shapes may still differ in."""
 
 
 def items_of(state: TrainState) -> dict[str, Any]:
@@ -18,10 +39,10 @@ def items_of(state: TrainState) -> dict[str, Any]:
 
 
 def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str]:
-    """The state a run begins with, and a sentence that says where it comes from.
+    """The state a pre-training run begins with, and a sentence that says where it comes from.
 
     Args:
-      assembly: the run.
+      assembly: the run, of a `PretrainConfig`.
       own: the checkpoints of its own workdir.
       metadata: what this run's checkpoints will say of their data; must agree with what is continued.
 
@@ -29,22 +50,54 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
       ValueError: what is asked for does not exist or does not fit.
     """
     config = assembly.config
-    step = own.latest_step()
-    if step is not None:
-        return _restore_all(assembly, own, step, metadata), f"continuing from this workdir's checkpoint of step {step}"
+    assert isinstance(config, PretrainConfig)
+    if (continued := continue_run(assembly, own, metadata)) is not None:
+        return continued
     if config.resume_from is not None:
-        store, step = _open(config.resume_from, "resume_from")
-        return _restore_all(assembly, store, step, metadata), f"continuing from step {step} of {config.resume_from}"
+        with _open(config.resume_from) as (store, step):
+            state = _restore_all(assembly, store, step, metadata)
+        return state, f"continuing from step {step} of {config.resume_from}"
     if config.init_from is not None:
-        store, step = _open(config.init_from, "init_from")
-        text = f"starting at step 0 with the weights of step {step} of {config.init_from}"
-        return _restore_weights(assembly, store, step), text
+        weights = load_weights(config.init_from)
+        _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
+        state = state_of_parameters(assembly, weights.parameters, weights.source)
+        return state, f"starting at step 0 with the weights of {weights.source}"
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
+
+
+def continue_run(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+    """The state of the newest checkpoint of the run's own workdir; None if there is none."""
+    step = own.latest_step()
+    if step is None:
+        return None
+    return _restore_all(assembly, own, step, metadata), f"continuing from this workdir's checkpoint of step {step}"
+
+
+def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
+    """The state before the first step, with given parameters; each process supplies what its devices hold.
+
+    Args:
+      assembly: the run.
+      parameters: float32 by name.
+      source: where they come from, for the error.
+
+    Raises:
+      ValueError: they are not those of the run's network; every difference is listed.
+    """
+    model = assembly.abstract_state.model
+    if lines := pytree.differences(pytree.named_leaves(model), parameters):
+        detail = "\n  ".join(lines)
+        raise ValueError(f"{source} does not fit {assembly.architecture.name}:\n  {detail}")
+
+    def place(name: str, leaf: Any) -> jax.Array:
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
+
+    return assembly.state_of(pytree.map_with_names(place, model))
 
 
 def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata: dict[str, Any]) -> TrainState:
     stored = store.metadata(step)
-    _require_same_network(assembly, stored, store)
+    _require_same_network(assembly, stored["architecture"], str(store.folder))
     for name in ("data", "num_examples", "class_names", "global_batch", "seed"):
         if stored.get(name) != metadata[name]:
             raise ValueError(
@@ -61,39 +114,32 @@ def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata
     )
 
 
-def _restore_weights(assembly: Assembly, store: CheckpointStore, step: int) -> TrainState:
-    """The Polyak average where the checkpoint has one, for it is what was judged; else the parameters."""
-    _require_same_network(assembly, store.metadata(step), store)
-    name = "polyak" if "polyak" in store.item_names(step) else "model"
-    model = store.restore(step, {name: assembly.abstract_state.model})[name]
-    state = assembly.init_state()
-    polyak = None if state.polyak is None else jax.tree.map(lambda leaf: leaf.copy(), model)
-    return dataclasses.replace(state, model=model, polyak=polyak)
-
-
-def _require_same_network(assembly: Assembly, stored: dict[str, Any], store: CheckpointStore) -> None:
+def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
     """Of two networks with the same shapes one may still compute something else than the other."""
     given = dataclasses.asdict(assembly.architecture)
     different = [
-        f"  {name}: there {stored['architecture'].get(name)!r}, here {given[name]!r}"
-        for name in ("pool", "position_embedding", "head", "gelu", "num_heads")
-        if stored["architecture"].get(name) != given[name]
+        f"  {name}: there {stored.get(name)!r}, here {given[name]!r}"
+        for name in MEANING
+        if stored.get(name) != given[name]
     ]
     if different:
-        raise ValueError(f"The checkpoint in {store.folder} is of another network:\n" + "\n".join(different))
+        raise ValueError(f"{source} is of another network:\n" + "\n".join(different))
 
 
-def _open(workdir: str, field: str) -> tuple[CheckpointStore, int]:
+@contextlib.contextmanager
+def _open(workdir: str) -> Iterator[tuple[CheckpointStore, int]]:
     path = pathlib.Path(workdir).expanduser()
-    if not has_checkpoints(path):
+    store = CheckpointStore(path, read_only=True) if has_checkpoints(path) else None
+    step = None if store is None else store.latest_step()
+    if store is None or step is None:
         raise ValueError(
-            f"config.{field}={workdir!r} is not a workdir with a checkpoint: "
+            f"config.resume_from={workdir!r} is not a workdir with a checkpoint: "
             f"give the folder of a run, the one with the sub-folder {FOLDER}/ in it."
         )
-    store = CheckpointStore(path, read_only=True)
-    step = store.latest_step()
-    assert step is not None
-    return store, step
+    try:
+        yield store, step
+    finally:
+        store.close()
 
 
 def _short(value: Any) -> str:

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.arrays import Batch, Targets
+from vit_jax import pytree
+from vit_jax.arrays import Batch, Targets, normalise
 from vit_jax.data.mixup import mixup
 from vit_jax.objectives import Classification
 from vit_jax.optim import ema
+from vit_jax.optim.trained import HEAD
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -32,11 +34,7 @@ class StepSettings:
     polyak_factor: float | None
     polyak_start: int
     polyak_bias_correction: bool
-
-
-def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
-    """uint8 pixels to [-1, 1]: (x - 127.5) / 127.5."""
-    return ((image_BHWC.astype(jnp.float32) - 127.5) / 127.5).astype(dtype)
+    trained: str  # "all" or "head"
 
 
 def make_train_step(
@@ -77,7 +75,10 @@ def make_train_step(
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            sums = objective.sums(model(image, dropout_key=key), targets)
+            if settings.trained == "head":  # nothing is propagated back through what stays as it is
+                model = pytree.map_with_names(_freeze_backbone, model)
+            is_frozen = settings.trained == "head"  # its features are those of evaluation
+            sums = objective.sums(model(image, dropout_key=None if is_frozen else key), targets)
             return sums["loss"], sums
 
         gradient = jax.grad(loss, has_aux=True)
@@ -113,6 +114,10 @@ def make_train_step(
         )
 
     return train_step
+
+
+def _freeze_backbone(name: str, leaf: jax.Array) -> jax.Array:
+    return leaf if name.startswith(HEAD) else jax.lax.stop_gradient(leaf)
 
 
 def make_evaluation_step(settings: StepSettings, objective: Classification) -> Callable[[TrainState, Batch], Metrics]:

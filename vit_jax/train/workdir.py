@@ -3,6 +3,7 @@
 import json
 import pathlib
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,12 +11,16 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import hosts
+from vit_jax.checkpoint.hub import is_hub_address
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten
 from vit_jax.config.schema import RUNTIME_FIELDS
 
 CONFIG_FILE = "config.json"
+START_FILE = "start.json"
+TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each learning rate
+TRIAL_RESULT = "summary.json"  # all that is left of a trial that has ended
 
 
 def claim(workdir: str, config: Any) -> pathlib.Path:
@@ -39,16 +44,74 @@ def claim(workdir: str, config: Any) -> pathlib.Path:
     return path
 
 
+def refuse_as_source(init_from: str | None, workdir: str) -> None:
+    """Raises ValueError where the run would write into the folder that its weights come from."""
+    if init_from is None or is_hub_address(init_from):
+        return
+    source, target = (pathlib.Path(name).expanduser().resolve() for name in (init_from, workdir))
+    if source == target or target in source.parents or source in target.parents:
+        raise ValueError(
+            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one lies in the other. "
+            "The first is where the weights come from and stays as it is, the second is where this run writes."
+        )
+
+
+def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str | None) -> None:
+    """What a run starts from is noted when it starts first; one that goes on must find the same.
+
+    A start that came to nothing, no checkpoint and no trial, binds nobody.
+
+    Args:
+      path: the workdir, claimed.
+      start: JSON values that tell the weights and the data: "parameters_sha256" and others.
+      source: where the weights come from.
+
+    Raises:
+      ValueError: weights or data have changed since; so do weights of a run still going on.
+    """
+    file = path / START_FILE
+    stored = _read_json(file) if file.exists() and _is_begun(path) else None
+    hosts.wait_for_all("start read")
+    if stored is None and hosts.is_first():
+        write_atomically(file, json.dumps({"init_from": source, **start}, indent=2) + "\n")
+    if stored is None:
+        return
+    if stored["parameters_sha256"] != start["parameters_sha256"]:
+        raise ValueError(
+            f"workdir {str(path)!r} was started from other weights than config.init_from={source!r} holds now. Is a "
+            "run still training there? Give the weights it was started from, or another workdir."
+        )
+    if changed := [name for name, value in start.items() if stored.get(name) != value]:
+        lines = "\n".join(f"  {name}: then {stored.get(name)!r}, now {start[name]!r}" for name in changed)
+        raise ValueError(
+            f"workdir {str(path)!r} was started on other data than there are now:\n{lines}\nIts results cannot be "
+            "compared with new ones: bring the data back, or choose another workdir."
+        )
+
+
 def _take(path: pathlib.Path, config: Any) -> ValueError | None:
     """What the first process does; its error is returned, for the others must hear of it before anyone raises."""
     try:
         _require_writable(path)
-        if has_checkpoints(path):  # before the first one there is nothing that another config could spoil
+        if _is_begun(path):
             _require_same_config(path, config)
         write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
     except ValueError as error:
         return error
     return None
+
+
+def _is_begun(path: pathlib.Path) -> bool:
+    """Whether there is something that another config, or other weights, could spoil."""
+    trials = path.glob(f"{TRIALS}/*")
+    return has_checkpoints(path) or any(has_checkpoints(t) or (t / TRIAL_RESULT).exists() for t in trials)
+
+
+def _read_json(file: pathlib.Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError:
+        raise ValueError(f"{file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
 
 
 def _require_writable(path: pathlib.Path) -> None:
@@ -67,11 +130,13 @@ def _require_same_config(path: pathlib.Path, config: Any) -> None:
     stored_file = path / CONFIG_FILE
     if not stored_file.exists():
         return
-    try:
-        stored = flatten(json.loads(stored_file.read_text()))
-    except ValueError:
-        raise ValueError(f"{stored_file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
+    stored = flatten(_read_json(stored_file))
     given = flatten(json.loads(json.dumps(to_dict(config))))
+    if ("search.learning_rates" in stored) != ("search.learning_rates" in given):
+        raise ValueError(
+            f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
+            "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
+        )
     different = [
         f"  {name}: there {stored.get(name, 'not set')!r}, given {given.get(name, 'not set')!r}"
         for name in sorted(stored.keys() | given.keys())

@@ -115,6 +115,12 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
     write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
 
 
+def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The content of `summary.json`; None where no run has ended."""
+    path = workdir / SUMMARY_FILE
+    return json.loads(path.read_text()) if path.exists() else None
+
+
 def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
     """The last metrics of a training step that `metrics.jsonl` holds; empty if there are none."""
     path = workdir / METRICS_FILE

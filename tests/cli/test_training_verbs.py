@@ -1,4 +1,4 @@
-"""Mistakes users make on the command line, each with the message that mends it; and how fast help comes."""
+"""Mistakes users make with the verbs that train, each with the message that mends it; and how fast help comes."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ import pytest
 
 from vit_jax import cli
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 RECIPE = str(ROOT / "configs" / "digits.py")
 
 
@@ -58,7 +58,7 @@ def fails(capsys, data_dir, tmp_path):
         ("data=folder:/nowhere/at/all", ["/nowhere/at/all"]),
         ("input.train_split=training", ["training", "train"]),
         ("input.shift_pixels=-1", ["shift_pixels"]),
-        ("init_from=/nowhere", ["init_from", "not a workdir"]),
+        ("init_from=/nowhere", ["/nowhere", "there is no such file"]),
         ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
         ("logging.wandb_project=x", ["wandb"]),
         ("logging.profile_start_step=100000", ["profile_start_step", "the steps 1 to"]),
@@ -80,7 +80,11 @@ def test_a_value_that_cannot_work(fails, override, parts):
         (["pretrain", f"--config={RECIPE}", "--workdir"], ["--workdir needs a value"]),
         (["pretrain", "--config=configs/digit.py", "--workdir=x"], ["configs/digits.py"]),
         (["pretrain", f"--config={RECIPE}:epoch=3", "--workdir=x"], ["'epochs'"]),
-        (["prepare"], ["vit-jax prepare cifar10"]),
+        (["prepare"], ["Expected DATASET, given nothing", "vit-jax --help"]),
+        (["prepare", "cifar10", "--config.seed=3"], ["Unknown argument '--config.seed=3'"]),
+        (["show", f"--config={RECIPE}", "digits"], ["Unknown argument 'digits'", "begin with --"]),
+        (["bench", f"--config={RECIPE}", "--steps=0"], ["--steps=0: must be a whole number from 1"]),
+        (["finetune", f"--config={RECIPE}", "--workdir=x"], ["a recipe for PretrainConfig, not for finetune"]),
     ],
 )
 def test_words_that_are_wrong(capsys, words, parts):
@@ -134,7 +138,7 @@ def test_folders_without_use(fails, tmp_path):
 
 
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
-    assert "not a workdir" in fails("--config.init_from=/nowhere", workdir=tmp_path)
+    assert "no such file" in fails("--config.init_from=/nowhere", workdir=tmp_path)
     assert "both set" in fails("--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path)
     assert "belongs" not in fails("--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path)
 
@@ -144,6 +148,12 @@ def test_show_prints_every_effective_value(capsys):
     out = capsys.readouterr().out
     assert "seed: 3\n" in out
     assert "model.num_heads: " in out
+
+
+def test_help_tells_every_verb(capsys):
+    cli.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("  vit-jax ")} == set(cli.VERBS)
 
 
 def test_help_comes_at_once_and_loads_nothing_heavy():

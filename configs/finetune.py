@@ -1,0 +1,187 @@
+"""Fine-tuning as in ViT, Table 4 and App. B.1.1, for weights in any format; BiT-HyperRule for ResNets; own images.
+
+The paper names neither warm-up nor crop: 500, 100 and 200 steps, the inception crop and a plain resize for testing are
+those of the released code. ImageNet at 512 and 518 pixels with a Polyak average is the paper's Table 2; everything else
+is trained at 384 without.
+"""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.config import (
+    AdaptConfig,
+    CheckpointConfig,
+    Duration,
+    EvaluationConfig,
+    FinetuneConfig,
+    InputConfig,
+    LoggingConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PolyakConfig,
+    ScheduleConfig,
+    SearchConfig,
+    parse_argument,
+)
+from vit_jax.config.variants import parse_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A row of Table 4, with the splits of the dataset and the part of train that chooses the learning rate."""
+
+    data: str | None = None  # None: set config.data
+    train_split: str = "train"
+    test_split: str = "test"
+    num_examples: int | None = None
+    is_small: bool = False  # images of fewer than 96 x 96 pixels
+    total: str
+    warmup: str
+    global_batch: int = 512
+    pixels: int = 384
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    validation_fraction: float = 0.1
+
+
+TASKS = {
+    "cifar10": Task(
+        data="tfds:cifar10",
+        num_examples=50_000,
+        is_small=True,
+        total="10000 steps",
+        warmup="500 steps",
+        validation_fraction=0.02,
+    ),
+    "cifar100": Task(
+        data="tfds:cifar100",
+        num_examples=50_000,
+        is_small=True,
+        total="10000 steps",
+        warmup="500 steps",
+        validation_fraction=0.02,
+    ),
+    "pets": Task(data="tfds:oxford_iiit_pet", num_examples=3_680, total="500 steps", warmup="100 steps"),
+    "flowers": Task(data="tfds:oxford_flowers102", num_examples=1_020, total="500 steps", warmup="100 steps"),
+    "imagenet": Task(
+        data="tfds:imagenet2012",
+        test_split="validation",
+        num_examples=1_281_167,
+        total="20000 steps",
+        warmup="500 steps",
+        learning_rates=(0.003, 0.01, 0.03, 0.06),
+        validation_fraction=0.01,
+    ),
+    # Any of the 19 tasks: the thousand examples of VTAB-1k are the first of train unless the command line says better.
+    "vtab": Task(
+        train_split="train[:1000]", num_examples=1_000, total="2500 steps", warmup="200 steps", learning_rates=(0.01,)
+    ),
+    # Own images: a batch and a resolution that a single GPU takes, a length that goes by their number.
+    "own": Task(total="20 epochs", warmup="0.1 fraction", global_batch=64, pixels=224),
+}
+TABLE_2_PIXELS = {"ViT-L/16": 512, "ViT-H/14": 518}  # on ImageNet
+FOLLOWED = {  # how often a run is looked at and saved
+    "evaluation": EvaluationConfig(every=Duration("0.2 fraction")),
+    "checkpoint": CheckpointConfig(every=Duration("0.1 fraction")),
+    "logging": LoggingConfig(every=Duration("0.01 fraction")),
+}
+CROPS = ("inception", "resize", "resize_short_side")
+
+
+def get_config(argument: str = "") -> FinetuneConfig:
+    """Argument: MODEL,TASK[,rule=paper|bit][,crop=…][,image_size=N][,examples=N].
+
+    MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
+    rule on own data.
+    """
+    chosen = parse_argument(argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0)
+    for name, allowed in (("task", tuple(TASKS)), ("rule", ("paper", "bit")), ("crop", (*CROPS, ""))):
+        if chosen[name] not in allowed:
+            raise ValueError(f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}.")
+    if chosen["model"] != "any":
+        parse_name(chosen["model"])
+    task = TASKS[chosen["task"]]
+    if chosen["rule"] == "bit":
+        return bit_hyperrule(chosen, task)
+    if chosen["examples"]:
+        raise ValueError("examples=N is for rule=bit; the paper's rule does not go by the number of images.")
+    is_table_2 = chosen["task"] == "imagenet" and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"]
+    pixels = chosen["image_size"] or (
+        TABLE_2_PIXELS[chosen["model"]] if is_table_2 else fitting(task.pixels, chosen["model"])
+    )
+    has_search = len(task.learning_rates) > 1
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration(task.total),
+        global_batch=task.global_batch,
+        model=adapted(chosen["model"]),
+        input=inputs(chosen, task, pixels, resize_pixels=pixels * 448 // 384),
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
+        schedule=ScheduleConfig(
+            learning_rate=0.0 if has_search else task.learning_rates[0],
+            warmup=Duration(task.warmup),
+            decay="cosine",
+        ),
+        search=SearchConfig(
+            learning_rates=task.learning_rates if has_search else (), validation_fraction=task.validation_fraction
+        ),
+        polyak=PolyakConfig(factor=0.9999) if is_table_2 else PolyakConfig(),
+        **FOLLOWED,
+    )
+
+
+def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
+    """BiT-HyperRule (Big Transfer): steps, resolution and mixup by the size of the dataset and of its images."""
+    if chosen["crop"]:
+        raise ValueError(f"crop={chosen['crop']} has no effect with rule=bit, whose crop is resize.")
+    num_examples = chosen["examples"] or task.num_examples
+    if not num_examples:
+        raise ValueError("rule=bit goes by the number of training images: add examples=N.")
+    steps, warmup, drops, mixup = (
+        (500, 100, (0.4, 0.6, 0.8), 0.0)
+        if num_examples < 20_000
+        else (10_000, 500, (0.3, 0.6, 0.9), 0.1)
+        if num_examples < 500_000
+        else (20_000, 500, (0.3, 0.6, 0.9), 0.1)
+    )
+    pixels = chosen["image_size"] or (128 if task.is_small else 480)
+    resize_pixels = pixels * 160 // 128 if task.is_small else pixels * 512 // 480
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration(f"{steps} steps"),
+        global_batch=512,
+        model=adapted(chosen["model"]),
+        input=dataclasses.replace(
+            inputs(chosen | {"crop": "resize"}, task, pixels, resize_pixels=resize_pixels), mixup_alpha=mixup
+        ),
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(name="sgd"),
+        schedule=ScheduleConfig(
+            learning_rate=0.003, warmup=Duration(f"{warmup} steps"), decay="staircase", drop_at_fraction=drops
+        ),
+        **FOLLOWED,
+    )
+
+
+def fitting(pixels: int, model: str) -> int:
+    """The largest resolution up to `pixels` that the model's patches divide: 378 for a patch of 14."""
+    patch = 1 if model == "any" else max(parse_name(model).patch)
+    return pixels // patch * patch
+
+
+def adapted(model: str) -> AdaptConfig:
+    """The paper's head: the whole one of pre-training makes way for a linear layer of zeros."""
+    return AdaptConfig(name=None if model == "any" else model, remat="dots")
+
+
+def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int) -> InputConfig:
+    """Square images; random crops from images a little larger, or inception crops."""
+    crop = chosen["crop"] or "inception"
+    return InputConfig(
+        train_split=task.train_split,
+        test_split=task.test_split,
+        image_size=(pixels, pixels),
+        train_crop=crop,
+        train_resize_pixels=None if crop == "inception" else resize_pixels,
+        test_resize="direct",
+    )

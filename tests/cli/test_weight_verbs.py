@@ -1,0 +1,458 @@
+"""The verbs that use weights, from the words of the command to what they print, write and end with."""
+
+import json
+import os
+import pathlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoint.small_networks import RESNET, SQUARE, arrays_of, assert_same
+from tests.data.test_bad_images import ANIMATED_GIF, CMYK_JPEG, PNGS
+from tests.inference.samples import (
+    CROPPED,
+    NAMES,
+    SEVEN,
+    logits_of,
+    sample_pixels,
+    sample_weights,
+    softmax,
+    to_png,
+    write_pngs,
+)
+from vit_jax import cli, pytree
+from vit_jax.checkpoint.formats import write_npz
+from vit_jax.checkpoint.saving import OWN, describe_weights, save_weights
+from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.checkpoint.weights import load_weights
+from vit_jax.cli import weights as weight_verbs
+from vit_jax.inference.classifier import build_classifier
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder in which the commands run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def weights(here):
+    """Weights in `w.npz`."""
+    weights = sample_weights()
+    save_weights(weights, here / "w.npz", "released")
+    return weights
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command; returns its exit code and what it wrote to the terminal."""
+
+    def run(*words):
+        code = 0
+        try:
+            cli.main(words)
+        except SystemExit as exit_:
+            code = exit_.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def fails(run):
+    """Runs a command that must fail as a user's mistake; returns its message."""
+
+    def fails(*words):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        message = err.splitlines()[-1]  # after notes about the weights
+        assert message.startswith("vit-jax: ")
+        return message
+
+    return fails
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict", "Expected CHECKPOINT IMAGE…, given nothing"),
+        ("predict w.npz", "Expected CHECKPOINT IMAGE…, given w.npz"),
+        ("predict w.npz a.png --jsn", "Unknown argument '--jsn'. Did you mean --json?"),
+        ("predict w.npz a.png --top", "--top needs a value"),
+        ("predict w.npz a.png --top=0", "--top=0: must be a whole number from 1"),
+        ("predict w.npz a.png --config.seed=1", "Unknown argument '--config.seed=1'"),
+        ("predict w.npz ab.png", "no file or folder 'ab.png'. Nearest in '.': 'a.png'"),
+        ("predict w.npz *.tif", "No image matches the pattern '*.tif'"),
+        ("predict nowhere.npz a.png", "nowhere.npz"),
+        ("predict w.npz a.png --crop_fraction=2", "--crop_fraction=2: must be a number above 0, up to 1"),
+        ("predict w.npz a.png --crop_fraction=0.5", "the weights were trained with crop_fraction=1.0; leave it out"),
+        ("predict w.npz a.png --compute_dtype=half", "--compute_dtype=half: choose float32 or bfloat16"),
+        ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt: there is no such file; one name a line"),
+        ("predict w.npz a.png --image_size=8", "image_size"),
+        ("predict w.npz a.png --num_heads=two", "not a number"),
+        ("evaluate w.npz", "Missing: --data="),
+        ("evaluate --data=digits", "Expected CHECKPOINT, given nothing"),
+        ("evaluate w.npz --data=digit", "Did you mean 'digits'?"),
+        ("evaluate w.npz --data=folder:nowhere", "There is no folder 'nowhere'"),
+        ("evaluate w.npz --data=digits --global_batch=0", "--global_batch=0: must be a whole number from 1"),
+        ("evaluate w.npz --data=digits --seed=x", "--seed=x: must be a whole number from 0"),
+        ("evaluate w.npz --data=digits --holdout_fraction=0", "--holdout_fraction=0: must be a number above 0"),
+        ("evaluate w.npz --data=digits --crop-fraction=1.5", "--crop_fraction=1.5: must be a number above 0"),
+        ("evaluate w.npz --data=digits --cvs=x.csv", "Did you mean --csv=?"),
+        ("export w.npz", "Missing: --to="),
+        ("export w.npz --to=onnx", "--to=onnx: choose npz, safetensors or stablehlo"),
+        ("export w.npz --to=npz", "w.npz exists: choose another destination, or say --overwrite"),
+        ("export w.npz --to=npz --output=out", "--output=out: --to=npz writes a file; give one that ends in .npz"),
+        ("export w.npz --to=npz --output=o.npz --names=timm", "only a .safetensors file has a choice of names"),
+        ("export w.npz --to=safetensors --names=released", "--names=released: choose timm or huggingface"),
+        ("export w.npz --to=safetensors --output=o.npz", "ends in .safetensors"),
+        ("export w.npz --to=npz --output=o.npz --resize=direct", "--resize: without effect on weights alone"),
+        ("export w.npz --to=stablehlo --overwrte", "Did you mean --overwrite?"),
+        ("convert w.npz", "Expected SOURCE DESTINATION, given w.npz"),
+        ("convert w.npz o --to=torch", "to='torch' is not a format that is written"),
+        ("predit w.npz", "There is no verb 'predit'. Did you mean 'predict'?"),
+    ],
+)
+def test_wrong_words(weights, here, fails, words, message):
+    write_pngs(here, sample_pixels(1))
+    (here / "000.png").rename(here / "a.png")
+    before = contents(here)
+    assert message in fails(*words.split(" "))
+    assert contents(here) == before, "a mistake writes nothing"
+
+
+# Predict.
+
+
+def test_predict_files_folders_and_patterns(weights, here, run):
+    pixels = sample_pixels(6)
+    write_pngs(here / "photos", pixels)
+    (here / "photos/deep").mkdir()
+    (here / "photos/005.png").rename(here / "photos/deep/x.png")
+    code, out, err = run("predict", "w.npz", "photos/deep", "photos/00[01].png", "photos/004.png", "--json", "--top=7")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [record["image"] for record in found] == [
+        "photos/deep/x.png",
+        "photos/000.png",
+        "photos/001.png",
+        "photos/004.png",
+    ]
+    expected = softmax(logits_of(build_classifier(weights).model, pixels[[5, 0, 1, 4]]))
+    for record, row in zip(found, expected, strict=True):
+        listed = {one["class"]: one["probability"] for one in record["predictions"]}
+        assert list(listed) == [NAMES[k] for k in np.argsort(-row)]
+        assert [listed[name] for name in NAMES] == pytest.approx(row, abs=1e-6)
+        assert sum(listed.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_predict_a_table_of_three_classes_unless_told(weights, here, run):
+    write_pngs(here, sample_pixels(2))
+    row = softmax(logits_of(build_classifier(weights).model, sample_pixels(2)))[1]
+    order = np.argsort(-row)
+    for top in (3, 1):
+        code, out, _ = run("predict", "w.npz", "000.png", "001.png", *([] if top == 3 else [f"--top={top}"]))
+        line = "   ".join(f"{NAMES[k]} {row[k]:.1%}" for k in order[:top])
+        assert (code, out.splitlines()[1]) == (0, f"001.png   {line}")
+
+
+def test_predict_does_the_rest_when_some_cannot_be_read(weights, here, run):
+    write_pngs(here / "photos", sample_pixels(3))
+    (here / "photos/001.png").write_bytes(b"")
+    code, out, err = run("predict", "w.npz", "photos", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found[1] == {"image": "photos/001.png", "error": "The file is empty"}
+    assert ["predictions" in record for record in found] == [True, False, True]
+    assert err == "vit-jax: 1 of 3 images cannot be read: photos/001.png\n"
+    code, out, _ = run("predict", "w.npz", "photos")
+    assert (code, out.splitlines()[1]) == (0, "photos/001.png   cannot be read: The file is empty")
+
+
+def test_predict_fails_when_none_can_be_read(weights, here, run):
+    for name in ("a.png", "b.png"):
+        (here / name).write_bytes(b"no image")
+    code, out, err = run("predict", "w.npz", "a.png", "b.png", "--json")
+    assert code == 1
+    assert [record["error"] for record in json.loads(out)] == ["The file is of no known image format (8 bytes)"] * 2
+    assert "2 of 2 images cannot be read: a.png, b.png" in err
+
+
+def test_predict_odd_images(weights, here, run):
+    odd = {"a.gif": ANIMATED_GIF, "b.jpg": CMYK_JPEG, "c.png": PNGS["16-bit RGB"][0], "d.png": sample_pixels(1, (1, 1))}
+    for name, content in odd.items():
+        (here / name).write_bytes(content if isinstance(content, bytes) else to_png(content[0]))
+    code, out, err = run("predict", "w.npz", *odd)
+    assert (code, err, len(out.splitlines())) == (0, "", 4)
+
+
+def test_predict_file_names_that_are_no_text(weights, here, run):
+    name = os.fsdecode(b"caf\xe9.png")
+    pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / name)
+    code, out, _ = run("predict", "w.npz", name, "--json")
+    assert code == 0
+    assert json.loads(out)[0]["image"] == name
+    assert run("predict", "w.npz", name)[0] == 0
+
+
+def test_the_stored_preparation_changes_the_answer(here, run):
+    image = np.full((32, 48, 3), 255, np.uint8)
+    image[8:24, 12:36] = 0
+    (here / "a.png").write_bytes(to_png(image))
+    (here / "black.png").write_bytes(to_png(np.zeros((8, 12, 3), np.uint8)))
+    save_weights(sample_weights(), here / "whole", OWN)
+    save_weights(sample_weights(preprocessing=CROPPED), here / "middle", OWN)
+    found = {name: json.loads(run("predict", name, "a.png", "black.png", "--json")[1]) for name in ("whole", "middle")}
+    answers = {name: [record["predictions"] for record in records] for name, records in found.items()}
+    assert answers["middle"][0] == answers["middle"][1]
+    assert answers["whole"][0] != answers["whole"][1]
+
+
+def test_a_foreign_file_asks_how_images_are_prepared(here, run, fails):
+    write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
+    (here / "names.txt").write_text("ant\nbee\ncat\n")
+    write_pngs(here, sample_pixels(2, (12, 12)))
+    message = fails("predict", "foreign.npz", "000.png", "--num_heads=2")
+    assert "does not say how images are prepared (resize, crop_fraction): add --resize=direct" in message
+    words = ("predict", "foreign.npz", "000.png", "--num_heads=2", "--json", "--top=9", "--class_names=names.txt")
+    code, out, err = run(*words, "--resize=direct")
+    assert code == 0
+    assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
+    found = {one["class"]: one["probability"] for one in json.loads(out)[0]["predictions"]}
+    model = build_classifier(load_weights("foreign.npz", num_heads=2), resize="direct").model
+    expected = softmax(logits_of(model, sample_pixels(2, (12, 12))))[0]
+    assert [found[name] for name in ("ant", "bee", "cat")] == pytest.approx(expected, abs=1e-6)
+    assert run(*words, "--resize=short_side", "--crop_fraction=0.5")[1] != out
+
+
+def test_a_head_of_zeros_is_warned_of(here, run):
+    weights = sample_weights()
+    weights.parameters["head/linear/kernel"][:] = 0
+    save_weights(weights, here / "w.npz", "released")
+    write_pngs(here, sample_pixels(1))
+    code, _, err = run("predict", "w.npz", "000.png")
+    assert code == 0
+    assert "WARNING: the head is all zeros" in err
+
+
+def write_run(folder):
+    """A checkpoint with parameters and their Polyak average, as training leaves it; the head differs."""
+    weights = sample_weights()
+    model = build_classifier(weights).model
+    average = pytree.map_with_names(lambda name, leaf: -leaf if name.startswith("head/") else leaf, model)
+    store = CheckpointStore(folder)
+    store.save(5, {"model": model, "polyak": average}, metadata=describe_weights(weights), metrics={})
+    store.close()
+    return model, average
+
+
+def test_polyak_average_or_raw_parameters(here, run):
+    model, average = write_run(here / "run")
+    pixels = sample_pixels(2)
+    write_pngs(here, pixels)
+    for words, expected in (((), average), (("--raw",), model)):
+        code, out, _ = run("predict", "run", "001.png", "--json", "--top=7", *words)
+        found = {one["class"]: one["probability"] for one in json.loads(out)[0]["predictions"]}
+        assert code == 0
+        assert [found[name] for name in NAMES] == pytest.approx(softmax(logits_of(expected, pixels))[1], abs=1e-6)
+        code, out, _ = run("export", "run", "--to=npz", "--output=out.npz", "--overwrite", *words)
+        assert code == 0
+        leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(expected).items()}
+        assert_same(load_weights("out.npz").parameters, leaves)
+
+
+# Evaluate.
+
+
+def write_folder(folder, labels, pixels):
+    """An image folder without splits."""
+    for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
+        path = folder / NAMES[label] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_png(image))
+    return f"--data=folder:{folder}"
+
+
+def figures(text):
+    return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+
+def test_evaluate_prints_figures_and_writes_the_table(weights, here, run):
+    pixels = sample_pixels(20)
+    labels = softmax(logits_of(build_classifier(weights).model, pixels)).argmax(axis=1)
+    labels[:4] = (labels[:4] + 1) % 7
+    for split in ("train", "test"):
+        data = write_folder(here / "images" / split, labels, pixels)
+    data = data.removesuffix("/test")
+    code, out, err = run("evaluate", "w.npz", data, "--csv=table.csv", "--global_batch=6")
+    assert (code, err) == (0, "")
+    found = figures(out)
+    assert found["weights"] == "w.npz (released)"
+    assert (found["images"], found["top1_accuracy"]) == ("20", "80.00%")
+    rows = [line.split(",") for line in (here / "table.csv").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["class", *NAMES]
+    assert sum(int(row[1]) for row in rows[1:]) == 20
+    assert sum(int(row[2]) for row in rows[1:]) == 16
+    assert any(row[1:] == ["0", "0", "", ""] for row in rows[1:]), "a class without images"
+    code, out, _ = run("evaluate", "w.npz", data, "--split=train", "--csv=table.csv")
+    assert (code, figures(out)["images"]) == (0, "20")
+
+
+def test_evaluate_the_parts_of_a_folder_without_splits(weights, here, run):
+    """Two classes of ten images: training leaves out a tenth of each, unless it was told otherwise."""
+    data = write_folder(here / "images", [0] * 10 + [3] * 10, sample_pixels(20))
+    for words, images in (
+        ([], "2"),
+        (["--split=train"], "18"),
+        (["--holdout_fraction=0.3"], "6"),
+        (["--split=train", "--holdout_fraction=0.3"], "14"),
+        (["--split=train", "--classes=ant,dog"], "18"),
+    ):
+        code, out, err = run("evaluate", "w.npz", data, *words)
+        assert (code, err) == (0, "")
+        assert figures(out)["images"] == images, words
+
+
+def test_evaluate_weights_without_names_says_how_it_matches(here, run):
+    save_weights(sample_weights(class_names=None), here / "w.npz", "released")
+    data = write_folder(here / "images", [*range(7)] * 2, sample_pixels(14))
+    code, _, err = run("evaluate", "w.npz", data, "--split=train", "--csv=table.csv")
+    assert code == 0
+    assert err == "note: the weights do not name their classes: matched by number with the data's.\n"
+    assert [line.split(",")[0] for line in (here / "table.csv").read_text().splitlines()[1:]] == list(NAMES)
+
+
+def test_a_table_that_cannot_be_written_does_not_cost_the_figures(weights, here, run):
+    data = write_folder(here / "images", [0, 0, 1, 1], sample_pixels(4))
+    code, out, err = run("evaluate", "w.npz", data, "--csv=nowhere/table.csv")
+    assert code == 2
+    assert figures(out)["images"] == "2"
+    assert "table.csv cannot be written" in err
+
+
+def test_a_table_is_written_whole(weights, here, run, monkeypatch):
+    data = write_folder(here / "images", [0, 0, 1, 1], sample_pixels(4))
+    (here / "table.csv").write_text("yesterday's")
+
+    def full_disk(file_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    code, _, err = run("evaluate", "w.npz", data, "--csv=table.csv")
+    assert code == 2
+    assert "No space left on device" in err
+    assert (here / "table.csv").read_text() == "yesterday's"
+    assert sorted(path.name for path in here.iterdir()) == ["images", "table.csv", "w.npz"]
+
+
+def test_evaluate_polyak_average_or_raw_parameters(here, run):
+    model, average = write_run(here / "run")
+    pixels, labels = sample_pixels(14), np.arange(14) % 7
+    data = write_folder(here / "images/train", labels, pixels)
+    data = data.removesuffix("/train")
+    for words, expected in ((("--raw",), model), ((), average)):
+        _, out, _ = run("evaluate", "run", data, "--split=train", *words)
+        loss = -np.log(softmax(logits_of(expected, pixels))[np.arange(14), labels]).mean()
+        assert float(figures(out)["loss"]) == pytest.approx(loss, abs=1e-4)
+        assert ("parameters" if words else "Polyak average") in figures(out)["weights"]
+
+
+def test_evaluate_tells_unreadable_images(weights, here, run, fails):
+    data = write_folder(here / "images", [0] * 4 + [1] * 4, sample_pixels(8))
+    (here / "images/ant/002.png").write_bytes(b"")
+    assert "ant/002.png" in fails("evaluate", "w.npz", data, "--split=train", "--holdout_fraction=0.1", "--seed=1")
+    code, out, _ = run("evaluate", "w.npz", data, "--split=train", "--max_unreadable=1", "--seed=1")
+    assert (code, figures(out)["images"]) == (0, "5")
+
+
+# Export.
+
+
+@pytest.mark.parametrize(
+    ("a", "words", "written"),
+    [
+        (SEVEN, ["--to=npz"], "source.npz"),
+        (RESNET, ["--to=npz"], "source.npz"),
+        (SEVEN, ["--to=safetensors"], "source.safetensors"),
+        (SEVEN, ["--to=safetensors", "--names=huggingface", "--output=deep/h.safetensors"], "deep/h.safetensors"),
+        (SEVEN, ["--to=safetensors", "--output=folder"], "folder"),
+    ],
+    ids=["vit", "resnet", "timm", "huggingface", "folder"],
+)
+def test_exported_weights_read_back_to_the_bit(here, run, a, words, written):
+    weights = sample_weights(a, class_names=NAMES[: a.num_classes])
+    save_weights(weights, here / "source", OWN)
+    code, out, err = run("export", "source", *words)
+    assert (code, err) == (0, "")
+    assert written in out
+    read = load_weights(here / written)
+    assert (read.architecture, read.class_names, read.preprocessing) == (
+        a,
+        weights.class_names,
+        weights.preprocessing,
+    )
+    assert_same(read.parameters, weights.parameters)
+
+
+def test_exported_program_answers_as_predict(weights, here, run):
+    pixels = sample_pixels(3)
+    write_pngs(here, pixels)
+    code, out, _ = run("export", "w.npz", "--to=stablehlo")
+    assert (code, out) == (0, "w.stablehlo\nw.stablehlo.json\n")
+    program = jax.export.deserialize((here / "w.stablehlo").read_bytes())
+    probabilities = np.asarray(program.call(jnp.asarray(pixels)))
+    names = json.loads((here / "w.stablehlo.json").read_text())["class_names"]
+    for row, record in zip(
+        probabilities, json.loads(run("predict", "w.npz", ".", "--json", "--top=7")[1]), strict=True
+    ):
+        for one in record["predictions"]:
+            assert abs(row[names.index(one["class"])] - one["probability"]) < 1e-5
+
+
+@pytest.mark.parametrize("taken", ["w.stablehlo", "w.stablehlo.json"])
+def test_an_existing_program_is_kept(weights, here, run, fails, taken):
+    (here / taken).write_text("precious")
+    assert f"{taken} exists: give another --output=, or say --overwrite" in fails("export", "w.npz", "--to=stablehlo")
+    assert (here / taken).read_text() == "precious"
+    assert sorted(path.name for path in here.iterdir()) == sorted(["w.npz", taken])
+    assert run("export", "w.npz", "--to=stablehlo", "--overwrite")[0] == 0
+    assert json.loads((here / "w.stablehlo.json").read_text())["class_names"] == list(NAMES)
+
+
+def test_existing_weights_are_kept(weights, here, run, fails):
+    (here / "o.safetensors").write_text("precious")
+    words = ("export", "w.npz", "--to=safetensors", "--output=o.safetensors")
+    assert "o.safetensors exists" in fails(*words)
+    assert (here / "o.safetensors").read_text() == "precious"
+    assert run(*words, "--overwrite")[0] == 0
+    assert_same(load_weights("o.safetensors").parameters, weights.parameters)
+
+
+def test_a_program_needs_to_know_how_images_are_prepared(here, run, fails):
+    write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
+    words = ("export", "foreign.npz", "--to=stablehlo", "--num_heads=2", "--output=p")
+    assert "add --resize=direct" in fails(*words)
+    assert run(*words, "--resize=short_side", "--crop_fraction=0.875")[0] == 0
+    beside = json.loads((here / "p.json").read_text())
+    assert beside["preprocessing"] == {"resize": "short_side", "crop_fraction": 0.875}
+    assert beside["class_names"] == ["0", "1", "2"]
+
+
+def test_data_of_the_training_run_are_split_as_they_were_then():
+    """Another seed or fraction would evaluate on images that the network was trained on."""
+    inputs = {"test_split": "val", "train_split": "train", "classes": ["a", "b"], "holdout_fraction": 0.3}
+    training = {"data": "folder:img", "seed": 7, "input": inputs}
+    weights = types.SimpleNamespace(training=training)
+    then = {"split": "val", "train_split": "train", "classes": "a,b", "seed": "7", "holdout_fraction": "0.3"}
+    assert weight_verbs._as_in_training(weights, "folder:img") == then
+    usual = weight_verbs._as_in_training(weights, "folder:other")
+    assert usual == weight_verbs._as_in_training(types.SimpleNamespace(training=None), "folder:img")
+    assert (usual["seed"], usual["holdout_fraction"], usual["classes"]) == ("0", "0.1", "")

@@ -1,0 +1,101 @@
+"""What words after a verb mean, and what is said of those that mean nothing."""
+
+import pytest
+
+from vit_jax.cli.words import UsageError, fail, fraction, split, whole
+
+VERB = {"required": ("data",), "optional": ("top", "data_dir"), "switches": ("json",)}
+
+
+def test_options_switches_and_overrides():
+    options, overrides = split(
+        ["--config.a.b=1", "--config=x.py", "--data-dir=/here", "--json", "--config.seed=2"],
+        required=("config",),
+        optional=("data_dir", "top"),
+        switches=("json", "raw"),
+    )
+    assert options == {"config": "x.py", "data_dir": "/here", "json": "true"}
+    assert overrides == ["--config.a.b=1", "--config.seed=2"]
+
+
+def test_a_value_may_hold_anything():
+    assert split(["--data=folder:/a=b --c"], required=("data",))[0] == {"data": "folder:/a=b --c"}
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "expected"),
+    [
+        (["a", "b"], ("FIRST", "SECOND"), {"FIRST": "a", "SECOND": "b"}),
+        (["a", "b"], ("FIRST", "MORE…"), {"FIRST": "a", "MORE…": "b"}),
+        (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"FIRST": "a", "MORE…": "b\nc d\ne"}),
+        (["-", "-x"], ("FIRST", "MORE…"), {"FIRST": "-", "MORE…": "-x"}),
+        ([], (), {}),
+    ],
+)
+def test_positional_words(words, names, expected):
+    assert split(words, positional=names)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--data=x", "--tpo=3"],
+            r"Unknown argument '--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --data_d",
+        ),
+        (["--data=x", "--jsno"], r"Unknown argument '--jsno'. Did you mean --json\?"),
+        (["--data=x", "--json=yes"], r"Unknown argument '--json=yes'. Did you mean --json\?"),
+        (["--data=x", "--zzz"], r"Unknown argument '--zzz'. Known: .*--json$"),
+        (["--data=x", "--config.seed=1"], "Unknown argument '--config.seed=1'"),
+        (["--data=x", "--top"], "--top needs a value: --top=VALUE"),
+        (["--data=x", "--top="], "--top needs a value: --top=VALUE"),
+        (["--data", "x"], "--data needs a value: --data=VALUE"),
+        (["--top=3"], "Missing: --data="),
+        (["--data=x", "more"], "Unknown argument 'more': arguments of this verb begin with --"),
+    ],
+)
+def test_wrong_words(words, message):
+    with pytest.raises(UsageError, match=message):
+        split(words, **VERB)
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "message"),
+    [
+        ([], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
+        (["a"], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given a"),
+        (["a"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a"),
+        (["a", "b", "c"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a b c"),
+    ],
+)
+def test_too_few_or_too_many_words(words, names, message):
+    with pytest.raises(UsageError, match=message):
+        split(words, positional=names)
+
+
+@pytest.mark.parametrize(("name", "text", "value"), [("top", "1", 1), ("seed", "0", 0), ("max_unreadable", "07", 7)])
+def test_whole_numbers(name, text, value):
+    assert whole({name: text}, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lowest"),
+    [("top", "0", 1), ("seed", "-1", 0), ("top", "2.0", 1), ("top", "many", 1), ("top", "²", 1), ("seed", "1e3", 0)],
+)
+def test_wrong_whole_numbers(name, text, lowest):
+    with pytest.raises(UsageError, match=f"--{name}={text}: must be a whole number from {lowest}"):
+        whole({name: text}, name)
+
+
+def test_fractions():
+    assert [fraction({"x": text}, "x") for text in ("1", "0.875", "1e-3")] == [1.0, 0.875, 0.001]
+    for text in ("0", "1.01", "-1", "nan", "inf", "most"):
+        with pytest.raises(UsageError, match=f"--x={text}: must be a number above 0, up to 1"):
+            fraction({"x": text}, "x")
+
+
+def test_failing_ends_with_a_message_and_a_code(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        fail("no such thing", 7)
+    assert exit_.value.code == 7
+    assert capsys.readouterr().err == "vit-jax: no such thing\n"

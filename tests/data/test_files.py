@@ -1,0 +1,113 @@
+"""From the arguments of a person to files, and the files as a source of evaluation batches."""
+
+import os
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.data.files import FileSource, list_images
+from vit_jax.data.pipeline import evaluation_batches
+from vit_jax.data.transforms import build_evaluation_transform
+from vit_jax.data.unreadable import UnreadableLog
+
+FILES = ("b.jpg", "a.PNG", "deep/er/c.webp", "deep/d.gif", "deep/notes.txt", ".hidden/x.png", "deep/.y.png", "e.txt")
+
+
+@pytest.fixture
+def photos(make_folder, monkeypatch):
+    """A folder in which the test runs; files hold one grey pixel and more."""
+    folder = make_folder({f"photos/{name}": 10 * i for i, name in enumerate(FILES)})
+    monkeypatch.chdir(folder)
+    return folder / "photos"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["photos"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (["photos/b.jpg", "photos"], ["photos/b.jpg", "photos/a.PNG", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (["photos/e.txt"], ["photos/e.txt"]),
+        (["photos/*"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (["photos/?.[jP]*"], ["photos/a.PNG", "photos/b.jpg"]),
+        (["**/*.gif"], ["photos/deep/d.gif"]),
+        (["photos/**/*.*"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (["photos/deep/**"], ["photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (["photos/**/er/**/c.*"], ["photos/deep/er/c.webp"]),
+        (["photos/deep/../b.jpg", "photos/b.jpg", "./photos//b.jpg"], ["photos/deep/../b.jpg"]),
+    ],
+    ids=lambda value: " ".join(value) if len(value) < 4 else "",
+)
+def test_arguments(photos, arguments, expected):
+    assert list_images(arguments) == expected
+
+
+def test_absolute_patterns_and_home(photos, monkeypatch):
+    monkeypatch.setenv("HOME", str(photos))
+    assert list_images([f"{photos}/**/*.gif", "~/b.jpg"]) == [str(photos / "deep/d.gif"), str(photos / "b.jpg")]
+
+
+def test_a_file_named_like_a_pattern(photos):
+    (photos / "a[1].png").write_bytes(b"")
+    (photos / "a1.png").write_bytes(b"")
+    assert list_images(["photos/a[1].png"]) == ["photos/a[1].png"]
+
+
+def test_links_in_circles_end(photos):
+    for name in ("deep/one", "deep/two", "deep/er/three"):
+        (photos / name).symlink_to(photos, target_is_directory=True)
+        (photos / f"{name}-down").symlink_to(photos / "deep", target_is_directory=True)
+    expected = ["a.PNG", "b.jpg", "c.webp", "d.gif"]
+    assert sorted(os.path.basename(path) for path in list_images(["photos"])) == expected
+    assert {os.path.basename(path) for path in list_images(["photos/**/*"])} == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "No images are given"),
+        (["photos/b.jpgg"], r"no file or folder 'photos/b.jpgg'\. Nearest in 'photos': 'b.jpg'"),
+        (["photos/xyzzy"], "'photos/xyzzy'.*Nothing in 'photos' is similar"),
+        (["photo/b.jpg"], "there is no folder 'photo' either"),
+        (["photos", "phottos"], "'phottos'. Nearest in '.': 'photos'"),
+        (["photos/*.bmp"], r"No image matches the pattern 'photos/\*.bmp'"),
+        (["photos/deep/*.txt"], "No image matches"),
+        (["nowhere/**/*.jpg"], "No image matches"),
+        (["photos/.hidden/empty"], "Folder 'photos/.hidden/empty' has no images"),
+        ([""], "no file or folder ''"),
+    ],
+)
+def test_arguments_that_match_nothing(photos, arguments, message):
+    (photos / ".hidden/empty").mkdir()
+    with pytest.raises(ValueError, match=message):
+        list_images(arguments)
+
+
+def test_source_of_files(photos):
+    paths = list_images(["photos"])
+    source = pickle.loads(pickle.dumps(FileSource(paths, ("cat", "dog"))))
+    assert len(source) == 4
+    assert source.class_names == ("cat", "dog")
+    assert source.num_classes == 2
+    assert source.labels.tolist() == [source[i].label for i in range(4)] == [0] * 4
+    assert [source.name_of(i) for i in range(4)] == paths
+    assert source.key_of(1) == b"photos/b.jpg"
+    with pytest.raises(ValueError, match="list of image files is empty"):
+        FileSource([], ("cat", "dog"))
+
+
+def test_batches_of_files_name_the_unreadable(photos, make_config):
+    (photos / "deep/d.gif").write_bytes(b"")
+    source = FileSource(list_images(["photos"]), ("cat", "dog"))
+    log = UnreadableLog(source, max_unreadable=4)
+    transform = build_evaluation_transform(make_config())
+    levels = {}
+    with evaluation_batches(source, transform, global_batch=3, rows=np.arange(3)) as batches:
+        for batch in batches:
+            log.update(batch)
+            for row in np.flatnonzero(batch.mask):
+                levels[source.name_of(int(batch.record_index[row]))] = int(batch.image[row].max())
+    expected = {name: int(cv2.imread(name).max()) for name in ("photos/a.PNG", "photos/b.jpg", "photos/deep/er/c.webp")}
+    assert levels == expected
+    assert log.reasons == {2: "The file is empty"}

@@ -1,0 +1,248 @@
+"""Evaluation of whole splits against NumPy: every example once on any devices, labels matched by their names."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.inference.samples import (
+    DIRECT,
+    NAMES,
+    logits_of,
+    sample_pixels,
+    sample_weights,
+    softmax,
+    to_png,
+)
+from vit_jax.checkpoint.saving import OWN, save_weights
+from vit_jax.config import InputConfig
+from vit_jax.data.memory import MemorySource
+from vit_jax.evals.per_class import PerClassResult
+from vit_jax.inference.classifier import build_classifier
+from vit_jax.inference.evaluate import evaluate, open_labelled, replicated_everywhere, report
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
+LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
+PIXELS = sample_pixels(len(LABELS))
+
+
+def expected_of(weights, pixels, labels):
+    """Loss, and images, first and first five by class, one image after the other."""
+    logits = logits_of(build_classifier(weights).model, pixels)
+    places = np.argsort(np.argsort(-logits, axis=1, kind="stable"), axis=1)[np.arange(len(labels)), labels]
+    return PerClassResult(
+        float(-np.log(softmax(logits)[np.arange(len(labels)), labels]).mean()),
+        *(np.bincount(labels[keep], minlength=logits.shape[1]) for keep in (places >= 0, places < 1, places < 5)),
+    )
+
+
+def assert_same_result(found, expected):
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    for name in ("images_K", "top1_K", "top5_K"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+@pytest.fixture
+def use_devices(monkeypatch):
+    """Makes the session one of fewer devices."""
+    devices = jax.devices()
+    return lambda count: monkeypatch.setattr(jax, "devices", lambda *_: devices[:count])
+
+
+@pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 5), (1, 64), (8, 5), (8, 20), (3, 10)])
+def test_every_example_once_on_any_devices(num_devices, global_batch, use_devices):
+    use_devices(num_devices)
+    weights = sample_weights()
+    classifier = build_classifier(weights, sharding=replicated_everywhere(jax.devices()))
+    source = MemorySource(PIXELS, LABELS, NAMES)
+    found = evaluate(classifier, source, global_batch=global_batch, max_unreadable=0)
+    expected = expected_of(weights, PIXELS, LABELS)
+    assert_same_result(found, expected)
+    assert 0 < expected.top1_K.sum() < expected.top5_K.sum() < expected.images_K.sum() == 37
+
+
+def write_folder(folder, names, labels, pixels):
+    """An image folder of two splits: one image of every class to train on, and those given to test."""
+    files = [(f"train/{name}/0.png", pixels[0]) for name in names]
+    for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
+        files.append((f"test/{names[label]}/{number:03}.png", image))
+    for name, image in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(to_png(image))
+    return f"folder:{folder}"
+
+
+def evaluate_folder(weights, data, max_unreadable=0):
+    source = open_labelled(data, "test", CONFIG, weights)
+    classifier = build_classifier(weights, sharding=replicated_everywhere(jax.devices()))
+    return evaluate(classifier, source, global_batch=16, max_unreadable=max_unreadable)
+
+
+def test_labels_are_matched_by_name_in_another_order(tmp_path):
+    """Folders are numbered by the alphabet, the weights' classes backwards."""
+    weights = sample_weights(class_names=NAMES[::-1])
+    data = write_folder(tmp_path, NAMES[:6], LABELS, PIXELS)
+    found = evaluate_folder(weights, data)
+    assert_same_result(found, expected_of(weights, PIXELS, 6 - LABELS))
+    by_number = expected_of(weights, PIXELS, LABELS)
+    assert found.loss != pytest.approx(by_number.loss, rel=1e-3), "or the order would prove nothing"
+
+
+def test_a_subset_of_the_classes(tmp_path):
+    weights = sample_weights()
+    data = write_folder(tmp_path, ("bee", "gnu"), [0, 1, 1, 0, 1], PIXELS[:5])
+    found = evaluate_folder(weights, data)
+    assert_same_result(found, expected_of(weights, PIXELS[:5], np.array([1, 6, 6, 1, 6])))
+    lines = found.to_csv(NAMES).splitlines()
+    assert len(lines) == 8
+    assert lines[1] == "ant,0,0,,"
+    assert lines[7].startswith("gnu,3,")
+
+
+def test_classes_that_the_weights_do_not_know(tmp_path):
+    data = write_folder(tmp_path, ("bee", "emu", "gnat", "gnu"), [0, 1, 2, 3], PIXELS[:4])
+    with pytest.raises(ValueError, match=r"has classes that .* does not know: emu, gnat\. It knows ant, bee, cat"):
+        open_labelled(data, "test", CONFIG, sample_weights())
+    many = [f"class{number}" for number in range(12)]
+    data = write_folder(tmp_path / "many", many, [0], PIXELS[:1])
+    with pytest.raises(ValueError, match=r"class7 and 2 more\."):
+        open_labelled(data, "test", CONFIG, sample_weights())
+
+
+def test_names_that_weights_have_twice(tmp_path):
+    weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
+    with pytest.raises(ValueError, match="more than one class named bee: names cannot match"):
+        open_labelled(write_folder(tmp_path / "both", ("bee", "cat"), [0, 1], PIXELS[:2]), "test", CONFIG, weights)
+    source = open_labelled(write_folder(tmp_path / "else", ("cat", "dog"), [0, 1], PIXELS[:2]), "test", CONFIG, weights)
+    assert source.labels.tolist() == [2, 3]
+
+
+def test_weights_without_names_are_matched_by_number(tmp_path):
+    weights = sample_weights(class_names=None)
+    data = write_folder(tmp_path / "seven", NAMES, LABELS, PIXELS)
+    assert_same_result(evaluate_folder(weights, data), expected_of(weights, PIXELS, LABELS))
+    data = write_folder(tmp_path / "two", ("a", "b"), [0, 1], PIXELS[:2])
+    with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):
+        open_labelled(data, "test", CONFIG, weights)
+
+
+def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
+    weights = sample_weights()
+    data = write_folder(tmp_path, NAMES, LABELS, PIXELS)
+    for number in (7, 30):
+        (tmp_path / "test" / NAMES[LABELS[number]] / f"{number:03}.png").write_bytes(b"no image")
+    with pytest.raises(
+        ValueError, match=r"2 images cannot be read, and --max_unreadable is 1: .*0(07|30)\.png"
+    ) as error:
+        evaluate_folder(weights, data, max_unreadable=1)
+    assert {"007.png", "030.png"} <= set(re.findall(r"\d+\.png", str(error.value))), "all are named at once"
+    found = evaluate_folder(weights, data, max_unreadable=2)
+    assert_same_result(found, expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30))))
+
+
+def test_the_stored_preparation_is_used(tmp_path):
+    pixels = sample_pixels(9, size=(20, 16))
+    data = write_folder(tmp_path, NAMES, LABELS[:9], pixels)
+    losses = {}
+    for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
+        weights = sample_weights(preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction})
+        transform = build_classifier(weights).transform
+        source = open_labelled(data, "test", CONFIG, weights)
+        prepared = np.stack([transform(source[index]) for index in range(len(source))])
+        found = evaluate_folder(weights, data)
+        assert_same_result(found, expected_of(weights, prepared, source.labels))
+        losses[resize, crop_fraction] = found.loss
+    assert len(set(losses.values())) == 3
+
+
+def test_the_report():
+    result = PerClassResult(0.51234, np.array([1000.0, 250]), np.array([900.0, 100]), np.array([1000.0, 250]))
+    classifier = build_classifier(sample_weights())
+    assert report(result, classifier).splitlines() == [
+        "weights        w.npz (released)",
+        "images         1,250",
+        "top1_accuracy  80.00%",
+        "top5_accuracy  100.00%",
+        "loss           0.5123",
+    ]
+
+
+FIGURES = ("weights ", "images ", "top1_accuracy ", "top5_accuracy ", "loss ")
+
+
+def start_evaluate(words, compilation_cache, devices, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "vit_jax", "evaluate", *words],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+            "JAX_COMPILATION_CACHE_DIR": compilation_cache,
+        }
+        | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def start_two(words, compilation_cache):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    return [
+        start_evaluate(
+            words,
+            compilation_cache,
+            devices=2,
+            VIT_JAX_COORDINATOR=coordinator,
+            VIT_JAX_NUM_PROCESSES="2",
+            VIT_JAX_PROCESS_ID=str(number),
+        )
+        for number in range(2)
+    ]
+
+
+def finish(processes):
+    """Exit codes, the lines of each that are a report's, and complaints; the transport writes lines of its own."""
+    results = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    said = [[line for line in out.splitlines() if line.startswith(FIGURES)] for out, *_ in results]
+    return [code for *_, code in results], said, [err for _, err, _ in results]
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_as_one(tmp_path, compilation_cache):
+    data = write_folder(tmp_path / "images", NAMES, LABELS[:11], PIXELS[:11])
+    save_weights(sample_weights(), tmp_path / "weights", OWN)
+    words = [str(tmp_path / "weights"), f"--data={data}", "--global_batch=6"]
+    one = start_evaluate([*words, f"--csv={tmp_path / 'one.csv'}"], compilation_cache, devices=1)
+    two = start_two([*words, f"--csv={tmp_path / 'two.csv'}"], compilation_cache)
+    codes, said, complaints = finish([one, *two])
+    assert codes == [0, 0, 0], complaints
+    assert len(said[0]) == len(FIGURES)
+    assert said[0][1] == "images         11"
+    assert said[1] == said[0]
+    assert said[2] == [], "only the first process speaks"
+    assert complaints[2] == ""
+    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_at_an_image_of_one(tmp_path, compilation_cache):
+    data = write_folder(tmp_path / "images", NAMES, np.arange(11) % 7, PIXELS[:11])
+    (tmp_path / "images/test/ant/000.png").write_bytes(b"")
+    save_weights(sample_weights(), tmp_path / "weights", OWN)
+    codes, said, complaints = finish(
+        start_two([str(tmp_path / "weights"), f"--data={data}", "--global_batch=6"], compilation_cache)
+    )
+    assert codes == [2, 2], complaints
+    assert said == [[], []]
+    assert all("1 images cannot be read, and --max_unreadable is 0" in text for text in complaints)
+    assert sum("ant/000.png. Replace" in text for text in complaints) == 1, "who met it names it"

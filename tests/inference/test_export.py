@@ -1,0 +1,148 @@
+"""StableHLO files run where this package cannot be imported, on any number of images, and give what `predict` gives."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoint.small_networks import HYBRID, RESNET
+from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
+from vit_jax.data.sources import Record
+from vit_jax.inference.classifier import build_classifier
+from vit_jax.inference.export import export_stablehlo
+from vit_jax.inference.predict import predict
+
+NETWORKS = {
+    "vit": SEVEN,
+    "map": dataclasses.replace(SEVEN, pool="map", head="mlp", gelu="exact"),
+    "hybrid": dataclasses.replace(HYBRID, num_classes=len(NAMES)),
+    "resnet": dataclasses.replace(RESNET, num_classes=len(NAMES)),
+}
+BATCHES = {"vit": (1, 3, 7), "map": (3,), "hybrid": (1, 3, 7), "resnet": (1, 3, 7), "half": (7,)}
+
+# What somebody without this package would write, in a Python that has nothing but jax.
+FOREIGN = """
+import json, pathlib, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"vit_jax", "flax", "optax", "orbax", "cv2", "grain", "ml_collections"}:
+            raise ImportError(f"{name} is not on this machine")
+
+sys.meta_path.insert(0, Refuse())
+try:
+    import vit_jax
+except ImportError:
+    pass
+else:
+    raise SystemExit("vit_jax can be imported: this proves nothing")
+
+import numpy as np
+from jax import export
+
+for name, batches in json.loads(sys.argv[1]).items():
+    program = export.deserialize(pathlib.Path(f"{name}.stablehlo").read_bytes())
+    print(name, *program.platforms, program.in_avals[0].dtype, program.out_avals[0].dtype)
+    images = np.load(f"{name}.npy")
+    for batch in batches:
+        np.save(f"{name}_{batch}.npy", program.call(images[:batch]))
+"""
+
+
+def write_exported(folder, name, classifier):
+    """The program, and prepared images for it; returns what `predict` says of these."""
+    pixels = sample_pixels(max(BATCHES[name]), classifier.architecture.image_size)
+    export_stablehlo(classifier, folder / f"{name}.stablehlo")
+    np.save(folder / f"{name}.npy", pixels)
+    found = predict(classifier, write_pngs(folder / name, pixels))
+    return np.stack([prediction.probabilities for prediction in found])
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A folder in which a foreign process ran every exported program; what it said, and what `predict` says."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    expected = {}
+    for name, a in NETWORKS.items():
+        expected[name] = write_exported(folder, name, build_classifier(sample_weights(a)))
+    half = build_classifier(sample_weights(), compute_dtype="bfloat16")
+    expected["half"] = write_exported(folder, "half", half)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-I", "-c", FOREIGN, json.dumps(BATCHES)]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout.splitlines(), expected
+
+
+@pytest.mark.parametrize(("name", "batch"), [(name, batch) for name in NETWORKS for batch in BATCHES[name]])
+def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
+    folder, _, expected = elsewhere
+    found = np.load(folder / f"{name}_{batch}.npy")
+    assert found.shape == (batch, len(NAMES))
+    assert np.abs(found - expected[name][:batch]).max() < 1e-5
+    assert expected[name].std(axis=0).max() > 0.01, "images that look the same would prove little"
+
+
+def test_half_precision_elsewhere(elsewhere):
+    """Programs may round to eight bits at other places, so a probability can move by a few of 2**-8."""
+    folder, _, expected = elsewhere
+    assert np.abs(np.load(folder / "half_7.npy") - expected["half"]).max() < 0.02
+    assert not np.array_equal(expected["half"], expected["vit"])
+
+
+def test_all_platforms_are_inside(elsewhere):
+    assert elsewhere[1] == [f"{name} cpu cuda tpu uint8 float32" for name in BATCHES]
+
+
+def test_the_description_beside_it_prepares_images(tmp_path):
+    """What stands in it is enough to come from a file to the answers of `predict`."""
+    weights = sample_weights(preprocessing=CROPPED)
+    files = export_stablehlo(build_classifier(weights), tmp_path / "net.bin")
+    assert files == [tmp_path / "net.bin", tmp_path / "net.bin.json"]
+    assert json.loads(files[1].read_text()) == {
+        "network": "ViT-custom/4",
+        "input": {"dtype": "uint8", "shape": ["batch", 8, 12, 3], "colours": "RGB"},
+        "output": {"dtype": "float32", "shape": ["batch", 7], "meaning": "probabilities: softmax of the logits"},
+        "class_names": list(NAMES),
+        "preprocessing": {"resize": "short_side", "crop_fraction": 0.5},
+        "platforms": ["cpu", "cuda", "tpu"],
+        "weights": "w.npz (released)",
+    }
+    (image,) = sample_pixels(1, size=(16, 24))
+    (tmp_path / "a.png").write_bytes(to_png(image))
+    (expected,) = predict(build_classifier(weights), [str(tmp_path / "a.png")])
+    prepared = image[4:12, 6:18]  # the middle half of an image that is twice the network's size
+    assert np.array_equal(prepared, build_classifier(weights).transform(Record(to_png(image), 0)))
+    program = jax.export.deserialize(files[0].read_bytes())
+    assert program.call(prepared[None])[0] == pytest.approx(expected.probabilities, abs=1e-5)
+
+
+def test_images_of_another_size_or_type_are_refused(tmp_path):
+    path, _ = export_stablehlo(build_classifier(sample_weights()), tmp_path / "net")
+    program = jax.export.deserialize(path.read_bytes())
+    for image in (np.zeros((1, 12, 8, 3), np.uint8), np.zeros((1, 8, 12, 3), np.float32)):
+        with pytest.raises(ValueError, match=r"(?i)shape|dtype"):
+            program.call(image)
+
+
+@pytest.mark.parametrize("taken", ["net", "net.json"])
+def test_what_exists_is_kept_unless_overwritten(tmp_path, taken):
+    classifier = build_classifier(sample_weights(preprocessing=DIRECT))
+    (tmp_path / taken).write_text("precious")
+    with pytest.raises(ValueError, match=f"{taken} exists: give another --output=, or say --overwrite"):
+        export_stablehlo(classifier, tmp_path / "net")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "precious")]
+    export_stablehlo(classifier, tmp_path / "net", overwrite=True)
+    assert json.loads((tmp_path / "net.json").read_text())["network"] == "ViT-custom/4"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net", "net.json"]
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="cannot be written"):
+        export_stablehlo(build_classifier(sample_weights()), tmp_path / "nowhere" / "net")
+    assert list(tmp_path.iterdir()) == []

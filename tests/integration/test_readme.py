@@ -1,0 +1,75 @@
+"""The walk-through of the README, from a folder to predicted labels, as it stands there.
+
+Its commands are copied; only the two training runs are made shorter by options at their end.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHORTER = {"pretrain": ["--config.total=2 epochs"], "finetune": ["--config.total=2 epochs"]}
+
+
+def walk_through():
+    """The code under its heading: the program that makes the folder, and the commands as lists of words."""
+    section = (ROOT / "README.md").read_text().split("## Fine-tune on your own images")[1].split("\n## ")[0]
+    code = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
+    program = re.search(r"python - <<'END'\n(.*?)\nEND\n", code, re.DOTALL)
+    commands = code[program.end() :].replace("\\\n", " ").splitlines()
+    return program[1], [command.split() for command in commands if command.strip()]
+
+
+@pytest.fixture(scope="module")
+def walked(command, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("walk-through")
+    environment = command.environment(1) | {
+        "TFDS_DATA_DIR": command.data_dir,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    program, commands = walk_through()
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
+    outputs = {}
+    for name, verb, *words in commands:
+        assert name == "vit-jax"
+        line = [sys.executable, "-m", "vit_jax", verb, *words, *SHORTER.get(verb, [])]
+        result = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, f"{verb}: {result.stderr}"
+        outputs[verb] = result.stdout
+    return folder, outputs
+
+
+@pytest.mark.slow
+def test_every_verb_is_walked_through(walked):
+    assert list(walked[1]) == ["pretrain", "finetune", "evaluate", "predict", "export"]
+
+
+@pytest.mark.slow
+def test_evaluation_sees_the_test_images_of_training(walked):
+    folder, outputs = walked
+    (trained,) = re.findall(r"^test accuracy ([\d.]+%)", outputs["finetune"], re.MULTILINE)
+    assert re.search(r"top1_accuracy +([\d.]+%)", outputs["evaluate"])[1] == trained
+    assert (folder / "classes.csv").read_text().startswith("class,images,")
+
+
+@pytest.mark.slow
+def test_every_image_gets_a_label(walked):
+    folder, outputs = walked
+    lines = outputs["predict"].splitlines()
+    assert len(lines) == len(list((folder / "my-images" / "7").iterdir()))
+    assert all(re.search(r"\.png +[5-9] [\d.]+%", line) for line in lines)
+
+
+@pytest.mark.slow
+def test_the_exported_program_runs(walked):
+    folder, _ = walked
+    program = export.deserialize(bytearray((folder / "mine.stablehlo").read_bytes()))
+    probabilities = np.asarray(program.call(jax.numpy.zeros((3, 16, 16, 3), "uint8")))
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)

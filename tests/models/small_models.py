@@ -1,0 +1,37 @@
+"""Models with made-up parameters, and what tests ask of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models import build_model
+
+
+def abstract(architecture):
+    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+
+
+@functools.cache
+def initialised(architecture):
+    """The model as training begins with it. Compiling the initialisers takes seconds: most tests use `filled`."""
+    return jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
+
+
+def filled(architecture):
+    """The model with made-up parameters, also in the head, which starts at zero."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture))
+
+
+def apply(model, image_BHWC, **options):
+    return jax.jit(lambda model, x, options: model(x, **options))(model, image_BHWC, options)
+
+
+def size(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def images(architecture, batch=2, seed=1):
+    return jax.random.uniform(jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0)

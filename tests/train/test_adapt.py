@@ -1,0 +1,170 @@
+"""Given weights and own data: which network is fine-tuned, what it starts with, and which weights are refused."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoint.small_networks import NETWORKS, RESNET, VIT, weights_of
+from tests.train import small_runs as runs
+from vit_jax import pytree
+from vit_jax.checkpoint.saving import save_weights
+from vit_jax.checkpoint.transfer import fit, without_head
+from vit_jax.config import AdaptConfig, load_recipe
+from vit_jax.data.memory import MemorySource
+from vit_jax.train.adapt import adapt
+from vit_jax.train.assemble import assemble
+from vit_jax.train.start import state_of_parameters
+
+MLP = NETWORKS["mlp_head"]
+RECIPE = load_recipe("configs/finetune.py:any,own")
+
+
+def config(init_from, *, image_size=(16, 24), **model):
+    """Fine-tuning at twice the resolution of the small networks."""
+    return dataclasses.replace(
+        RECIPE,
+        init_from=init_from and str(init_from),
+        global_batch=16,
+        model=AdaptConfig(**{"compute_dtype": "float32", **model}),
+        input=dataclasses.replace(RECIPE.input, image_size=image_size),
+        schedule=dataclasses.replace(RECIPE.schedule, learning_rate=0.01),
+        search=dataclasses.replace(RECIPE.search, learning_rates=()),
+    )
+
+
+def source(*class_names):
+    return MemorySource(np.zeros((len(class_names), 4, 4, 3), np.uint8), np.arange(len(class_names)), class_names)
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Returns a function that writes a network's weights and gives their path."""
+
+    def write(a, name="weights.safetensors", format_name="timm", **details):
+        path = tmp_path / name
+        save_weights(weights_of(a, **details), path, format_name)
+        return path
+
+    return write
+
+
+def head_of(fitted):
+    return {name: array for name, array in fitted.parameters.items() if name.startswith("head/linear/")}
+
+
+@pytest.mark.parametrize("file", [("weights.safetensors", "timm"), ("weights.npz", "released"), ("workdir", "vit_jax")])
+def test_weights_of_any_format_get_a_new_head(save, file):
+    path = save(VIT, *file, class_names=("a", "b", "c"))
+    architecture, fitted, words = adapt(config(path), source("a", "b", "c"))  # the same names are no reason to keep it
+    assert (architecture.num_classes, architecture.image_size, architecture.head) == (3, (16, 24), "linear")
+    expected = fit(without_head(weights_of(VIT)), architecture)
+    for name, array in expected.parameters.items():
+        assert fitted.parameters[name].tobytes() == array.tobytes(), name
+    assert not any(array.any() for array in head_of(fitted).values())
+    assert words.splitlines()[0].startswith(f"weights  {path} (")
+    assert words.splitlines()[1] == f"         {expected.summary()}"
+
+
+def test_a_hidden_layer_stays_where_the_config_asks(save):
+    path = save(MLP, "workdir", "vit_jax")
+    for head, has_hidden in (("zero", False), ("zero_keep_hidden", True)):
+        architecture, fitted, _ = adapt(config(path, head=head), source("x", "y"))
+        assert ("head/hidden/kernel" in fitted.parameters) == has_hidden
+        assert fitted.parameters["head/linear/kernel"].shape == (16, 2)
+        assert not any(array.any() for array in head_of(fitted).values())
+        assert architecture.head == ("mlp" if has_hidden else "linear")
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), None])
+def test_a_whole_head_stays_where_the_config_asks(save, names):
+    """Of the same classes, or of as many where nobody knows their names."""
+    _, fitted, _ = adapt(config(save(VIT, class_names=names), head="keep"), source("a", "b", "c"))
+    for name, array in head_of(fitted).items():
+        assert array.tobytes() == weights_of(VIT).parameters[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "here", "message"),
+    [
+        (("a", "b", "c"), ("a", "b"), r"has 3 classes \(\['a', 'b', 'c'\]\) and the data 2 \(\['a', 'b'\]\)"),
+        (("a", "b", "c"), ("a", "c", "b"), r"has 3 classes .* and the data 3 \(\['a', 'c', 'b'\]\)"),
+        (None, ("a", "b"), r"has 3 classes \(not named\) and the data 2"),
+    ],
+)
+def test_a_head_of_other_classes_cannot_stay(save, names, here, message):
+    with pytest.raises(ValueError, match=message + r".* For other classes use config\.model\.head=zero"):
+        adapt(config(save(VIT, class_names=names), head="keep"), source(*here))
+
+
+def test_no_weights():
+    with pytest.raises(ValueError, match=r"config.init_from is not set: .* --config.init_from=PATH"):
+        adapt(config(None), source("a", "b"))
+
+
+def test_weights_of_another_network(save):
+    with pytest.raises(ValueError, match=r"name='ViT-mu/2'.*\n  width: there 16, .*\n  depth: there 2,"):
+        adapt(config(save(VIT), name="ViT-mu/2"), source("a", "b"))
+
+
+def test_a_resolution_that_patches_do_not_divide(save):
+    with pytest.raises(ValueError, match=r"patches of 4 pixels, .* width of 23: use an input.image_size of 20 or 24"):
+        adapt(config(save(VIT), image_size=(16, 23)), source("a", "b"))
+
+
+def test_half_a_file(save):
+    path = save(VIT)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
+        adapt(config(path), source("a", "b"))
+
+
+def test_what_is_worth_a_note_is_said(tmp_path):
+    weights = weights_of(VIT)
+    zeros = {name: np.zeros_like(weights.parameters[name]) for name in ("head/linear/kernel", "head/linear/bias")}
+    save_weights(
+        dataclasses.replace(weights, parameters={**weights.parameters, **zeros}), tmp_path / "w.npz", "released"
+    )
+    words = adapt(config(tmp_path / "w.npz"), source("a", "b"))[2]
+    assert "all zeros" not in words  # that head makes way for another
+
+
+@pytest.mark.parametrize(("name", "a"), [("vit", VIT), ("resnet", RESNET)])
+def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save, name, a):
+    """On eight devices that share them out."""
+    path = save(a, "workdir", "vit_jax")
+    chosen = config(path, image_size=a.image_size)
+    chosen = dataclasses.replace(chosen, sharding=dataclasses.replace(chosen.sharding, parameters="fsdp"))
+    architecture, fitted, _ = adapt(chosen, source(*"abcdefghij"))
+    run = assemble(chosen, architecture, num_examples=160, devices=jax.devices())
+    state = state_of_parameters(run, fitted.parameters, str(path))
+    leaves = pytree.named_leaves(state.model)
+    assert leaves.keys() == fitted.parameters.keys()
+    for leaf, array in fitted.parameters.items():
+        assert np.asarray(leaves[leaf]).tobytes() == array.tobytes(), leaf
+        assert leaves[leaf].sharding == pytree.named_leaves(run.abstract_state.model)[leaf].sharding
+    assert int(state.step) == 0
+    (batch,) = runs.batches(run, 1)
+    sums = run.evaluation_step(state, jax.device_put(batch, run.batch_sharding))
+    assert float(sums["loss"]) / 16 == pytest.approx(math.log(10), abs=1e-6)
+
+
+def test_parameters_of_another_network_are_all_named():
+    run = runs.build()
+    named = dict(pytree.named_leaves(run.abstract_state.model))
+    given = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named.items() if name != "encoder/norm/bias"}
+    given["head/linear/bias"] = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match=r"^here does not fit ViT-mu/2:") as error:
+        state_of_parameters(run, given, "here")
+    assert "missing: encoder/norm/bias (16,)" in str(error.value)
+    assert "shape: head/linear/bias is (3,), the model has (10,)" in str(error.value)
+
+
+def test_a_workdir_whose_first_checkpoint_is_still_being_written(save, tmp_path):
+    """Until it is whole it has the name of a temporary folder."""
+    path = save(VIT, "workdir", "vit_jax")
+    (path / "checkpoints" / "0").rename(path / "checkpoints" / "0.orbax-checkpoint-tmp")
+    with pytest.raises(ValueError, match=r"workdir holds no checkpoints of ours and no model\.safetensors"):
+        adapt(config(path), source("a", "b"))

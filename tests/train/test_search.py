@@ -1,0 +1,89 @@
+"""The choice of a learning rate: what a trial is, and which one wins."""
+
+import dataclasses
+import math
+
+import pytest
+
+from vit_jax.config import SearchConfig, load_recipe, resolve
+from vit_jax.train.search import choose, diverged, forget_checkpoints, table, trial_config, with_learning_rate
+from vit_jax.train.writers import read_summary, write_summary
+
+CONFIG = load_recipe("configs/finetune.py:any,own")
+DIVERGED = {"validation_accuracy": None, "validation_loss": None, "diverged": "Step 3: the loss is nan"}
+SPOILT = {"validation_accuracy": 0.99, "validation_loss": math.nan}
+
+
+def trial(accuracy, loss):
+    return {"validation_accuracy": accuracy, "validation_loss": loss, "steps": 20}
+
+
+def changes(before, after):
+    """Names of fields that differ."""
+    return {f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)}
+
+
+def test_the_most_accurate_wins_whatever_its_loss():
+    assert choose({0.1: trial(0.8, 0.5), 0.01: trial(0.9, 2.0), 0.001: trial(0.7, 0.1)}) == 0.01
+
+
+def test_equal_accuracies_go_by_loss_and_equal_losses_by_the_lower_rate():
+    tie = {0.1: trial(0.9, 0.5), 0.03: trial(0.9, 0.4), 0.01: trial(0.9, 0.4), 0.001: trial(0.8, 0.1)}
+    assert choose(tie) == 0.01
+    assert choose(dict(reversed(tie.items()))) == 0.01
+
+
+@pytest.mark.parametrize("lost", [DIVERGED, SPOILT, {**SPOILT, "validation_loss": math.inf}])
+def test_a_trial_that_did_not_stay_finite_never_wins(lost):
+    """Not even where the last update spoilt it, so that only its evaluation shows it."""
+    for results in ({0.1: lost, 0.01: trial(0.2, 3.0)}, {0.01: trial(0.2, 3.0), 0.1: lost}):
+        assert choose(results) == 0.01
+    with pytest.raises(ValueError, match=r"none of the learning rates 0\.1, 0\.3 .* try lower ones"):
+        choose({0.1: lost, 0.3: DIVERGED})
+
+
+def test_the_table_has_a_line_for_each_and_marks_the_best():
+    text = table({0.001: trial(0.5, 1.23456), 0.03: trial(0.9375, 0.25), 0.3: DIVERGED, 1.0: SPOILT}, 0.03)
+    assert text.splitlines() == [
+        "learning rate  validation accuracy  validation loss",
+        "0.001                       50.00%           1.2346",
+        "0.03                        93.75%           0.2500  <- chosen",
+        "0.3                                        diverged",
+        "1                                          diverged",
+    ]
+
+
+def test_the_final_run_has_the_rate_and_no_search():
+    final = with_learning_rate(CONFIG, 0.03)
+    assert changes(CONFIG, final) == {"schedule", "search"}
+    assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
+    assert final.schedule.learning_rate == 0.03
+    assert final.search == SearchConfig()
+
+
+def test_a_trial_is_judged_once_at_its_end():
+    one = trial_config(CONFIG, 0.01)
+    assert changes(with_learning_rate(CONFIG, 0.01), one) == {"evaluation", "checkpoint"}
+    for num_examples in (64, 100, 1_437):  # a trial has fewer images than the final run, and its epochs fewer steps
+        steps = resolve(one, num_examples=num_examples, num_devices=8)
+        assert steps.evaluate_every == steps.total
+    assert (one.checkpoint.keep_latest, one.checkpoint.keep_best) == (1, 0)
+    assert one.checkpoint.every == CONFIG.checkpoint.every  # it can be interrupted like any run
+
+
+def test_a_diverged_trial_is_noted_so_that_it_is_not_tried_again(tmp_path):
+    summary = diverged(tmp_path, "Step 3: the loss is nan")
+    assert summary == read_summary(tmp_path) == DIVERGED
+
+
+def test_a_spoilt_trial_survives_being_written(tmp_path):
+    write_summary(tmp_path, SPOILT)
+    assert choose({0.1: read_summary(tmp_path), 0.01: trial(0.2, 3.0)}) == 0.01
+
+
+def test_nothing_but_checkpoints_is_forgotten(tmp_path):
+    (tmp_path / "checkpoints" / "20" / "model").mkdir(parents=True)
+    write_summary(tmp_path, trial(0.9, 0.1))
+    for _ in range(2):
+        forget_checkpoints(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -1,0 +1,174 @@
+"""What a run's folder may be, and whom it belongs to."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from tests.train import small_runs as runs
+from vit_jax.config import load_recipe, to_dict
+from vit_jax.train import search
+from vit_jax.train.workdir import claim, refuse_as_source, require_same_start
+from vit_jax.train.writers import write_summary
+
+FINETUNING = load_recipe("configs/finetune.py:any,own")
+LONGER = dataclasses.replace(FINETUNING, total="40 epochs")
+
+
+def start(digit, num_train_examples=48):
+    return {"parameters_sha256": digit * 64, "num_train_examples": num_train_examples}
+
+
+def add_checkpoint(folder):
+    (folder / "checkpoints" / "5").mkdir(parents=True)
+
+
+def add_finished_trial(folder):
+    write_summary_of_trial(folder, {"validation_accuracy": 0.5, "validation_loss": 1.0})
+
+
+def add_diverged_trial(folder):
+    trial = folder / search.FOLDER / "learning_rate=0.3"
+    trial.mkdir(parents=True)
+    search.diverged(trial, "Step 3: the loss is nan")
+
+
+def add_interrupted_trial(folder):
+    add_checkpoint(folder / search.FOLDER / "learning_rate=0.01")
+
+
+def write_summary_of_trial(folder, summary):
+    trial = folder / search.FOLDER / "learning_rate=0.01"
+    trial.mkdir(parents=True)
+    write_summary(trial, summary)
+
+
+BEGUN = [add_checkpoint, add_finished_trial, add_diverged_trial, add_interrupted_trial]
+
+
+def stored_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def as_json(config):
+    return json.loads(json.dumps(to_dict(config)))
+
+
+def test_a_new_folder_is_made_and_holds_the_config(tmp_path):
+    folder = claim(str(tmp_path / "a" / "b"), FINETUNING)
+    assert folder == tmp_path / "a" / "b"
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert stored_config(folder) == as_json(FINETUNING)
+
+
+def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
+    """Also one that got as far as the folder of its first trial."""
+    claim(str(tmp_path), FINETUNING)
+    require_same_start(tmp_path, start("1"), "weights.npz")
+    claim(str(tmp_path / search.FOLDER / "learning_rate=0.01"), search.trial_config(FINETUNING, 0.01))
+    claim(str(tmp_path), LONGER)
+    require_same_start(tmp_path, start("2"), "other.npz")
+    assert stored_config(tmp_path) == as_json(LONGER)
+    assert json.loads((tmp_path / "start.json").read_text()) == {
+        "init_from": "other.npz",
+        **start("2"),
+    }
+
+
+@pytest.mark.parametrize("add", BEGUN)
+def test_a_run_that_has_begun_refuses_another_config(tmp_path, add):
+    """In the search too: trials of two configs are no grid."""
+    claim(str(tmp_path), FINETUNING)
+    add(tmp_path)
+    claim(str(tmp_path), FINETUNING)
+    with pytest.raises(ValueError, match=r"another config:\n  total: there '20 epochs', given '40 epochs'\n"):
+        claim(str(tmp_path), LONGER)
+    assert stored_config(tmp_path) == as_json(FINETUNING)
+
+
+def test_how_a_run_is_carried_out_may_change(tmp_path):
+    claim(str(tmp_path), FINETUNING)
+    add_checkpoint(tmp_path)
+    logging = dataclasses.replace(FINETUNING.logging, tensorboard=False)
+    checkpoint = dataclasses.replace(FINETUNING.checkpoint, keep_latest=5)
+    claim(str(tmp_path), dataclasses.replace(FINETUNING, logging=logging, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize("configs", [(runs.config(), FINETUNING), (FINETUNING, runs.config())])
+def test_a_folder_of_the_other_kind_of_run_is_refused(tmp_path, configs):
+    claim(str(tmp_path), configs[0])
+    add_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"a run of the other kind, .* give its folder as config\.init_from"):
+        claim(str(tmp_path), configs[1])
+    assert stored_config(tmp_path) == as_json(configs[0])
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    add_checkpoint(tmp_path)
+    for name in ("config.json", "start.json"):
+        (tmp_path / name).write_text('{"total": "20 ep')
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it is not JSON"):
+        claim(str(tmp_path), FINETUNING)
+    with pytest.raises(ValueError, match=r"start\.json is damaged: it is not JSON"):
+        require_same_start(tmp_path, start("1"), "weights.npz")
+
+
+@pytest.mark.parametrize("add", BEGUN)
+def test_data_that_changed_between_two_starts(tmp_path, add):
+    require_same_start(tmp_path, start("1"), "weights.npz")
+    add(tmp_path)
+    with pytest.raises(ValueError, match="other data than there are now:\n  num_train_examples: then 48, now 72"):
+        require_same_start(tmp_path, start("1", num_train_examples=72), "weights.npz")
+
+
+@pytest.mark.parametrize("add", BEGUN)
+def test_weights_that_changed_between_two_starts(tmp_path, add):
+    require_same_start(tmp_path, start("1"), "runs/pretrain")
+    before = (tmp_path / "start.json").read_bytes()
+    add(tmp_path)
+    require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
+    with pytest.raises(ValueError, match=r"other weights than config.init_from='runs/pretrain' holds now\. Is a run"):
+        require_same_start(tmp_path, start("2"), "runs/pretrain")
+    assert (tmp_path / "start.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "workdir"),
+    [
+        ("run", "run"),
+        ("run", "run/"),
+        ("run", "other/../run"),
+        ("run", "run/finetuned"),
+        ("run/finetuned", "run"),
+        ("run/weights.npz", "run"),
+        ("link", "run"),
+        ("run", "link"),
+        ("run", "link/deeper"),
+    ],
+)
+def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, source, workdir):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("run", "other"):
+        pathlib.Path(folder).mkdir()
+    pathlib.Path("link").symlink_to("run")
+    for place in (source, f"~/{source}", str(tmp_path / source)):
+        with pytest.raises(ValueError, match="are the same folder, or one lies in the other"):
+            refuse_as_source(place, workdir)
+
+
+@pytest.mark.parametrize(
+    ("source", "workdir"),
+    [
+        ("run", "run2"),
+        ("run2", "run"),
+        ("a/run", "b/run"),
+        ("weights.npz", "run"),
+        ("hf://owner/name", "."),
+        (None, "."),
+    ],
+)
+def test_folders_that_lie_apart(tmp_path, monkeypatch, source, workdir):
+    monkeypatch.chdir(tmp_path)
+    refuse_as_source(source, workdir)

@@ -1,0 +1,179 @@
+"""From what a file's names and shapes tell to the whole architecture: defaults, answers, and what must be asked for."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.checkpoint.names import Facts
+from vit_jax.config.architecture import Architecture, read_architecture
+from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES
+
+MOST_LAYERS, MOST_STAGES = 10_000, 8
+ANSWERS = (
+    "image_size",
+    "num_heads",
+    "gelu",
+    "layer_norm_epsilon",
+    "group_norm_epsilon",
+    "standardization_epsilon",
+    "standardization_epsilon_added_to",
+    "position_embedding",
+)
+_OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
+_OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
+_WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
+
+
+def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
+    """The architecture with these fields, before anything is counted by it: the numbers may be anybody's.
+
+    Raises:
+      ValueError: fields of the wrong type, that do not fit together, or of more layers than any network has.
+    """
+    a = read_architecture(fields)
+    if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
+        raise ValueError(
+            f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"
+        )
+    return a
+
+
+def normal_answers(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers that are given, pairs as tuples.
+
+    Raises:
+      ValueError: an image size that is not two numbers.
+    """
+    given = {name: value for name, value in answers.items() if value is not None}
+    if "image_size" in given:
+        given["image_size"] = tuple(given["image_size"])
+        if len(given["image_size"]) != 2 or not all(
+            type(pixels) is int and pixels > 0 for pixels in given["image_size"]
+        ):
+            raise ValueError(f"image_size={answers['image_size']!r}: give height and width in pixels, such as 224,224")
+    return given
+
+
+def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], source: str) -> None:
+    """Raises ValueError for an answer to what is known, if it is another."""
+    for name, value in given.items():
+        if known.get(name) is not None and known[name] != value:
+            raise ValueError(f"{name}={value!r} is given, but {source} says {known[name]!r}: leave it out")
+
+
+def complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, bool, list[str]]:
+    """The architecture, whether its table of positions lacks the class token's row, and what was assumed.
+
+    Args:
+      facts: of the file.
+      stated: what a configuration beside it says; used up.
+      given: answers, as from `normal_answers`.
+
+    Raises:
+      ValueError: something is contradicted, without effect, or still not known.
+    """
+    if stated.pop("pool", facts.pool) != facts.pool:
+        raise ValueError(
+            f"the configuration beside it asks for another pooling than the file's parameters ({facts.pool}): "
+            "our networks have a class token only where they read it"
+        )
+    known: dict[str, Any] = {"num_heads": facts.num_heads}
+    if facts.position_rows is not None:
+        known["position_embedding"] = "learned_1d"
+    refuse_contradictions(given, known, "the file")
+    if idle := given.keys() & _WITHOUT_EFFECT[facts.family]:
+        raise ValueError(f"{', '.join(sorted(idle))} would have no effect on a {facts.family}: leave it out")
+    choice = {**stated, **given}
+    fields = format_defaults(facts)
+    assumptions: list[str] = []
+    fields["num_heads"] = _num_heads(facts, choice.get("num_heads"), assumptions)
+    fields["image_size"], is_row_missing = _image_size(facts, choice.get("image_size"), assumptions)
+    fields["name"] = _name(facts, fields["num_heads"])
+    if facts.position_rows is None and facts.family != "resnet":
+        fields["position_embedding"] = facts.fixed_positions
+        if "position_embedding" not in given:
+            assumptions.append(
+                f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
+                "position_embedding=sincos2d or none."
+            )
+    fields |= {name: value for name, value in choice.items() if name not in ("image_size", "num_heads")}
+    return bounded_architecture(fields), is_row_missing, assumptions
+
+
+def format_defaults(facts: Facts) -> dict[str, Any]:
+    """Fields of the architecture that the file decides, or whose value is the format's: GELU form, epsilons."""
+    form = facts.defaults.get("residual_unit", "postactivation")
+    defaults = {field.name: field.default for field in dataclasses.fields(Architecture)}
+    names = ["family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"]
+    return {
+        **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
+        **vars(RESIDUAL_UNITS[form]),
+        **facts.defaults,
+        **{name: getattr(facts, name) for name in names},
+        "width_factor": facts.root_channels / ROOT_CHANNELS,
+    }
+
+
+def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
+    if facts.num_heads is not None:
+        return facts.num_heads
+    if given is not None:
+        return given
+    numbers = (facts.width, facts.depth, facts.mlp_dim)
+    for name, size in VIT_SIZES.items():
+        if (size.width, size.depth, size.mlp_dim) == numbers:
+            assumptions.append(f"The file does not tell the number of heads; {size.num_heads} is ViT-{name}'s.")
+            return size.num_heads
+    raise ValueError(
+        f"the file does not tell the number of heads, and no known size has width {numbers[0]}, depth {numbers[1]} "
+        f"and mlp_dim {numbers[2]}: give num_heads, a divisor of {numbers[0]}"
+    )
+
+
+def _image_size(facts: Facts, given: Sequence[int] | None, assumptions: list[str]) -> tuple[tuple[int, int], bool]:
+    """Height and width in pixels, and whether the table of positions lacks the row of a class token."""
+    halvings = 2 + max(len(facts.units) - 1, 0) if facts.family == "hybrid" else 0
+    height, width = (patch * 2 ** min(halvings, MOST_STAGES + 2) for patch in facts.patch_size)
+    size = None if given is None else (given[0], given[1])
+    if facts.position_rows is None:
+        if size is None:
+            raise ValueError("the file does not tell the image size: give image_size, height and width in pixels")
+        return size, False
+    lengths = {facts.position_rows - rows: rows for rows in facts.class_rows}
+    if size is None:
+        side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
+        if side is None:
+            raise ValueError(
+                f"its {facts.position_rows} positions are no square of patches: give image_size, height and width in "
+                f"pixels, multiples of {height} and {width}"
+            )
+        size = (side * height, side * width)
+        assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
+    patches = (size[0] // height) * (size[1] // width)
+    if patches not in lengths:
+        raise ValueError(
+            f"image_size={size} has {patches} patches of {height}x{width} pixels, the file has positions for "
+            f"{' or '.join(map(str, lengths))}"
+        )
+    return size, facts.pool == "token" and lengths[patches] == 0
+
+
+def _name(facts: Facts, num_heads: int) -> str:
+    """The name that people would write, as far as the numbers have one."""
+    numbers = (facts.width, facts.depth, facts.mlp_dim, num_heads)
+    size = f"ViT-{next((name for name, row in VIT_SIZES.items() if tuple(vars(row).values()) == numbers), 'custom')}"
+    factor = "" if facts.root_channels == ROOT_CHANNELS else f"x{facts.root_channels / ROOT_CHANNELS:g}"
+    height, width = facts.patch_size
+    if facts.family == "vit":
+        return f"{size}/{height}" if height == width else f"{size}/{height}x{width}"
+    if not facts.units:
+        return f"R{factor}+{size}/{2 * height}"
+    stages = len(facts.units)
+    joined = {  # a hybrid of fewer stages has the units of all
+        (*units[: stages - 1], sum(units[stages - 1 :])): str(depth) for depth, units in RESNET_UNITS.items()
+    }
+    resnet = f"R{joined.get(facts.units, '-custom')}"
+    if facts.family == "resnet":
+        return f"{resnet}{factor or 'x1'}"
+    return f"{resnet}{factor}+{size}/{4 * 2 ** (stages - 1) * height}"

@@ -1,0 +1,76 @@
+"""The fate of every parameter of a conversion, as a table for people."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+_HEADINGS = ("array", "our parameter", "shape", "dtype", "fate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fate:
+    """What became of one array of a file.
+
+    Attributes:
+      name: in the file.
+      ours: our names, layers taken apart; empty for what is no parameter of ours.
+      shape: in the file.
+      dtype: in the file.
+      words: "copied", "transposed, stacked", "ignored (optimiser state)", ...
+    """
+
+    name: str
+    ours: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a conversion read, wrote and assumed.
+
+    Attributes:
+      source: "PATH (format)".
+      destination: "PATH (format)".
+      network: one line about it.
+      read: of every array of the source.
+      written: of every array of the destination, and of parameters left out.
+      notes: sentences.
+    """
+
+    source: str
+    destination: str
+    network: str
+    read: Sequence[Fate]
+    written: Sequence[Fate]
+    notes: Sequence[str]
+
+    def text(self) -> str:
+        """The report for a terminal; notes come last, where they are seen."""
+        parts = [f"Read from {self.source}:", table(self.read), f"Written to {self.destination}:", table(self.written)]
+        return "\n".join([*parts, self.network, *(f"- {note}" for note in self.notes)])
+
+
+def table(fates: Iterable[Fate]) -> str:
+    """One line for each fate."""
+    rows = [_HEADINGS]
+    for fate in fates:
+        shape = "x".join(map(str, fate.shape)) or "scalar"
+        rows.append((fate.name, joined_names(fate.ours) or "-", shape, fate.dtype, fate.words))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    return "\n".join(
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + f"  {row[-1]}"
+        for row in rows
+    )
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """Names that differ in one place, as one: `attention/{query,key,value}/kernel`, `blocks/{0..11}/norm/scale`."""
+    if len(names) < 2:
+        return "".join(names)
+    places = list(zip(*(name.split("/") for name in names), strict=True))
+    return "/".join(words[0] if len(set(words)) == 1 else _braces(words) for words in places)
+
+
+def _braces(words: Sequence[str]) -> str:
+    return f"{{{','.join(words)}}}" if len(words) < 4 else f"{{{words[0]}..{words[-1]}}}"

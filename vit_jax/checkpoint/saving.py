@@ -1,0 +1,139 @@
+"""Weights from memory into every format, with all that they carry."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.checkpoint.derive import format_defaults
+from vit_jax.checkpoint.formats import write_npz, write_safetensors
+from vit_jax.checkpoint.formats.metadata import to_comment
+from vit_jax.checkpoint.formats.whole import write_whole
+from vit_jax.checkpoint.library_config import write_library_config
+from vit_jax.checkpoint.names import FORMATS, Entry, refuse_unwritable, stacked_shapes, unstack
+from vit_jax.checkpoint.recognise import FORMAT_VERSION
+from vit_jax.checkpoint.report import Fate
+from vit_jax.checkpoint.sidecar import WEIGHTS
+from vit_jax.checkpoint.weights import CLASSES_SUFFIX, Weights
+from vit_jax.checkpoint.workdir import write_workdir
+from vit_jax.config.architecture import Architecture
+
+OWN = "vit_jax"
+WRITABLE = (*FORMATS, OWN)
+LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json tells
+
+
+def save_weights(
+    weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
+) -> tuple[list[Fate], list[str]]:
+    """Writes weights, whole or not at all, over what is there.
+
+    Args:
+      weights: of any network that the format can hold.
+      path: a file; a folder for "vit_jax", and for "timm" and "huggingface" too, which then get config.json.
+      format_name: one of `WRITABLE`.
+      without_head: leave classifier and hidden layer out: the network then ends in its features.
+
+    Returns:
+      The fate of every parameter, and notes.
+
+    Raises:
+      ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
+    """
+    path = pathlib.Path(path).expanduser()
+    left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
+    fates = [_left_out(name, weights.parameters[name]) for name in left_out]
+    weights = _without_head(weights) if without_head else weights
+    if format_name == OWN:
+        write_workdir(path, weights.parameters, describe_weights(weights))
+        return [_copied(name, array) for name, array in weights.parameters.items()] + fates, []
+    refuse_unwritable(format_name, weights.architecture)
+    entries = FORMATS[format_name].entries(weights.architecture)
+    apart = unstack(weights.parameters)
+    arrays = {entry.name: entry.write(apart) for entry in entries}
+    is_folder = format_name in LIBRARIES and (not path.suffix or path.is_dir())
+    notes = _differences(format_name, entries, weights.architecture, has_config=is_folder)
+    if is_folder:
+        path.mkdir(parents=True, exist_ok=True)
+        details = (weights.class_names, weights.preprocessing)
+        notes += write_library_config(path, format_name, weights.architecture, *details)
+    notes += _write(path / WEIGHTS if is_folder else path, FORMATS[format_name].suffix, arrays, weights)
+    return [_fate(entry, arrays[entry.name]) for entry in entries] + fates, notes
+
+
+def _without_head(weights: Weights) -> Weights:
+    architecture = dataclasses.replace(weights.architecture, num_classes=0, head="linear")
+    parameters = {
+        name: np.zeros(shape, np.float32) if 0 in shape else weights.parameters[name]
+        for name, shape in stacked_shapes(architecture).items()
+    }
+    return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
+
+
+def describe_weights(weights: Weights) -> dict[str, Any]:
+    """The metadata that weights carry, in any format."""
+    a = weights.architecture
+    return {
+        "format_version": FORMAT_VERSION,
+        "architecture": dataclasses.asdict(a),
+        "grid": list(a.grid),
+        "num_class_tokens": int(a.has_transformer and a.pool == "token"),
+        "class_names": None if weights.class_names is None else list(weights.class_names),
+        "preprocessing": weights.preprocessing,
+    }
+
+
+def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
+    metadata = describe_weights(weights)
+    if suffix == ".safetensors":
+        write_safetensors(path, arrays, metadata)
+        return []
+    if weights.class_names is None or _has_room(metadata):
+        write_npz(path, arrays, metadata)
+        return []
+    beside = path.with_name(path.name + CLASSES_SUFFIX)
+    if any(len(name.splitlines()) > 1 for name in weights.class_names):
+        raise ValueError(f"{path}: class names of several lines cannot stand in {beside.name}: write .safetensors.")
+    with write_whole(beside) as file:
+        file.write("".join(f"{name}\n" for name in weights.class_names).encode())
+    write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True})
+    return [
+        f"A .npz has no room for {len(weights.class_names):,} class names: they are in {beside}; keep both together."
+    ]
+
+
+def _has_room(metadata: Mapping[str, Any]) -> bool:
+    try:
+        to_comment(metadata)
+    except ValueError:
+        return False
+    return True
+
+
+def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
+    """What readers of the format compute otherwise than this network does; a configuration tells them some of it."""
+    defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
+    fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
+    if a.has_resnet:
+        fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
+    told = LIBRARIES[format_name] if has_config else ()
+    return [
+        f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
+        f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+        for field in fields
+        if field not in told and getattr(a, field) != defaults[field]
+    ]
+
+
+def _fate(entry: Entry, array: np.ndarray) -> Fate:
+    return Fate(entry.name, entry.ours, array.shape, str(array.dtype), entry.fate(reading=False))
+
+
+def _copied(name: str, array: np.ndarray) -> Fate:
+    return Fate(name, (name,), array.shape, str(array.dtype), "copied")
+
+
+def _left_out(name: str, array: np.ndarray) -> Fate:
+    return Fate("-", (name,), array.shape, str(array.dtype), "left out")

@@ -1,0 +1,69 @@
+"""The command line: one subcommand is one verb. Imports stand inside the verbs, so that help comes at once."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from vit_jax.cli import training, weights
+from vit_jax.cli.words import fail
+
+HELP = """\
+vit-jax: train Vision Transformers in JAX.
+
+  vit-jax pretrain --config=RECIPE[:ARGUMENT] --workdir=FOLDER [--config.SECTION.FIELD=VALUE ...]
+      Train from scratch, or go on where the workdir's last checkpoint ends.
+  vit-jax finetune --config=RECIPE[:ARGUMENT] --workdir=FOLDER --config.init_from=WEIGHTS [--config.… ...]
+      Fine-tune weights (a workdir, .npz, .safetensors) on other images, or go on where it was interrupted.
+  vit-jax evaluate CHECKPOINT --data=DATA [--split=test] [--classes=A,B] [--csv=FILE] [--raw] [--data_dir=FOLDER]
+      Top-1, top-5 and loss of weights in any format on a labelled dataset; a table of the classes as CSV. Data
+      that the weights were trained on are split as they were then; else --holdout_fraction=, --seed=, --train_split=.
+      Further --global_batch=, --max_unreadable=.
+  vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
+      Classes of image files, of all in a folder, or of those that match a pattern. For weights that do not say how
+      images are prepared: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
+  vit-jax export CHECKPOINT --to=npz|safetensors|stablehlo [--output=PATH] [--names=timm|huggingface] [--overwrite]
+      One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
+  vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
+      Read weights in any format and write them in any other; --image_size=H,W and others say what a file does not.
+  vit-jax prepare DATASET [--data_dir=FOLDER] [--manual_dir=FOLDER]
+      Write a dataset of the TFDS catalogue as ArrayRecord files, once.
+  vit-jax show --config=RECIPE[:ARGUMENT] [--config.SECTION.FIELD=VALUE ...]
+      Print every effective value of a recipe.
+  vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--input] [--config.SECTION.FIELD=VALUE ...]
+      Time the recipe's training step on made-up images, or with --input its input pipeline.
+
+VIT_JAX_TRACEBACK=1 in the environment shows where an error comes from.
+Recipes are in configs/; configs/README.md says which command stands for which row of the paper.
+"""
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "pretrain": training.pretrain,
+    "finetune": training.finetune,
+    "evaluate": weights.evaluate,
+    "predict": weights.predict,
+    "export": weights.export,
+    "convert": weights.convert,
+    "prepare": training.prepare,
+    "show": training.show,
+    "bench": training.bench,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one verb; errors that a user can mend are one message and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("help", "--help", "-h") or "--help" in words:
+        print(HELP, end="")
+        return
+    verb, *rest = words
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        fail(f"There is no verb {verb!r}.{hint} Verbs: {', '.join(VERBS)}.", 2)
+    try:
+        VERBS[verb](rest)
+    except (ValueError, FloatingPointError) as error:
+        if os.environ.get("VIT_JAX_TRACEBACK"):
+            raise
+        fail(str(error), 2 if isinstance(error, ValueError) else 1)

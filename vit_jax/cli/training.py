@@ -1,0 +1,102 @@
+"""Verbs that train, and what belongs to it: pretrain, finetune, show, prepare, bench."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from vit_jax.cli.words import UsageError, fail, split
+
+T = TypeVar("T")
+
+_OUT_OF_MEMORY = """\
+The device has too little memory. In the order of what they cost: optimizer.accumulation_steps (smaller micro-batches),
+sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (compute again, not keep), a \
+smaller global_batch. JAX says:"""
+
+
+def pretrain(words: Sequence[str]) -> None:
+    """Trains from scratch, or on."""
+    from vit_jax.config import PretrainConfig
+
+    config, workdir = _recipe_and_workdir(words, PretrainConfig, "pretrain")
+
+    from vit_jax.train.pretrain import pretrain
+
+    _run(lambda: pretrain(config, workdir), workdir)
+
+
+def finetune(words: Sequence[str]) -> None:
+    """Fine-tunes given weights, or goes on."""
+    from vit_jax.config import FinetuneConfig
+
+    config, workdir = _recipe_and_workdir(words, FinetuneConfig, "finetune")
+
+    from vit_jax.train.finetune import finetune
+
+    _run(lambda: finetune(config, workdir), workdir)
+
+
+def _recipe_and_workdir(words: Sequence[str], kind: type[T], verb: str) -> tuple[T, str]:
+    from vit_jax.config import load_recipe
+
+    options, overrides = split(words, required=("config", "workdir"))
+    config = load_recipe(options["config"], overrides)
+    if not isinstance(config, kind):
+        raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
+    return config, options["workdir"]
+
+
+def _run(loop: Callable[[], object], workdir: str) -> None:
+    """Runs a training loop; how it may end, other than well, is told in one message and an exit code."""
+    import jax
+
+    from vit_jax.checkpoint import SaveError
+    from vit_jax.data.pipeline import LostWorker
+    from vit_jax.train.interruption import EXIT_CODE, Interrupted
+
+    try:
+        loop()
+    except Interrupted as interrupted:
+        fail(str(interrupted), EXIT_CODE)
+    except KeyboardInterrupt:
+        fail("stopped at once; what the last checkpoint holds is kept", 130)
+    except (SaveError, LostWorker) as error:
+        fail(str(error), 1)
+    except OSError as error:
+        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is untouched.", 1)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        fail(f"{_OUT_OF_MEMORY}\n{error}", 1)
+
+
+def show(words: Sequence[str]) -> None:
+    """Prints every value of a recipe."""
+    from vit_jax.config import load_recipe, to_text
+
+    options, overrides = split(words, required=("config",))
+    print(to_text(load_recipe(options["config"], overrides)), end="")
+
+
+def prepare(words: Sequence[str]) -> None:
+    """Writes a dataset as ArrayRecord files."""
+    from vit_jax.data.prepare import prepare
+
+    options, _ = split(words, positional=("DATASET",), optional=("data_dir", "manual_dir"))
+    print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))
+
+
+def bench(words: Sequence[str]) -> None:
+    """Times a recipe's step or input."""
+    from vit_jax.config import load_recipe
+
+    options, overrides = split(words, required=("config",), optional=("steps",), switches=("input",))
+    num_steps = options.get("steps", "20")
+    if not num_steps.isdecimal() or num_steps == "0":
+        raise UsageError(f"--steps={num_steps}: must be a whole number from 1.")
+    config = load_recipe(options["config"], overrides)
+
+    from vit_jax.bench.step import bench_input, bench_step
+
+    results = (bench_input if "input" in options else bench_step)(config, num_steps=int(num_steps))
+    for name, value in results:
+        print(f"{name:<24} {value:,.4g}", flush=True)

@@ -1,0 +1,241 @@
+"""Verbs that use weights: convert, evaluate, predict, export."""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.cli.words import UsageError, fail, fraction, split, whole
+
+if TYPE_CHECKING:
+    import jax
+
+    from vit_jax.checkpoint.report import Report
+    from vit_jax.checkpoint.weights import Weights
+
+_READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
+
+
+def convert(words: Sequence[str]) -> None:
+    """Reads weights in one format and writes them in another."""
+    from vit_jax.checkpoint.derive import ANSWERS
+
+    options, _ = split(
+        words,
+        positional=("SOURCE", "DESTINATION"),
+        optional=("to", "class_names", *ANSWERS),
+        switches=("without_head", "raw", "overwrite"),
+    )
+    print(_converted(options | {"CHECKPOINT": options["SOURCE"]}, options["DESTINATION"], options.get("to")).text())
+
+
+def _converted(options: Mapping[str, str], destination: str, to: str | None) -> "Report":
+    answers = _answers(options)
+
+    from vit_jax.checkpoint import SaveError
+    from vit_jax.checkpoint.convert import convert
+
+    try:
+        return convert(
+            options["CHECKPOINT"],
+            destination,
+            to=to,
+            without_head="without_head" in options,
+            polyak="raw" not in options,
+            overwrite="overwrite" in options,
+            **answers,
+        )
+    except SaveError as error:
+        fail(str(error), 1)
+
+
+def evaluate(words: Sequence[str]) -> None:
+    """Accuracy of weights on a labelled dataset."""
+    optional = (
+        "split",
+        "data_dir",
+        "train_split",
+        "classes",
+        "seed",
+        "holdout_fraction",
+        "global_batch",
+        "csv",
+        "max_unreadable",
+        *_READING,
+    )
+    options, _ = _split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional)
+    numbers = {"global_batch": "128", "max_unreadable": "0"} | options
+    global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
+
+    import jax
+
+    from vit_jax import hosts
+    from vit_jax.checkpoint.formats.whole import write_whole
+    from vit_jax.config import InputConfig
+    from vit_jax.inference.evaluate import evaluate, open_labelled, replicated_everywhere, report
+
+    hosts.start()
+    classifier, weights = _classifier(options, sharding=replicated_everywhere(jax.devices()))
+    options = _as_in_training(weights, options["data"]) | options
+    wanted, train_split = options["split"], options["train_split"]
+    config = InputConfig(
+        train_split=train_split,
+        test_split="test" if wanted == train_split else wanted,
+        image_size=classifier.architecture.image_size,
+        data_dir=options.get("data_dir"),
+        classes=tuple(filter(None, options["classes"].split(","))),
+        holdout_fraction=fraction(options, "holdout_fraction"),
+    )
+    seed = whole(options, "seed")
+    source = open_labelled(options["data"], wanted, config, weights, seed)
+    result = evaluate(classifier, source, global_batch=global_batch, max_unreadable=max_unreadable)
+    if not hosts.is_first():
+        return
+    print(report(result, classifier), flush=True)
+    if weights.class_names is None:
+        print("note: the weights do not name their classes: matched by number with the data's.", file=sys.stderr)
+    if "csv" in options:
+        with write_whole(pathlib.Path(options["csv"]).expanduser()) as file:
+            file.write(result.to_csv(source.class_names).encode("utf-8", "surrogateescape"))
+
+
+def _as_in_training(weights: "Weights", data: str) -> dict[str, str]:
+    """How the data are split, where the options do not say: as in the run that made the weights, if it had these data.
+
+    Otherwise the hold-out of a folder would be another one, with images in it that the network was trained on.
+    """
+    usual = {"split": "test", "train_split": "train", "classes": "", "seed": "0", "holdout_fraction": "0.1"}
+    trained = weights.training
+    if trained is None or trained.get("data") != data:
+        return usual
+    inputs = trained["input"]
+    return {
+        "split": inputs["test_split"],
+        "train_split": inputs["train_split"],
+        "classes": ",".join(inputs["classes"]),
+        "seed": str(trained["seed"]),
+        "holdout_fraction": str(inputs["holdout_fraction"]),
+    }
+
+
+def predict(words: Sequence[str]) -> None:
+    """Classes of image files."""
+    options, _ = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
+    top = whole({"top": "3"} | options, "top")
+    from vit_jax.data.files import list_images
+
+    images = list_images(options["IMAGE…"].split("\n"))
+
+    from vit_jax.inference.predict import predict, to_json, to_record, to_table
+
+    classifier, _ = _classifier(options)
+    found = [to_record(prediction, classifier.class_names, top) for prediction in predict(classifier, images)]
+    print(to_json(found) if "json" in options else to_table(found))
+    failed = [record["image"] for record in found if "error" in record]
+    if failed:
+        print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {', '.join(failed)}", file=sys.stderr)
+    if len(failed) == len(found):
+        sys.exit(1)
+
+
+def export(words: Sequence[str]) -> None:
+    """One file for the world outside: weights, or a program."""
+    options, _ = _split_weights(
+        words, ("CHECKPOINT",), required=("to",), optional=("output", "names", *_READING), switches=("overwrite",)
+    )
+    kind = options["to"]
+    if kind not in ("npz", "safetensors", "stablehlo"):
+        raise UsageError(f"--to={kind}: choose npz, safetensors or stablehlo.")
+    name = pathlib.Path(options["CHECKPOINT"]).expanduser().resolve().name
+    output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
+    _require_sense(options, kind, output)
+    if kind != "stablehlo":
+        names = options.get("names", "timm") if kind == "safetensors" else None
+        print(_converted(options, output, names).text())
+        return
+
+    from vit_jax.inference.export import export_stablehlo, require_free
+
+    require_free(output, overwrite="overwrite" in options)
+    classifier, _ = _classifier(options)
+    for path in export_stablehlo(classifier, output, overwrite="overwrite" in options):
+        print(path)
+
+
+def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
+    """Every option has an effect on this kind of file, and the output is one."""
+    names = options.get("names")
+    if names is not None and kind != "safetensors":
+        raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
+    if names not in (None, "timm", "huggingface"):
+        raise UsageError(f"--names={names}: choose timm or huggingface.")
+    idle = [f"--{name}" for name in ("resize", "crop_fraction", "compute_dtype") if name in options]
+    if idle and kind != "stablehlo":
+        raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo.")
+    if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
+        raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
+
+
+def _split_weights(
+    words: Sequence[str],
+    positional: Sequence[str],
+    *,
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    switches: Sequence[str] = (),
+) -> tuple[dict[str, str], list[str]]:
+    """`_split` for a verb that reads weights: it takes every answer about them."""
+    from vit_jax.checkpoint.derive import ANSWERS
+
+    return split(
+        words,
+        positional=positional,
+        required=required,
+        optional=(*optional, *ANSWERS),
+        switches=("raw", *switches),
+    )
+
+
+def _weights(options: Mapping[str, str]) -> "Weights":
+    from vit_jax.checkpoint.weights import load_weights
+
+    weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_answers(options))
+    from vit_jax import hosts
+
+    for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
+        print(f"note: {note}", file=sys.stderr)
+    return weights
+
+
+def _classifier(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> Any:
+    from vit_jax.inference.classifier import build_classifier
+
+    weights = _weights(options)
+    classifier = build_classifier(
+        weights,
+        compute_dtype=options.get("compute_dtype", "float32"),
+        resize=options.get("resize"),
+        crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
+        sharding=sharding,
+    )
+    return classifier, weights
+
+
+def _answers(options: Mapping[str, str]) -> dict[str, Any]:
+    """What the user says of weights whose file does not tell it, in the types that `load_weights` takes."""
+    from vit_jax.checkpoint.derive import ANSWERS
+
+    answers: dict[str, Any] = {name: options[name] for name in ANSWERS if name in options}
+    kinds = {"num_heads": int} | {name: float for name in ANSWERS if name.endswith("epsilon")}
+    try:
+        answers |= {name: kind(answers[name]) for name, kind in kinds.items() if name in answers}
+        if "image_size" in answers:
+            answers["image_size"] = tuple(int(part) for part in answers["image_size"].split(","))
+    except ValueError as error:
+        raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
+    if "class_names" in options:
+        path = pathlib.Path(options["class_names"]).expanduser()
+        if not path.is_file():
+            raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
+        answers["class_names"] = path.read_text(encoding="utf-8").splitlines()
+    return answers

@@ -1,0 +1,351 @@
+"""A network with every number filled in: `models` builds it, `cost` counts it, a checkpoint carries it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vit_jax.config.load import from_dict
+from vit_jax.config.schema import (
+    AdaptConfig,
+    AddedTo,
+    ComputeDtype,
+    Gelu,
+    HeadForm,
+    ModelConfig,
+    Pool,
+    PositionEmbedding,
+    Remat,
+    UnitForm,
+)
+from vit_jax.config.variants import (
+    BOTTLENECK,
+    NUM_GROUPS,
+    RESIDUAL_UNITS,
+    ROOT_CHANNELS,
+    VIT_SIZES,
+    ModelName,
+    parse_name,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything that fixes a network: its parameters, and how it computes.
+
+    Attributes:
+      family: "vit", "resnet" or "hybrid".
+      image_size: height and width of the input in pixels.
+      patch_size: height and width of a patch: in pixels for a ViT, in cells of the ResNet's map for a hybrid.
+      num_classes: K, length of the logits; 0 for a network that ends in its features.
+      width: D, length of the representation of an image.
+      depth, mlp_dim, num_heads: of the transformer; 0 for a ResNet.
+      units: residual units of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone.
+      width_factor: multiplies all channels of the ResNet.
+      The others as in `schema.ModelConfig`.
+    """
+
+    name: str
+    family: Literal["vit", "resnet", "hybrid"] = "vit"
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    num_classes: int
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    units: tuple[int, ...] = ()
+    width_factor: float = 1.0
+    pool: Pool = "token"
+    position_embedding: PositionEmbedding = "learned_1d"
+    head: HeadForm = "linear"
+    head_bias_init: float = 0.0
+    dropout_fraction: float = 0.0
+    stochastic_depth_fraction: float = 0.0
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    residual_unit: UnitForm = "postactivation"
+    group_norm_epsilon: float = 1e-6
+    standardization_epsilon: float = 1e-5
+    standardization_epsilon_added_to: AddedTo = "std"
+    compute_dtype: ComputeDtype = "float32"
+    remat: Remat = "none"
+    scan_unroll: int = 1
+
+    @property
+    def has_transformer(self) -> bool:
+        return self.family != "resnet"
+
+    @property
+    def has_resnet(self) -> bool:
+        return self.family != "vit"
+
+    @property
+    def root_channels(self) -> int:
+        """Channels after the root of the ResNet."""
+        return round(ROOT_CHANNELS * self.width_factor)
+
+    @property
+    def map_channels(self) -> int:
+        """Channels of what is cut into patches: the image's colours or the ResNet's map."""
+        if not self.has_resnet:
+            return 3
+        return self.stage_channels(len(self.units) - 1) if self.units else self.root_channels
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Height and width of what is cut into patches: the image or the ResNet's map."""
+        halvings = (2 + max(len(self.units) - 1, 0)) if self.has_resnet else 0  # root, pooling, stages but the first
+        height, width = (-(-pixels // 2**halvings) for pixels in self.image_size)
+        return height, width
+
+    def stage_channels(self, stage: int) -> int:
+        """Output channels of a stage, counted from 0."""
+        return self.root_channels * BOTTLENECK * 2**stage
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches; for a ResNet, of its map."""
+        return self.map_size[0] // self.patch_size[0], self.map_size[1] // self.patch_size[1]
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens a block sees: the patches and, where there is one, the class token."""
+        return self.grid[0] * self.grid[1] + (self.pool == "token")
+
+
+def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
+    """Fills in the numbers that the name stands for.
+
+    Raises:
+      ValueError: unknown name, an option that this family has no use for, or numbers that do not fit together
+        (patch and image, width and heads).
+    """
+    name = parse_name(config.name)
+    family = "resnet" if name.size is None else "vit" if name.units is None else "hybrid"
+    _refuse_without_effect(config, family)
+    units, patch_size = _cut(config.name, name) if family == "hybrid" else (name.units or (), name.patch)
+    form = config.residual_unit or ("preactivation" if family == "resnet" else "postactivation")
+    defaults: dict[str, Any] = {
+        **vars(RESIDUAL_UNITS[form]),
+        "residual_unit": form,
+        "pool": "gap" if family == "resnet" else "token",
+        "head": "linear" if family == "resnet" else "mlp",
+    }
+    if name.size is None:
+        width = round(ROOT_CHANNELS * name.width_factor) * BOTTLENECK * 2 ** (len(units) - 1)
+        defaults |= {"width": width, "depth": 0, "mlp_dim": 0, "num_heads": 0}
+    else:
+        defaults |= vars(VIT_SIZES[name.size])
+    chosen = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Architecture)}
+    numbers: dict[str, Any] = {
+        **defaults,
+        **{field: value for field, value in chosen.items() if value is not None},
+        "family": family,
+        "units": units,
+        "width_factor": name.width_factor,
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "num_classes": num_classes,
+    }
+    architecture = Architecture(**numbers)
+    _check(architecture)
+    return architecture
+
+
+FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
+"""Of vision_transformer, configs/models.py; 0 for every other network."""
+
+
+def adapt_architecture(
+    a: Architecture, config: AdaptConfig, *, image_size: tuple[int, int], num_classes: int
+) -> Architecture:
+    """The network that fine-tunes the weights of `a`.
+
+    Args:
+      a: what the weights are of.
+      config: what changes.
+      image_size: height and width in pixels.
+      num_classes: of the data.
+
+    Raises:
+      ValueError: `a` is not the network that `config.name` names (every difference is listed), or does not fit the
+        image size, or an option has no effect on it.
+    """
+    if config.name is not None:
+        _require_named(a, config.name)
+    published = _published_dropout(a) if config.dropout_fraction is None else config.dropout_fraction
+    _refuse_adapting_without_effect(a, config)
+    adapted = dataclasses.replace(
+        a,
+        image_size=image_size,
+        num_classes=num_classes,
+        head="linear" if config.head == "zero" else a.head,
+        head_bias_init=0.0,
+        dropout_fraction=published,
+        stochastic_depth_fraction=config.stochastic_depth_fraction,
+        compute_dtype=config.compute_dtype,
+        remat=config.remat,
+        scan_unroll=config.scan_unroll,
+    )
+    _check(adapted)
+    return adapted
+
+
+def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
+    if not a.has_transformer and (config.dropout_fraction or config.stochastic_depth_fraction):
+        raise ValueError(f"config.model: {a.name} has no transformer: dropout and stochastic depth have no effect.")
+    if config.position_resize != "corners" and not (a.has_transformer and a.position_embedding.startswith("learned")):
+        raise ValueError(
+            f"config.model.position_resize={config.position_resize!r} has no effect: {a.name} has no learned "
+            "positions. Leave it at 'corners'."
+        )
+    if config.head == "zero_keep_hidden" and a.head == "linear":
+        raise ValueError(
+            f"config.model.head='zero_keep_hidden': the head of {a.name} has no hidden layer to keep: use head='zero'."
+        )
+
+
+def _published_dropout(a: Architecture) -> float:
+    return next((value for name, value in FINETUNE_DROPOUT.items() if not _different_numbers(a, name)), 0.0)
+
+
+def _require_named(a: Architecture, name: str) -> None:
+    if different := _different_numbers(a, name):
+        lines = "\n".join(f"  {field}: there {there}, {name} has {here}" for field, there, here in different)
+        raise ValueError(f"config.model.name={name!r}, but the weights are of another network, {a.name}:\n{lines}")
+
+
+def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
+    height, width = parse_name(name).patch
+    fitting = (32 * height, 32 * width)  # any size would do that the patches divide
+    named = build_architecture(ModelConfig(name=name), image_size=fitting, num_classes=1)
+    fields = ("family", "width", "depth", "mlp_dim", "num_heads", "patch_size", "units", "width_factor")
+    return [(f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)]
+
+
+def read_architecture(values: Mapping[str, Any]) -> Architecture:
+    """The architecture that `dataclasses.asdict` was written of, from JSON.
+
+    Raises:
+      ValueError: fields are missing, unknown, or do not fit together.
+    """
+    if missing := sorted({"family", "units", "width_factor"} - set(values)):  # without these it would be a smaller one
+        raise ValueError(f"The stored description of the network lacks {', '.join(missing)}.")
+    try:
+        architecture = from_dict(Architecture, values, "architecture.")
+        _check(architecture)
+    except ValueError as error:
+        raise ValueError(f"The stored description of the network cannot be used. {error}") from None
+    return architecture
+
+
+def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Stages and patch of a hybrid whose number is the whole downsampling.
+
+    A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
+    stays (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
+    as the name R+Ti/16 does, though its convolution and its pooling divide by 4.
+    """
+    height, width = name.patch
+    if name.units == () and height == width and height >= 2 and height % 2 == 0:
+        return (), (height // 2, height // 2)
+    if name.units and height == width:
+        if height in (4, 8, 16, 32):
+            stages = height.bit_length() - 2  # 4: one stage, 32: four
+            return (*name.units[: stages - 1], sum(name.units[stages - 1 :])), (1, 1)
+        if height > 32 and height % 32 == 0:
+            return name.units, (height // 32, height // 32)
+    raise ValueError(
+        f"model.name={text!r}: the number of a hybrid is its whole downsampling: 4, 8, 16, 32 or a multiple of 32, "
+        "or an even number where the ResNet is the root alone."
+    )
+
+
+_OF_A_TRANSFORMER = (
+    "width",
+    "depth",
+    "mlp_dim",
+    "num_heads",
+    "position_embedding",
+    "dropout_fraction",
+    "stochastic_depth_fraction",
+    "gelu",
+    "layer_norm_epsilon",
+)
+_OF_A_RESNET = (
+    "residual_unit",
+    "group_norm_epsilon",
+    "standardization_epsilon",
+    "standardization_epsilon_added_to",
+)
+
+
+def _refuse_without_effect(config: ModelConfig, family: str) -> None:
+    """No option is silently ignored."""
+    without = {"vit": _OF_A_RESNET, "resnet": _OF_A_TRANSFORMER, "hybrid": ()}[family]
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    for name in without:
+        if getattr(config, name) != defaults[name]:
+            part = "no transformer" if family == "resnet" else "no ResNet"
+            raise ValueError(
+                f"config.model.{name}={getattr(config, name)!r} has no effect: {config.name} has {part}. "
+                f"Leave it at {defaults[name]!r}."
+            )
+    if family == "resnet" and config.pool not in (None, "gap"):
+        raise ValueError(f"config.model.pool={config.pool!r}: {config.name} averages over positions: use gap or None.")
+    if family == "hybrid" and config.residual_unit == "preactivation":
+        raise ValueError(
+            "config.model.residual_unit='preactivation': the stem of a hybrid has post-activation units (ViT, sec. 4.1 "
+            "and its released code); leave it at None."
+        )
+
+
+def _check(a: Architecture) -> None:
+    lowest = {"width": 1, "num_classes": 0, "scan_unroll": 1}
+    lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
+    for field, low in lowest.items():
+        if getattr(a, field) < low:
+            raise ValueError(f"model.{field}={getattr(a, field)}: must be at least {low}.")
+    for field in ("layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
+        if getattr(a, field) <= 0:
+            raise ValueError(f"model.{field}={getattr(a, field)}: must be positive.")
+    _check_family(a)
+    if a.has_resnet and (a.root_channels < NUM_GROUPS or a.root_channels % NUM_GROUPS):
+        raise ValueError(
+            f"model.name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
+            f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
+        )
+    for axis, image, patch in zip(("height", "width"), a.image_size, _pixels_of_a_patch(a), strict=True):
+        if patch < 1 or image < 1 or image % patch:
+            below = max(image, 0) // max(patch, 1) * patch
+            sizes = f"{below} or {below + patch}" if below else str(patch)
+            raise ValueError(
+                f"model.name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
+                f"{image}: use an input.image_size of {sizes}, or another patch size."
+            )
+    if a.has_transformer and a.width % a.num_heads:
+        raise ValueError(f"model.width={a.width} is not divisible by model.num_heads={a.num_heads}.")
+    if a.position_embedding == "sincos2d" and a.width % 4:
+        raise ValueError(f"model.position_embedding='sincos2d' needs a width divisible by 4, not {a.width}.")
+    if a.position_embedding == "learned_2d" and a.width % 2:
+        raise ValueError(f"model.position_embedding='learned_2d' needs an even width, not {a.width}.")
+
+
+def _check_family(a: Architecture) -> None:
+    """What a name cannot say, but a damaged description can."""
+    fits = {
+        "vit": not a.units,
+        "hybrid": a.residual_unit == "postactivation",
+        "resnet": bool(a.units) and a.pool == "gap" and a.width == a.map_channels and a.patch_size == (1, 1),
+    }
+    if not fits[a.family] or min(a.units, default=1) < 1:
+        raise ValueError(
+            f"model.name={a.name!r}: units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and "
+            f"{a.residual_unit} units make no {a.family}."
+        )
+
+
+def _pixels_of_a_patch(a: Architecture) -> tuple[int, int]:
+    """What an image must be a multiple of."""
+    downsampling = 4 * 2 ** max(len(a.units) - 1, 0) if a.family == "hybrid" else 1
+    return a.patch_size[0] * downsampling, a.patch_size[1] * downsampling

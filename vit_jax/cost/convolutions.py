@@ -1,0 +1,95 @@
+"""The convolutions of a ResNet, from the image to its last map, and what each of them costs.
+
+They follow the descriptions of BiT and of ViT's hybrids, not our modules, so that they can contradict them. Norms,
+weight standardisation and the pooling after the root have no place here. No jax here.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.config.variants import BOTTLENECK
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """A square convolution without a bias, whose output is as large as its input, or half as large, rounded up.
+
+    Attributes:
+      kernel: taps along each axis, an odd number.
+      stride: positions from one output to the next along each axis, 1 or 2.
+      inputs: channels of the map that it sees.
+      outputs: channels of the map that it makes.
+      size: height and width of the map that it sees.
+    """
+
+    kernel: int
+    stride: int
+    inputs: int
+    outputs: int
+    size: tuple[int, int]
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        height, width = self.size
+        return -(-height // self.stride), -(-width // self.stride)
+
+    @property
+    def parameters(self) -> int:
+        return self.kernel**2 * self.inputs * self.outputs
+
+    def macs(self, *, count_padding: bool) -> int:
+        """Multiply-accumulates of one image; if so asked, without those that meet the zeros of the padding."""
+        lengths = zip(self.size, self.output_size, strict=True)
+        rows, columns = (self._taps(length, outputs, count_padding) for length, outputs in lengths)
+        return rows * columns * self.inputs * self.outputs
+
+    def _taps(self, length: int, num_outputs: int, count_padding: bool) -> int:
+        """Taps of all outputs together along one axis.
+
+        BiT pads as much after the map as before it; the hybrids pad as little as they need, the odd zero after it.
+        Where the two differ one is the mirror image of the other: as many taps meet zeros.
+        """
+        if count_padding:
+            return num_outputs * self.kernel
+        firsts = (output * self.stride - self.kernel // 2 for output in range(num_outputs))
+        return sum(min(first + self.kernel, length) - max(first, 0) for first in firsts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A bottleneck: its 1x1, 3x3 and 1x1 convolutions, and the shortcut's where the input's shape changes."""
+
+    main: tuple[Convolution, Convolution, Convolution]
+    shortcut: Convolution | None
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        return (*self.main, self.shortcut) if self.shortcut else self.main
+
+
+def root(architecture: Architecture) -> Convolution:
+    """The 7x7 convolution that sees the image."""
+    return Convolution(7, 2, 3, architecture.root_channels, architecture.image_size)
+
+
+def residual_units(architecture: Architecture) -> Iterator[Unit]:
+    """All units in order; the first of each stage but the first halves height and width."""
+    a = architecture
+    height, width = root(a).output_size
+    inputs, size = a.root_channels, ((height + 1) // 2, (width + 1) // 2)  # max-pooling
+    for stage, num_units in enumerate(a.units):
+        outputs = a.stage_channels(stage)
+        for index in range(num_units):
+            unit = _unit(inputs, outputs, 2 if stage and not index else 1, size)
+            yield unit
+            inputs, size = outputs, unit.main[-1].size
+
+
+def _unit(inputs: int, outputs: int, stride: int, size: tuple[int, int]) -> Unit:
+    inner = outputs // BOTTLENECK
+    reduce = Convolution(1, 1, inputs, inner, size)
+    middle = Convolution(3, stride, inner, inner, size)
+    expand = Convolution(1, 1, inner, outputs, middle.output_size)
+    shortcut = Convolution(1, stride, inputs, outputs, size)
+    return Unit((reduce, middle, expand), shortcut if inputs != outputs or stride > 1 else None)

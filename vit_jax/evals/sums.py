@@ -1,0 +1,37 @@
+"""Sums over all batches of a split: what evaluators divide in the end."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import Batch
+
+Sums = dict[str, jax.Array]
+OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
+
+
+def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], judged: Any) -> dict[str, np.ndarray]:
+    """Adds up, in float64, what `step` gives for every batch; empty where there is no batch.
+
+    Args:
+      open_batches: gives the split's batches, padded with mask 0, the same number in every process.
+      step: (judged, batch) -> sums over the examples that count.
+      judged: a training state or a model.
+    """
+    totals: dict[str, np.ndarray] = {}
+    pending: Sums = {}
+    with open_batches() as batches:
+        for batch in batches:
+            sums = step(judged, batch)
+            _add(totals, pending)  # read one batch late, so that the devices never wait
+            pending = sums
+    _add(totals, pending)
+    return totals
+
+
+def _add(totals: dict[str, np.ndarray], sums: Sums) -> None:
+    for name, value in jax.device_get(sums).items():
+        totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(value, np.float64)

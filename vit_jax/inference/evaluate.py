@@ -1,0 +1,121 @@
+"""Accuracy of weights on a labelled dataset."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import Batch, normalise
+from vit_jax.checkpoint.weights import Weights
+from vit_jax.config import InputConfig
+from vit_jax.data.pipeline import evaluation_batches
+from vit_jax.data.placement import local_rows, place, prefetch
+from vit_jax.data.sources import Source, open_source
+from vit_jax.data.subset import SubsetSource
+from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.workers import choose_parallelism
+from vit_jax.evals.per_class import PerClassEvaluator, PerClassResult, per_class_sums
+from vit_jax.inference.classifier import Classifier
+from vit_jax.sharding import batch_sharding, build_mesh, replicated
+
+
+def replicated_everywhere(devices: Sequence[jax.Device]) -> jax.sharding.NamedSharding:
+    """Whole on every device: what `evaluate` expects of the classifier's parameters."""
+    return replicated(build_mesh(devices))
+
+
+def open_labelled(data: str, split: str, config: InputConfig, weights: Weights, seed: int = 0) -> Source:
+    """A split of a dataset, its labels in the numbering of the weights' classes.
+
+    Classes are matched by name; where the weights have no names, by number, if there are as many.
+
+    Args:
+      data: as in a recipe.
+      split: of the dataset.
+      config: where data is kept, and which splits a folder has.
+      weights: whose classes count.
+      seed: of the hold-out of a folder without splits: that of the training run.
+
+    Raises:
+      ValueError: the data cannot be opened, or has classes that the weights do not have, or have twice.
+    """
+    source = open_source(data, split, config, seed)
+    known = weights.class_names
+    if known is None:
+        if weights.architecture.num_classes != source.num_classes:
+            raise ValueError(
+                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
+                "names to match them by."
+            )
+        return source
+    unknown = [name for name in source.class_names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{data} has classes that {weights.source} does not know: {_few(unknown)}. It knows {_few(known)}. To "
+            "evaluate on some classes of the data only, name them: --classes=A,B."
+        )
+    if source.class_names == known:
+        return source
+    if clashing := [name for name in source.class_names if known.count(name) > 1]:
+        raise ValueError(f"{weights.source} has more than one class named {_few(clashing)}: names cannot match them.")
+    relabel = np.array([known.index(name) for name in source.class_names])
+    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
+
+
+def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_unreadable: int) -> PerClassResult:
+    """Evaluates on all devices of all processes; the classifier's parameters are replicated over them.
+
+    Args:
+      classifier: built with a sharding over `jax.devices()`.
+      source: labels numbered as the classifier's classes.
+      global_batch: examples of one step; rounded up to a multiple of the devices.
+      max_unreadable: images that may be left out, over all processes.
+
+    Raises:
+      ValueError: more images than `max_unreadable`, or all, cannot be read.
+    """
+    mesh = build_mesh(jax.devices())
+    sharding = batch_sharding(mesh)
+    global_batch = -(-global_batch // mesh.size) * mesh.size
+    rows = local_rows(sharding, global_batch)
+    dtype = classifier.architecture.compute_dtype
+    height, width = classifier.architecture.image_size
+    log = UnreadableLog(source, max_unreadable=len(source))  # counted at the end: one process must not stop alone
+
+    @contextlib.contextmanager
+    def open_batches() -> Iterator[Iterator[Batch]]:
+        parallelism = choose_parallelism(_NO_PREFERENCE, batch_bytes=len(rows) * height * width * 3)
+        with evaluation_batches(
+            source, classifier.transform, global_batch=global_batch, rows=rows, parallelism=parallelism
+        ) as batches:
+            yield prefetch(log.watch(batches), lambda batch: place(batch, rows, sharding, global_batch))
+
+    def step(model: object, batch: Batch) -> dict[str, jax.Array]:
+        output = model(normalise(batch.image_BHWC, dtype))  # type: ignore[operator]
+        return per_class_sums(output.logits_BK, batch)
+
+    result = PerClassEvaluator(open_batches, jax.jit(step, out_shardings=replicated(mesh))).run(classifier.model)
+    if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
+        names = _few([source.name_of(index) for index in log.reasons])
+        raise ValueError(
+            f"{missing} images cannot be read, and --max_unreadable is {max_unreadable}{names and f': {names}'}. "
+            "Replace or remove them, or raise it."
+        )
+    return result
+
+
+def report(result: PerClassResult, classifier: Classifier) -> str:
+    """The figures, one to a line, under where the weights come from."""
+    lines = [f"weights        {classifier.source}"]
+    for name, value in result.values():
+        text = f"{value:,.0f}" if name == "images" else f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
+        lines.append(f"{name:<14} {text}")
+    return "\n".join(lines)
+
+
+_NO_PREFERENCE = InputConfig(train_split="train", test_split="test", image_size=(1, 1))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,163 @@
+"""ResNets with group norm and standardised convolutions, in the two forms that the paper's releases have.
+
+Pre-activation (v2) is Big Transfer's network (BiT, bit_jax/models.py). Post-activation (v1) is the stem of the
+hybrids (vision_transformer, models_resnet.py); it can stand alone too, since the paper does not say which of the
+two its ResNets were.
+
+Legend: B batch, H W height and width, C channels, K classes.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.arrays import ModelOutput
+from vit_jax.config import Architecture
+from vit_jax.config.variants import BOTTLENECK
+from vit_jax.models.convolution import CONVOLUTION, GroupNorm, Padding, StandardizedConv, max_pool
+from vit_jax.models.heads import Head
+
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.save_only_these_names(CONVOLUTION),  # norms and standardised kernels come again
+    "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each unit
+}
+
+
+class Shortcut(nnx.Module):
+    """What a unit adds where channels or stride change: a 1x1 convolution, normed in the post-activation form."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
+        self.conv = StandardizedConv(1, inputs, outputs, stride=stride, padding="VALID", a=a, rngs=rngs)
+        self.norm = GroupNorm(outputs, a) if a.residual_unit == "postactivation" else None
+
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        x_BHWC = self.conv(x_BHWC)
+        return x_BHWC if self.norm is None else self.norm(x_BHWC)
+
+
+class Unit(nnx.Module):
+    """A bottleneck: 1x1, 3x3 (with the stride) and 1x1 convolution beside a shortcut.
+
+    Pre-activation norms what enters each convolution and adds at the end; post-activation norms what leaves it, and
+    the sum goes through a ReLU.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
+        inner = outputs // BOTTLENECK
+        self.is_preactivated = a.residual_unit == "preactivation"
+        padding: Padding = [(1, 1), (1, 1)] if self.is_preactivated else "SAME"
+        self.conv1 = StandardizedConv(1, inputs, inner, padding="VALID", a=a, rngs=rngs)
+        self.conv2 = StandardizedConv(3, inner, inner, stride=stride, padding=padding, a=a, rngs=rngs)
+        self.conv3 = StandardizedConv(1, inner, outputs, padding="VALID", a=a, rngs=rngs)
+        if self.is_preactivated:
+            self.norm1, self.norm2, self.norm3 = GroupNorm(inputs, a), GroupNorm(inner, a), GroupNorm(inner, a)
+        else:  # the last scale is 0, so that a unit begins as the identity
+            self.norm1, self.norm2 = GroupNorm(inner, a), GroupNorm(inner, a)
+            self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
+        changes = inputs != outputs or stride != 1
+        self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes else None
+
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
+
+    def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
+        y_BHWC = nnx.relu(self.norm1(x_BHWC))
+        residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(y_BHWC)
+        y_BHWC = self.conv1(y_BHWC)
+        y_BHWC = self.conv2(nnx.relu(self.norm2(y_BHWC)))
+        return residual_BHWC + self.conv3(nnx.relu(self.norm3(y_BHWC)))
+
+    def _postactivated(self, x_BHWC: jax.Array) -> jax.Array:
+        residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(x_BHWC)
+        y_BHWC = nnx.relu(self.norm1(self.conv1(x_BHWC)))
+        y_BHWC = nnx.relu(self.norm2(self.conv2(y_BHWC)))
+        return nnx.relu(residual_BHWC + self.norm3(self.conv3(y_BHWC)))
+
+
+class Stage(nnx.Module):
+    """The first unit, which changes shape, and the others, which are alike: stacked into one and run by a scan."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, num_units: int, a: Architecture, key: jax.Array):
+        first_key, rest_key = jax.random.split(key)
+        self.first = Unit(inputs, outputs, stride, a, rngs=nnx.Rngs(first_key))
+        rest_keys = jax.random.split(rest_key, num_units - 1)
+        build_rest = jax.vmap(lambda key: Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key)))
+        self.rest = build_rest(rest_keys) if num_units > 1 else None
+        self.remat, self.scan_unroll = a.remat, a.scan_unroll
+
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
+            return unit(x_BHWC), None
+
+        if self.remat != "none":
+            run_unit = jax.checkpoint(run_unit, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+        x_BHWC, _ = run_unit(x_BHWC, self.first)
+        if self.rest is not None:
+            x_BHWC, _ = jax.lax.scan(run_unit, x_BHWC, self.rest, unroll=self.scan_unroll)
+        return x_BHWC
+
+
+class Root(nnx.Module):
+    """A 7x7 convolution and a maximum, each halving the image.
+
+    BiT pads with zeros before the maximum and has no norm; its values may be negative, so padding with nothing
+    would change the border.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        self.is_preactivated = a.residual_unit == "preactivation"
+        padding: Padding = [(3, 3), (3, 3)] if self.is_preactivated else "SAME"
+        self.conv = StandardizedConv(7, 3, a.root_channels, stride=2, padding=padding, a=a, rngs=rngs)
+        self.norm = None if self.is_preactivated else GroupNorm(a.root_channels, a)
+
+    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
+        """Returns (B, H / 4, W / 4, C), rounded up."""
+        x_BHWC = self.conv(image_BHWC)
+        if self.norm is None:
+            return max_pool(jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0))), "VALID")
+        return max_pool(nnx.relu(self.norm(x_BHWC)), "SAME")
+
+
+class ResNetBody(nnx.Module):
+    """Root and stages: from an image to a map of features."""
+
+    def __init__(self, a: Architecture, key: jax.Array):
+        root_key, *stage_keys = jax.random.split(key, len(a.units) + 1)
+        self.root = Root(a, rngs=nnx.Rngs(root_key))
+        self.num_stages, inputs = len(a.units), a.root_channels
+        for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
+            outputs, stride = a.stage_channels(stage), 1 if stage == 0 else 2
+            setattr(self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key))
+            inputs = outputs
+
+    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
+        """Returns map_BHWC of the architecture's `map_size` and `map_channels`."""
+        map_BHWC = self.root(image_BHWC)
+        for stage in range(1, self.num_stages + 1):
+            map_BHWC = getattr(self, f"stage{stage}")(map_BHWC)
+        return map_BHWC
+
+
+class ResNet(nnx.Module):
+    """Root, stages, the average over positions and a head. A plain pytree, as `VisionTransformer`."""
+
+    def __init__(self, a: Architecture, key: jax.Array):
+        body_key, head_key = jax.random.split(key)
+        self.body = ResNetBody(a, body_key)
+        self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None
+        self.head = Head(a, rngs=nnx.Rngs(head_key))
+
+    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          image_BHWC: float, in [-1, 1].
+          dropout_key: ignored; a ResNet drops nothing.
+        """
+        map_BHWC = self.body(image_BHWC)
+        if self.norm is not None:
+            map_BHWC = nnx.relu(self.norm(map_BHWC))
+        pooled_BD = map_BHWC.astype(jnp.float32).mean(axis=(1, 2)).astype(map_BHWC.dtype)
+        logits_BK, features_BD = self.head(pooled_BD)
+        tokens_BND = map_BHWC.reshape(map_BHWC.shape[0], -1, map_BHWC.shape[-1])
+        return ModelOutput(logits_BK=logits_BK, features_BD=features_BD, pooled_BD=pooled_BD, tokens_BND=tokens_BND)
