@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("config", "arrays", "pytree", "hosts"),
+    ("config", "activations", "arrays", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals",),
     ("train",),

@@ -69,12 +69,30 @@ def test_a_config_is_frozen():
             {"global_batch": 40, "optimizer__accumulation_steps": 4},
             r"config.global_batch=40 is not divisible by 8 device\(s\) x 4 micro-batches: use 32 or 64\.",
         ),
+        (
+            {"global_batch": 10, "sharding__num_model_shards": 2},
+            r"config.global_batch=10 is not divisible by 8 device\(s\) / 2 model shards: use 8 or 12\.",
+        ),
         ({"optimizer__accumulation_steps": 0}, "config.optimizer.accumulation_steps=0: must be at least 1"),
     ],
 )
 def test_batches_that_cannot_be_shared_out(fields, message):
     with pytest.raises(ValueError, match=message):
         steps_of(change(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_model_shards": 0}, "config.sharding.num_model_shards=0: must be at least 1"),
+        ({"num_replicas": 0}, "config.sharding.num_replicas=0: must be at least 1"),
+        ({"num_model_shards": 3}, r"num_replicas=1 x num_model_shards=3 does not divide the 8 device\(s\)"),
+        ({"num_replicas": 4, "num_model_shards": 4}, "num_replicas=4 x num_model_shards=4 does not divide the 8"),
+    ],
+)
+def test_meshes_that_cannot_be_cut(fields, message):
+    with pytest.raises(ValueError, match=message):
+        steps_of(change(**{f"sharding__{name}": value for name, value in fields.items()}))
 
 
 def test_batches_that_can():

@@ -25,13 +25,14 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
     Args:
       config: as loaded.
       num_examples: size of the training split.
-      num_devices: devices that share a batch.
+      num_devices: of all processes.
 
     Raises:
       ValueError: a value that cannot work, with what would.
     """
     _check_values(config)
     _refuse_without_effect(config)
+    _check_sharding(config, num_devices)
     _check_batches(config, num_devices)
     clock = Clock(config.global_batch, num_examples)
     total = clock.to_steps(config.total)
@@ -168,16 +169,34 @@ def _refuse_without_effect(config: RunConfig) -> None:
                 )
 
 
+def _check_sharding(config: RunConfig, num_devices: int) -> None:
+    sizes = {
+        "num_replicas": 1 if config.sharding.num_replicas is None else config.sharding.num_replicas,
+        "num_model_shards": config.sharding.num_model_shards,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"config.sharding.{name}={size}: must be at least 1.")
+    if num_devices % (sizes["num_replicas"] * sizes["num_model_shards"]):
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(
+            f"config.sharding: {product} does not divide the {num_devices} device(s): choose numbers that do."
+        )
+
+
 def _check_batches(config: RunConfig, num_devices: int) -> None:
     accumulation = config.optimizer.accumulation_steps
     if accumulation < 1:
         raise ValueError(f"config.optimizer.accumulation_steps={accumulation}: must be at least 1.")
-    batches = {"global_batch": (config.global_batch, num_devices * accumulation)}
+    shards = config.sharding.num_model_shards  # they see the same examples
+    shares = num_devices // shards
+    batches = {"global_batch": (config.global_batch, shares * accumulation)}
     if config.evaluation.global_batch is not None:
-        batches["evaluation.global_batch"] = (config.evaluation.global_batch, num_devices)
+        batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
     for name, (batch, divisor) in batches.items():
         if batch < 1 or batch % divisor:
             below = max(batch, 0) // divisor * divisor
             allowed = f"{below} or {below + divisor}" if below else str(divisor)
-            over = f"{num_devices} device(s)" + (f" x {accumulation} micro-batches" if divisor != num_devices else "")
+            over = f"{num_devices} device(s)" + (f" / {shards} model shards" if shards > 1 else "")
+            over += f" x {accumulation} micro-batches" if divisor != shares else ""
             raise ValueError(f"config.{name}={batch} is not divisible by {over}: use {allowed}.")

@@ -146,9 +146,14 @@ class PolyakConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """How arrays are laid out over the devices."""
+    """How arrays are laid out over the devices: a mesh of replicas x data x model shards.
 
-    parameters: Literal["replicated", "fsdp"] = "replicated"
+    The data axis has the devices that the other two leave; a batch is split over replicas and data.
+    """
+
+    parameters: Literal["replicated", "fsdp"] = "replicated"  # with optimiser and average: on each device, or split
+    num_replicas: int | None = None  # groups that each hold all parameters; None: one for each TPU slice
+    num_model_shards: int = 1  # tensor parallelism: devices that share each layer's heads and hidden units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
 from vit_jax.config.variants import BOTTLENECK
@@ -87,7 +88,7 @@ class Stage(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
-            return unit(x_BHWC), None
+            return named(unit(x_BHWC), "map_BHWC"), None
 
         if self.remat != "none":
             run_unit = jax.checkpoint(run_unit, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
@@ -132,7 +133,7 @@ class ResNetBody(nnx.Module):
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
         """Returns map_BHWC of the architecture's `map_size` and `map_channels`."""
-        map_BHWC = self.root(image_BHWC)
+        map_BHWC = named(self.root(image_BHWC), "map_BHWC")
         for stage in range(1, self.num_stages + 1):
             map_BHWC = getattr(self, f"stage{stage}")(map_BHWC)
         return map_BHWC

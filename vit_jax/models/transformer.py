@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.activations import named
 from vit_jax.config import Architecture
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
@@ -74,7 +75,8 @@ class Attention(nnx.Module):
 
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Returns (B, Q, D): each query's mixture of the tokens."""
-        query_BQTh, key_BSTh, value_BSTh = self.query(queries_BQD), self.key(tokens_BSD), self.value(tokens_BSD)
+        query_BQTh = named(self.query(queries_BQD), "heads_BSTh")
+        key_BSTh, value_BSTh = (named(project(tokens_BSD), "heads_BSTh") for project in (self.key, self.value))
         query_BQTh = query_BQTh * query_BQTh.shape[-1] ** -0.5
         logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
         weights_BTQS = jax.nn.softmax(logits_BTQS).astype(value_BSTh.dtype)
@@ -91,8 +93,8 @@ class Mlp(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        hidden_BSM = dropout(gelu(self.expand(x_BSD), self.form), fraction, keys[0])
-        return dropout(self.contract(hidden_BSM), fraction, keys[1])
+        hidden_BSM = gelu(named(self.expand(x_BSD), "hidden_BSM"), self.form)
+        return dropout(self.contract(dropout(hidden_BSM, fraction, keys[0])), fraction, keys[1])
 
 
 class Block(nnx.Module):
@@ -140,7 +142,7 @@ class Encoder(nnx.Module):
 
         def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
             block, drop_fraction, block_key = layer
-            return block(x_BSD, drop_fraction, block_key), None
+            return named(block(x_BSD, drop_fraction, block_key), "tokens_BSD"), None
 
         if self.remat != "none":
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)

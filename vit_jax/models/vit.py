@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
 from vit_jax.models.embed import POSITIONS, PatchEmbedding
@@ -56,7 +57,7 @@ class VisionTransformer(nnx.Module):
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
             tokens = jnp.concatenate([class_token, tokens], axis=1)
-        tokens = tokens + self.positions().astype(tokens.dtype)
+        tokens = named(tokens + self.positions().astype(tokens.dtype), "tokens_BSD")
         return dropout(tokens, self.dropout_fraction, key if self.dropout_fraction else None)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
-"""Which device holds what: the mesh, and rules that place every parameter on it."""
+"""Which device holds what: the mesh, rules that place every parameter on it, and the layout of activations."""
 
+from vit_jax.sharding.activations import place_activations
 from vit_jax.sharding.mesh import batch_sharding, build_mesh, replicated
-from vit_jax.sharding.rules import shard_tree
+from vit_jax.sharding.rules import shard_tree, spec_of
 
-__all__ = ["batch_sharding", "build_mesh", "replicated", "shard_tree"]
+__all__ = ["batch_sharding", "build_mesh", "place_activations", "replicated", "shard_tree", "spec_of"]

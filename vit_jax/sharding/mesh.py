@@ -1,21 +1,40 @@
-"""One mesh for every run, from a laptop's single device to a pod.
+"""One mesh for every run, from a laptop's single device to several slices of a pod.
 
-Axes: `replica` between slices or nodes, `data` within one, `model` for tensor parallelism.
+Axes: `replica` between groups of devices that each hold all parameters (slices, nodes), `data` within such a group,
+`model` for tensor parallelism. The batch is split over the first two.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.config import ShardingConfig
 
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
 
 
-def build_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """All devices along the data axis, in the order that suits their network."""
-    grid = mesh_utils.create_device_mesh((1, len(devices), 1), devices)
+def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
+    """All devices, in the order that suits their network: neighbours along `model`, slices along `replica`.
+
+    Args:
+      devices: of all processes.
+      config: its `num_replicas` and `num_model_shards`, whose product divides the number of devices (`resolve` has
+        seen to it); the data axis takes the devices that these leave.
+
+    Raises:
+      ValueError: numbers that do not fit the slices.
+    """
+    num_slices = len({_slice_of(device) for device in devices})
+    replicas = num_slices if config.num_replicas is None else config.num_replicas
+    model = config.num_model_shards
+    _check_slices(len(devices), num_slices, replicas, model)
+    shape = (replicas, len(devices) // (replicas * model), model)
+    grid = _arrange(shape, num_slices, devices)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -27,3 +46,36 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def _slice_of(device: jax.Device) -> int:
+    """Which TPU slice a device is of; other devices, and a slice alone, have no such number."""
+    index = getattr(device, "slice_index", None)
+    return 0 if index is None or device.platform != "tpu" else index
+
+
+def _arrange(shape: tuple[int, int, int], num_slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
+    if num_slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    replicas, data, model = shape
+    between_replicas = math.gcd(replicas, num_slices)
+    between_data = num_slices // between_replicas  # more than 1 where parameters are spread over slices
+    return mesh_utils.create_hybrid_device_mesh(
+        (replicas // between_replicas, data // between_data, model),
+        (between_replicas, between_data, 1),
+        devices,
+        allow_split_physical_axes=True,
+    )
+
+
+def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:
+    if replicas % num_slices and num_slices % replicas:
+        raise ValueError(
+            f"config.sharding.num_replicas={replicas} and the {num_slices} slices: one must divide the other, so that "
+            f"each slice holds whole replicas or each replica whole slices. Leave it at None for {num_slices}."
+        )
+    if (num_devices // num_slices) % model:
+        raise ValueError(
+            f"config.sharding.num_model_shards={model} does not divide the {num_devices // num_slices} devices of a "
+            "slice: tensor parallelism needs the fast network within one."
+        )

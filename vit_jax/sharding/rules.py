@@ -1,9 +1,12 @@
-"""Parameter placement: ordered rules over names, the first that matches decides, every name is covered.
+"""Parameter placement: ordered rules over names, the first that matches decides, every name must be covered.
 
-The rules see the whole training state. An optimiser moment or a Polyak average ends in the name of its
-parameter and so lies where the parameter lies.
+The rules see the whole training state. An optimiser moment or a Polyak average ends in the name of its parameter and
+so lies where the parameter lies.
+
+Legend: L layers, D width, T heads, h head dimension, M MLP dimension, I O input and output channels, K classes.
 """
 
+import dataclasses
 from typing import Any, TypeVar
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,42 +15,76 @@ from vit_jax import pytree
 
 T = TypeVar("T")
 
-Rules = tuple[tuple[str, int | None], ...]
-"""(pattern over the whole name, dimension that is split over the data axis or None for no split)"""
 
-RULES: dict[str, Rules] = {
-    "replicated": ((".*", None),),
-    "fsdp": (
-        (r".*blocks/attention/(query|key|value)/kernel", 1),  # (L, D, heads, head dim): D
-        (r".*blocks/attention/out/kernel", -1),  # (L, heads, head dim, D): D
-        (r".*blocks/mlp/expand/kernel", -1),  # (L, D, M): M
-        (r".*blocks/mlp/contract/kernel", 1),  # (L, M, D): M
-        (r".*pooling/attention/(query|key|value)/kernel", 0),
-        (r".*pooling/.*/kernel", -1),
-        (r".*conv[123]?/kernel", -1),  # (height, width, I, O): O
-        (r".*embedding/kernel", -1),  # (patch height, patch width, 3, D): D
-        (r".*head/(hidden|linear)/kernel", 0),  # (D, K): D, since K is rarely divisible
-        (r".*positions/table", -1),
-        (r".*", None),  # biases, norms, tokens, scalars: too small to be worth a collective
-    ),
-}
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which dimension of an array each axis of the mesh splits, counted from the last, since layers may be stacked.
+
+    Attributes:
+      data: of FSDP, which spreads what is stored; None for what is too small to be worth a collective.
+      model: of tensor parallelism, which spreads what is computed.
+    """
+
+    data: int | None = None
+    model: int | None = None
+
+
+WHOLE = Split()
+
+RULES: tuple[tuple[str, Split], ...] = (
+    # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
+    (r".*attention/(query|key|value)/kernel", Split(data=-3, model=-2)),  # (L, D, T, h)
+    (r".*attention/(query|key|value)/bias", Split(model=-2)),  # (L, T, h)
+    (r".*attention/out/kernel", Split(data=-1, model=-3)),  # (L, T, h, D)
+    (r".*mlp/expand/kernel", Split(data=-2, model=-1)),  # (L, D, M)
+    (r".*mlp/expand/bias", Split(model=-1)),  # (L, M)
+    (r".*mlp/contract/kernel", Split(data=-1, model=-2)),  # (L, M, D)
+    # Bottlenecks likewise: the inner channels are spread, one sum at the end of a unit.
+    (r".*conv[12]/kernel", Split(data=-2, model=-1)),  # (height, width, I, O)
+    (r".*(conv3|shortcut/conv)/kernel", Split(data=-1, model=-2)),
+    (r".*root/conv/kernel", Split(data=-1)),
+    (r".*embedding/kernel", Split(data=-1)),  # (patch height, patch width, C, D)
+    (r".*head/(hidden|linear)/kernel", Split(data=-2)),  # (D, K): D, since K is rarely divisible
+    (r".*positions/table", Split(data=-1)),  # (1, S, D)
+    (r".*positions/(row_table|column_table|class_row)", WHOLE),
+    (r".*(class_token|probe)", WHOLE),
+    (r".*/(bias|scale)", WHOLE),
+)
+
+
+def spec_of(name: str, shape: tuple[int, ...], axes: dict[str, int], strategy: str) -> PartitionSpec:
+    """How one array of the state is split.
+
+    Args:
+      name: as `pytree` gives it.
+      shape: of the array; a scalar is not split.
+      axes: size of each axis of the mesh.
+      strategy: "replicated", or "fsdp" for parameters split over the data axis too. A dimension that the data axis
+        does not divide stays whole.
+
+    Raises:
+      ValueError: no rule covers the name, or the model axis does not divide its dimension.
+    """
+    if not shape:
+        return PartitionSpec()
+    split = pytree.first_match(RULES, name)
+    parts: list[str | None] = [None] * len(shape)
+    if strategy == "fsdp" and split.data is not None and axes["data"] > 1 and shape[split.data] % axes["data"] == 0:
+        parts[split.data] = "data"
+    if split.model is not None and axes["model"] > 1:
+        if shape[split.model] % axes["model"]:
+            raise ValueError(
+                f"config.sharding.num_model_shards={axes['model']} does not divide dimension {split.model} of {name}, "
+                f"which is {shape[split.model]} in {shape}: choose a divisor of it."
+            )
+        parts[split.model] = "model"
+    return PartitionSpec(*parts) if any(parts) else PartitionSpec()
 
 
 def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
-    """The tree with a `NamedSharding` in place of every leaf.
-
-    Args:
-      tree: arrays or their abstract shapes.
-      mesh: from `build_mesh`.
-      strategy: a key of `RULES`. A dimension that the data axis does not divide stays whole.
-    """
+    """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`."""
 
     def place(name: str, leaf: Any) -> NamedSharding:
-        dim = pytree.first_match(RULES[strategy], name)
-        if dim is None or leaf.ndim == 0 or leaf.shape[dim] % mesh.shape["data"]:
-            return NamedSharding(mesh, PartitionSpec())
-        axes: list[str | None] = [None] * leaf.ndim
-        axes[dim] = "data"
-        return NamedSharding(mesh, PartitionSpec(*axes))
+        return NamedSharding(mesh, spec_of(name, leaf.shape, dict(mesh.shape), strategy))
 
     return pytree.map_with_names(place, tree)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, PretrainConfig, RunConfig, RunSteps, build_architecture, resolve
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
@@ -23,7 +24,7 @@ from vit_jax.models import build_model
 from vit_jax.objectives import build_objective
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import build_schedule
-from vit_jax.sharding import batch_sharding, build_mesh, replicated, shard_tree
+from vit_jax.sharding import batch_sharding, build_mesh, place_activations, replicated, shard_tree
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, StepSettings, make_evaluation_step, make_train_step
 
@@ -83,13 +84,22 @@ def assemble(
       ValueError: values of the config that do not fit each other, the dataset or the devices.
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    mesh = build_mesh(devices)
+    mesh = build_mesh(devices, config.sharding)
     schedule = build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     objective = build_objective(config.objective)
     settings = _step_settings(config, steps, architecture)
+
+    def placed(step: Callable[..., Any]) -> Callable[..., Any]:
+        """The step, whose activations find their places when it is traced."""
+
+        def step_on_mesh(state: TrainState, batch: Batch) -> Any:
+            with placed_by(place_activations(mesh)):
+                return step(state, batch)
+
+        return step_on_mesh
 
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
@@ -110,13 +120,13 @@ def assemble(
         init_state=jax.jit(init, out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
         train_step=jax.jit(
-            make_train_step(settings, objective, optimizer, schedule),
+            placed(make_train_step(settings, objective, optimizer, schedule)),
             in_shardings=(shardings, batch_sharding(mesh)),
             out_shardings=(shardings, replicated(mesh)),
             donate_argnums=0,
         ),
         evaluation_step=jax.jit(
-            make_evaluation_step(settings, objective),
+            placed(make_evaluation_step(settings, objective)),
             in_shardings=(shardings, batch_sharding(mesh)),
             out_shardings=replicated(mesh),
         ),

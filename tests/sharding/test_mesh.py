@@ -1,0 +1,74 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax.config import ShardingConfig
+from vit_jax.sharding import batch_sharding, build_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What mesh_utils asks of a device of a TPU slice."""
+
+    id: int
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v4"
+    client: object = None
+
+
+def slices(count, side=2):
+    """Slices of `side` x `side` chips."""
+    places = [(x, y, 0) for y in range(side) for x in range(side)]
+    return [Chip(len(places) * s + i, s, place) for s in range(count) for i, place in enumerate(places)]
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (ShardingConfig(), (1, 8, 1)),
+        (ShardingConfig(num_replicas=2), (2, 4, 1)),
+        (ShardingConfig(num_model_shards=4), (1, 2, 4)),
+        (ShardingConfig(num_replicas=2, num_model_shards=2), (2, 2, 2)),
+    ],
+)
+def test_the_data_axis_takes_what_is_left(config, shape):
+    mesh = build_mesh(jax.devices(), config)
+    assert tuple(mesh.shape.values()) == shape
+    assert sorted(d.id for d in mesh.devices.flat) == list(range(8))
+    assert batch_sharding(mesh).shard_shape((16,)) == (16 // (shape[0] * shape[1]),)
+
+
+@pytest.mark.parametrize(
+    ("num_slices", "config", "shape"),
+    [
+        (2, ShardingConfig(), (2, 4, 1)),
+        (4, ShardingConfig(num_model_shards=2), (4, 2, 2)),
+        (2, ShardingConfig(num_replicas=4), (4, 2, 1)),
+        (4, ShardingConfig(num_replicas=2), (2, 8, 1)),
+        (2, ShardingConfig(num_replicas=1), (1, 8, 1)),
+    ],
+)
+def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, config, shape):
+    mesh = build_mesh(slices(num_slices), config)
+    assert mesh.devices.shape == shape
+    index = np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
+    assert (index == index[:, :, :1]).all()  # one slice holds all shards of a model
+    flat = index.reshape(-1)
+    assert (np.diff(flat) >= 0).all()  # a slice's chips are neighbours in the batch
+    assert sorted(set(flat.tolist())) == list(range(num_slices))
+
+
+def test_replicas_that_cut_across_slices_are_refused():
+    with pytest.raises(ValueError, match="num_replicas=4 and the 6 slices"):
+        build_mesh(slices(6), ShardingConfig(num_replicas=4))
+
+
+def test_tensor_parallelism_across_slices_is_refused():
+    with pytest.raises(ValueError, match="num_model_shards=8 does not divide the 4 devices of a slice"):
+        build_mesh(slices(4), ShardingConfig(num_model_shards=8))
