@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,21 @@ class Command:
     def start(self, workdir, *overrides, devices=1, **environment):
         return self.start_words(*self.words(workdir, *overrides), devices=devices, **environment)
 
+    def start_several(self, workdirs, *overrides, devices):
+        """One process for each workdir, all of one run by explicit address, each with `devices` devices."""
+        coordinator = f"127.0.0.1:{free_port()}"
+        return [
+            self.start(
+                workdir,
+                *overrides,
+                devices=devices,
+                VIT_JAX_COORDINATOR=coordinator,
+                VIT_JAX_NUM_PROCESSES=str(len(workdirs)),
+                VIT_JAX_PROCESS_ID=str(process_id),
+            )
+            for process_id, workdir in enumerate(workdirs)
+        ]
+
     def run_words(self, *words, devices=1, **environment):
         """Any verb, to its end."""
         return ended(self.start_words(*words, devices=devices, **environment))
@@ -60,6 +76,17 @@ class Command:
             "JAX_COMPILATION_CACHE_DIR": self.compilation_cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         }
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def finish(processes):
+    """(stdout, stderr, exit code) of each, once all have ended."""
+    return [(*process.communicate(timeout=240), process.returncode) for process in processes]
 
 
 def ended(process):

@@ -2,47 +2,23 @@
 
 import re
 import signal
-import socket
 
 import pytest
 
 from tests.integration import commands
+from tests.integration.commands import finish
 
 #: Gloo's threads write to the output of the process in pieces, which may come between each other.
 OF_THE_TRANSPORT = re.compile(r"^\s*$|\[Gloo\]|peer ranks")
 OPTIONS = ("total=10 steps", "checkpoint.every=5 steps", "evaluation.every=10 steps", "logging.every=1 steps")
 
 
-def start_two(command, workdirs, *options):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [
-        command.start(
-            workdir,
-            *OPTIONS,
-            *options,
-            devices=4,
-            VIT_JAX_COORDINATOR=f"127.0.0.1:{port}",
-            VIT_JAX_NUM_PROCESSES="2",
-            VIT_JAX_PROCESS_ID=str(process_id),
-        )
-        for process_id, workdir in enumerate(workdirs)
-    ]
-
-
-def finish(processes):
-    return [(*process.communicate(timeout=240), process.returncode) for process in processes]
-
-
-@pytest.mark.parametrize("parameters", ["replicated", "fsdp"])
-def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path, parameters):
-    option = f"sharding.parameters={parameters}"
-    results = finish(start_two(command, [tmp_path / "two"] * 2, option))
+def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path):
+    results = finish(command.start_several([tmp_path / "two"] * 2, *OPTIONS, devices=4))
     assert [code for *_, code in results] == [0, 0], results
     said = [line for line in results[1][0].splitlines() if not OF_THE_TRANSPORT.search(line)]
     assert said == [], "only the first process speaks"
-    one = command.run(tmp_path / "one", *OPTIONS, option, devices=8)
+    one = command.run(tmp_path / "one", *OPTIONS, devices=8)
     assert one.returncode == 0, one.stderr
     curves = [
         [line["train_loss"] for line in commands.metrics(tmp_path / name) if "train_loss" in line]
@@ -57,7 +33,7 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path, 
 
 
 def test_a_workdir_that_is_not_shared_is_noticed(command, tmp_path):
-    results = finish(start_two(command, [tmp_path / "a", tmp_path / "b"]))
+    results = finish(command.start_several([tmp_path / "a", tmp_path / "b"], *OPTIONS, devices=1))
     for _, err, code in results:
         assert code == 2, err
         assert "is not the same folder in every process" in err
@@ -70,7 +46,8 @@ def test_half_a_set_of_variables_is_an_error(command, tmp_path):
 
 
 def test_sigterm_to_one_process_stops_both_after_the_same_step(command, tmp_path):
-    processes = start_two(command, [tmp_path] * 2, "total=2000 steps", "evaluation.every=2000 steps")
+    long = ("total=2000 steps", "evaluation.every=2000 steps")
+    processes = command.start_several([tmp_path] * 2, *OPTIONS, *long, devices=1)
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[1].send_signal(signal.SIGTERM)
     results = finish(processes)
@@ -82,6 +59,6 @@ def test_sigterm_to_one_process_stops_both_after_the_same_step(command, tmp_path
 
 def test_a_workdir_that_the_first_process_refuses_ends_both(command, tmp_path):
     (tmp_path / "file").write_text("")
-    results = finish(start_two(command, [tmp_path / "file" / "run"] * 2))
+    results = finish(command.start_several([tmp_path / "file" / "run"] * 2, *OPTIONS, devices=1))
     assert [code for *_, code in results] == [2, 2], results
     assert "cannot be written" in results[0][1]
