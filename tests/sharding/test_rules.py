@@ -9,9 +9,8 @@ import pathlib
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
@@ -110,9 +109,23 @@ def test_optimiser_moments_lie_with_their_parameters():
 
 
 def test_a_dimension_that_data_does_not_divide_stays_whole():
-    mesh = build_mesh(jax.devices()[:7])
-    tree = {"head": {"linear": {"kernel": jax.ShapeDtypeStruct((384, 10), jnp.float32)}}}
-    assert shard_tree(tree, mesh, "fsdp")["head"]["linear"]["kernel"].spec == PartitionSpec()
+    axes = {"replica": 1, "data": 7, "model": 1}
+    assert spec_of("head/linear/kernel", (384, 10), axes, "fsdp") == PartitionSpec()
+
+
+def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
+    """1,664 values over 512 devices of a pod: nothing would be split."""
+    mesh = AbstractMesh((1, 512, 1), ("replica", "data", "model"))
+    with pytest.raises(
+        ValueError, match=r"data axis of 512 devices would leave most .* Choose config.sharding.num_replicas=4"
+    ):
+        shard_tree(parameters("ViT-G/14"), mesh, "fsdp")
+    shard_tree(parameters("ViT-H/14"), AbstractMesh((1, 256, 1), ("replica", "data", "model")), "fsdp")
+
+
+def test_where_no_number_of_replicas_helps_the_error_says_so():
+    with pytest.raises(ValueError, match="Choose parameters=replicated"):
+        shard_tree(parameters("ViT-S/16"), build_mesh(jax.devices()[:7]), "fsdp")
 
 
 def test_a_dimension_that_model_does_not_divide_is_an_error():

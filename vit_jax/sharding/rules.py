@@ -7,6 +7,7 @@ Legend: L layers, D width, T heads, h head dimension, M MLP dimension, I O input
 """
 
 import dataclasses
+import math
 from typing import Any, TypeVar
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -82,9 +83,36 @@ def spec_of(name: str, shape: tuple[int, ...], axes: dict[str, int], strategy: s
 
 
 def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
-    """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`."""
+    """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
+
+    Raises:
+      ValueError: as `spec_of`, or FSDP would leave most of the tree whole.
+    """
+    axes = dict(mesh.shape)
+    if strategy == "fsdp":
+        _require_effect(tree, axes)
 
     def place(name: str, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(name, leaf.shape, dict(mesh.shape), strategy))
+        return NamedSharding(mesh, spec_of(name, leaf.shape, axes, strategy))
 
     return pytree.map_with_names(place, tree)
+
+
+def _require_effect(tree: Any, axes: dict[str, int]) -> None:
+    """A data axis that does not divide the network's width would turn FSDP off without a word."""
+    if _spread(tree, axes):
+        return
+    devices = axes["replica"] * axes["data"]
+    sizes = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
+    better = next((f"config.sharding.num_replicas={size['replica']}" for size in sizes if _spread(tree, size)), None)
+    raise ValueError(
+        f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters whole, "
+        f"since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
+    )
+
+
+def _spread(tree: Any, axes: dict[str, int]) -> bool:
+    """Whether FSDP splits at least half of all numbers."""
+    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(tree).items() if leaf.shape}
+    split = sum(math.prod(shape) for name, shape in shapes.items() if "data" in spec_of(name, shape, axes, "fsdp"))
+    return axes["data"] == 1 or 2 * split >= sum(map(math.prod, shapes.values()))
