@@ -18,6 +18,7 @@ def four_processes(command, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("four")
     results = finish(command.start_several([workdir] * 4, *OPTIONS, *SAVED, "sharding.num_replicas=2", devices=2))
     assert [code for *_, code in results] == [0] * 4, results
+    assert "in 4 process(es), 4 images each, parameters fsdp (2 replica x 2 data x 2 model)" in results[0][0]
     return workdir
 
 

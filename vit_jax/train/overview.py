@@ -72,11 +72,18 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{data.train.num_classes:,} classes",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
-        f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), "
-        f"{config.global_batch // jax.device_count():,} images each, parameters {config.sharding.parameters}",
+        f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
         f"workdir  {folder}",
     ]
     return "\n".join(lines)
+
+
+def _layout(run: Assembly) -> str:
+    mesh: dict[str, int] = run.batch_sharding.mesh.shape
+    images = run.config.global_batch // (mesh["replica"] * mesh["data"])
+    cut = " x ".join(f"{size} {axis}" for axis, size in mesh.items() if size > 1)
+    split = f" ({cut})" if mesh["replica"] > 1 or mesh["model"] > 1 else ""
+    return f"{images:,} images each, parameters {run.config.sharding.parameters}{split}"
 
 
 def _size(a: Architecture) -> str:
