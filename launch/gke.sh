@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# A run on Kubernetes with JobSet, from the manifest to the last line of its log: ./launch/gke.sh COMMAND OPTIONS ...
+# The manifest is render_jobset.py's; the JobSet controller restarts it by the rules that stand in there.
+set -euo pipefail
+
+# shellcheck source=launch/commands.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
+
+HELP="\
+gke.sh: train on a Kubernetes cluster with JobSet, with what kubectl is connected to.
+
+  gke.sh run OPTIONS -- pretrain --config=RECIPE ...   submit, and follow the log until the run has ended
+  gke.sh render OPTIONS -- VERB ...                    print the manifest
+  gke.sh submit OPTIONS -- VERB ...                    hand it to the cluster
+  gke.sh log --name=NAME                               of the first process, taken up after every restart
+  gke.sh status --name=NAME                            the JobSet, its pods, and what keeps them waiting
+  gke.sh delete --name=NAME                            the JobSet; its nodes go when their pool is made smaller
+
+  --namespace=NAME      where in the cluster
+  --poll_seconds=N      between two questions about the state (default 30)
+  --dry-run             print every command, execute none
+OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --accelerator, --topology, --workdir, ...
+
+Exit codes: 0 finished (or the step is done), 1 failed, 2 a mistake in the arguments, 130 Ctrl-C.
+"
+
+name="" place=() render=() words=()
+
+main() {
+  local command="${1:---help}"
+  (($# == 0)) || shift
+  case "$command" in
+    run | render | submit | log | status | delete) ;;
+    --help | -h) printf '%s' "$HELP" && exit ;;
+    *) refuse "There is no command '$command'. Commands: run, render, submit, log, status, delete." ;;
+  esac
+  read_options "$@"
+  need_counts poll_seconds
+  if [[ "$command" =~ ^(log|status|delete)$ ]]; then
+    need_dns_name name "$name" 63
+    ((${#render[@]} == 1 && ${#words[@]} == 0)) || refuse "$command takes --name, --namespace and nothing of the run."
+  fi
+  case "$command" in
+    run) submit && follow ;;
+    log) follow ;;
+    *) "$command" ;;
+  esac
+}
+
+read_options() {
+  while (($#)); do
+    case "$1" in
+      --name=*) name="${1#*=}" && render+=("$1") ;;
+      --namespace=*) place=(--namespace="${1#*=}") ;;
+      --poll_seconds=*) poll_seconds="${1#*=}" ;;
+      --dry-run) dry_run=yes ;;
+      --help | -h) printf '%s' "$HELP" && exit ;;
+      --)
+        words=("$@")
+        return
+        ;;
+      *) render+=("$1") ;;
+    esac
+    shift
+  done
+}
+
+render() {
+  "$(find_python)" "$repository/launch/render_jobset.py" ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
+}
+
+kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }
+
+submit() {
+  local manifest
+  manifest="$(render)" || exit 2 # it has said why
+  if [[ -n "$dry_run" ]]; then
+    printf '%s |\n' "$(quoted ./launch/render_jobset.py ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"})"
+    kube apply --filename=-
+  elif ! kube apply --filename=- <<<"$manifest"; then
+    fail "the cluster did not take the run; its reason is above. An unknown field in failurePolicy, or no kind" \
+      "JobSet, means that JobSet 0.10 or newer is not installed there."
+  fi
+}
+
+# follow: the first process's log. A restart makes a new pod; between two pods there is nothing to read.
+follow() {
+  local selector="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0"
+  selector+=",batch.kubernetes.io/job-completion-index=0"
+  local since=""
+  trap interrupted INT TERM
+  while :; do
+    # kubectl fails where there is no pod yet, or its image is still loaded. Where the pod has ended and the JobSet
+    # does not know yet, the log is not to be printed once more.
+    kube logs --follow --container=vit-jax --selector="$selector" --tail=-1 ${since:+--since-time="$since"} ||
+      say "no log to follow now; why, shows ./launch/gke.sh status --name=$name"
+    since="$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+    if has_ended; then return; fi
+    pause
+  done
+}
+
+# has_ended: returns where the JobSet goes on or is restarted; ends the script where it has failed.
+has_ended() {
+  if [[ -n "$dry_run" ]]; then
+    kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}'
+    return
+  fi
+  local answer restarts
+  if ! answer="$(kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}')"; then
+    fail "$name is not there any more, or the cluster cannot be reached; kubectl's words are above."
+  fi
+  restarts="${answer#*/}"
+  case "$answer" in
+    Completed/*) say "$name has finished, after ${restarts:-0} restart(s)" ;;
+    Failed/*)
+      kube get jobset "$name" --output='jsonpath={.status.conditions[?(@.type=="Failed")].message}' >&2 || true
+      fail "$name has failed, after ${restarts:-0} restart(s). Exit code 2 of a pod is a mistake in what vit-jax was" \
+        "given, and is not tried again."
+      ;;
+    *)
+      [[ "$restarts" == "${seen_restarts:-0}" ]] ||
+        say "$name was restarted ($restarts so far): preempted, or a process was lost"
+      seen_restarts="${restarts:-0}"
+      return 1
+      ;;
+  esac
+}
+
+status() {
+  kube get jobset "$name"
+  kube get pods --selector="jobset.sigs.k8s.io/jobset-name=$name" --output=wide
+  kube get events --field-selector=type=Warning --sort-by=.lastTimestamp
+}
+
+delete() { kube delete jobset "$name"; }
+
+interrupted() {
+  trap - INT TERM
+  say "stopped following. $name goes on and its nodes cost money. Follow again or end it:"
+  say "  ./launch/gke.sh log --name=$name"
+  say "  ./launch/gke.sh delete --name=$name"
+  exit 130
+}
+
+main "$@"

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Fills in gke_jobset.yaml: checks names, accelerator and topology, counts slices and hosts, prints the manifest.
+
+Needs nothing but Python's standard library, and asks no cluster anything.
+"""
+
+import argparse
+import json
+import math
+import re
+import string
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+TEMPLATE = Path(__file__).resolve().with_name("gke_jobset.yaml")
+FLAT, SOLID = 2, 3  # dimensions of a slice's torus
+TPUS = {
+    "tpu-v4-podslice": SOLID,
+    "tpu-v5-lite-podslice": FLAT,
+    "tpu-v5p-slice": SOLID,
+    "tpu-v6e-slice": FLAT,
+}
+FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: every side a multiple of 4
+JOB = "worker"
+POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
+WORKDIR, DATA = "/workdir", "/data"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Prints the manifest, or one message with exit code 2."""
+    try:
+        print(render(words), end="")
+    except ValueError as error:
+        print(f"render_jobset.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def render(words: Sequence[str] | None = None) -> str:
+    """The manifest for these words of the command line.
+
+    Raises:
+      ValueError: a name, accelerator, topology or place that Kubernetes or the run would refuse later.
+    """
+    options = _parser().parse_args(words)
+    values = _values(options)
+    cases = {_kind(options)} | {case for case in ("spot", "pull") if getattr(options, case)}
+    cases |= {"account"} if options.service_account else set()
+    cases |= {"bucket"} if options.workdir.startswith("gs://") else {"claim"}
+    cases |= {"data"} if options.data_bucket else set()
+    return fill(TEMPLATE.read_text(), values, cases)
+
+
+def fill(template: str, values: Mapping[str, object], cases: Collection[str]) -> str:
+    """Drops comments and the lines whose cases do not hold, and puts the values in."""
+    lines = []
+    for line in template.splitlines():
+        text, _, only = line.partition("# only: ")
+        if only and not set(only.split()) & set(cases):
+            continue
+        text = re.sub(r"(^| )#.*", "", text).rstrip()
+        if text:
+            lines.append(text)
+    return string.Template("\n".join(lines) + "\n").substitute(values)
+
+
+def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None) -> tuple[int, int]:
+    """Hosts of a TPU slice, and chips of each, from its topology.
+
+    Raises:
+      ValueError: a topology that this accelerator does not have, or chips that do not divide into hosts.
+    """
+    dims = TPUS[accelerator]
+    sides = [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+)*", topology) else []
+    if dims == FLAT and topology not in FLAT_TOPOLOGIES:
+        raise ValueError(f"--topology={topology}: {accelerator} has {', '.join(FLAT_TOPOLOGIES)}.")
+    is_large = len(sides) == SOLID and all(side and side % 4 == 0 for side in sides) and sides == sorted(sides)
+    if dims == SOLID and topology not in SMALL_SOLID_TOPOLOGIES and not is_large:
+        raise ValueError(
+            f"--topology={topology}: {accelerator} has {', '.join(SMALL_SOLID_TOPOLOGIES)}, and AxBxC of multiples "
+            "of 4, the smallest first."
+        )
+    chips = math.prod(sides)
+    if chips_per_host is None:
+        if topology == "2x4":
+            raise ValueError(
+                "--topology=2x4 is one host of 8 chips or two hosts of 4, by the machine type of the node pool: say "
+                "--chips_per_host=8 (…-8t) or --chips_per_host=4 (…-4t)."
+            )
+        chips_per_host = min(chips, 4)
+    if chips_per_host not in (1, 4, 8) or chips % chips_per_host or (chips_per_host == 8 and chips != 8):
+        raise ValueError(f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have {min(chips, 4)} chips.")
+    return chips // chips_per_host, chips_per_host
+
+
+def _kind(options: argparse.Namespace) -> str:
+    if options.accelerator in TPUS:
+        return "tpu"
+    if options.accelerator == "cpu":
+        return "cpu"
+    if options.accelerator.startswith("nvidia-"):
+        return "gpu"
+    raise ValueError(
+        f"--accelerator={options.accelerator}: must be cpu, nvidia-... as GKE names the GPU, or one of "
+        f"{', '.join(TPUS)}."
+    )
+
+
+def _values(options: argparse.Namespace) -> dict[str, object]:
+    kind = _kind(options)
+    if kind == "tpu":
+        if options.hosts is not None or options.topology is None:
+            raise ValueError("a TPU slice is given by --topology (like 16x16), from which its hosts are counted.")
+        hosts, chips = hosts_and_chips(options.accelerator, options.topology, options.chips_per_host)
+    else:
+        if options.topology is not None:
+            raise ValueError(f"--topology={options.topology} is of TPUs; give --hosts for {options.accelerator}.")
+        if kind == "cpu" and options.chips_per_host is not None:
+            raise ValueError(f"--chips_per_host={options.chips_per_host}: there are none with --accelerator=cpu.")
+        if kind == "gpu" and options.chips_per_host is None:
+            raise ValueError("--chips_per_host is needed with GPUs: how many a node of the pool has.")
+        hosts, chips = options.hosts or 1, options.chips_per_host or 0
+    _check_counts(options)
+    _check_name(options.name, options.slices, hosts)
+    workdir, claim = _place(options.workdir)
+    return {
+        "name": options.name,
+        "job": JOB,
+        "max_failures": options.max_failures,
+        "replicas": options.slices,
+        "parallelism": hosts,
+        "chips_per_host": chips,
+        "grace_seconds": options.grace_seconds,
+        "accelerator": options.accelerator,
+        "topology": options.topology,
+        "image": json.dumps(options.image),
+        "service_account": options.service_account,
+        "cpus": options.cpus,
+        "memory": options.memory,
+        "bucket": claim,
+        "claim": claim,
+        "data_bucket": _bucket("data_bucket", options.data_bucket) if options.data_bucket else None,
+        # JSON is YAML; Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
+        "arguments": json.dumps([word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"]),
+    }
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise ValueError("say what to run, after --: ... -- pretrain --config=RECIPE")
+    for word in words:
+        if word.startswith("--workdir"):
+            raise ValueError(f"{word} stands after --: give --workdir=gs://BUCKET/FOLDER before it.")
+    return words
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    for name, least in (("slices", 1), ("hosts", 1), ("max_failures", 0), ("grace_seconds", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name}={value}: must be {least} or more.")
+
+
+def _check_name(name: str, slices: int, hosts: int) -> None:
+    longest = POD_NAME_LENGTH - len(f"-{JOB}-{slices - 1}-{hosts - 1}-abcde")
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
+        raise ValueError(
+            f"--name={name}: must be at most {longest} lower-case letters, digits and hyphens, a letter first and no "
+            "hyphen last."
+        )
+
+
+def _place(workdir: str) -> tuple[str, str]:
+    """Where the run finds its workdir, and the bucket or claim that is mounted for it."""
+    bucket = re.fullmatch(r"gs://([^/]+)/(.+?)/?", workdir)
+    claim = re.fullmatch(r"claim:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/(.+?)/?", workdir)
+    if bucket:
+        return f"{WORKDIR}/{bucket[2]}", _bucket("workdir", f"gs://{bucket[1]}")
+    if claim:
+        return f"{WORKDIR}/{claim[3]}", claim[1]
+    raise ValueError(
+        f"--workdir={workdir}: must be gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim "
+        "(ReadWriteMany): all processes write into it, and it outlives them."
+    )
+
+
+def _bucket(option: str, address: str) -> str:
+    match = re.fullmatch(r"gs://([a-z0-9][-a-z0-9_.]{2,62})", address)
+    if not match:
+        raise ValueError(f"--{option}={address}: must name a bucket, like gs://my-bucket.")
+    return match[1]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ValueError(f"{message} (--help lists the options)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="render_jobset.py",
+        description="Prints the manifest of a run as a Kubernetes JobSet. What follows -- are the words for vit-jax.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--name", required=True, help="of the JobSet")
+    add("--image", required=True, help="made from launch/Dockerfile, in a registry that the cluster can read")
+    add("--accelerator", required=True, help=f"cpu, nvidia-... or one of {', '.join(TPUS)}")
+    add("--workdir", required=True, help="gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim")
+    add("--topology", help="of a TPU slice, like 16x16 or 4x4x8")
+    add("--slices", type=int, default=1, help="TPU slices, or groups of --hosts nodes (default 1)")
+    add("--hosts", type=int, help="nodes with GPUs or CPUs in a group (default 1)")
+    add("--chips_per_host", type=int, help="GPUs of a node; chips of a TPU host where the topology leaves it open")
+    add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")
+    add("--service_account", help="Kubernetes' account that may use the buckets")
+    add("--cpus", default="4", help="asked for with --accelerator=cpu (default 4)")
+    add("--memory", default="16Gi", help="asked for with --accelerator=cpu (default 16Gi)")
+    add("--max_failures", type=int, default=3, help="restarts after failures; preemptions do not count (default 3)")
+    add("--grace_seconds", type=int, default=300, help="from SIGTERM to SIGKILL (default 300)")
+    add("--spot", action="store_true", help="only nodes of spot pools")
+    add("--pull", action="store_true", help="load the image anew at every start, for a tag that moves")
+    add("--dry-run", action="store_true", help="changes nothing: this script executes nothing at any time")
+    add("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

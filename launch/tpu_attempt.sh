@@ -1,0 +1,217 @@
+# shellcheck shell=bash disable=SC2154
+# Sourced by tpu_pod.sh, which sets the options: one attempt at the run, from installing to judging how it went.
+# $outcome is then finished, running, preempted, saved, mistake, unreachable or failed.
+
+seen=0 # bytes of the attempt's log that have come
+
+install_everywhere() {
+  local buckets=() archive="$scratch/checkout.tar.gz" command
+  [[ -z "$dry_run" ]] || archive=checkout.tar.gz
+  if [[ -n "$workdir" ]]; then buckets+=("$(cut -d/ -f1-3 <<<"$workdir")"); fi
+  buckets+=(${data_buckets[@]+"${data_buckets[@]}"})
+  say "installing on every worker"
+  if [[ -n "$repository_url" ]]; then
+    command="rm -rf $checkout.new && $(quoted git clone --quiet "$repository_url" "$checkout.new")"
+    [[ -z "$ref" ]] || command+=" && $(quoted git -C "$checkout.new" checkout --quiet "$ref")"
+  else
+    pack "$archive" || return 1
+    local node
+    for node in $(nodes); do
+      execute gcloud compute tpus tpu-vm scp "$archive" "$node:$checkout.tar.gz" --worker=all \
+        ${ssh_flags[@]+"${ssh_flags[@]//--ssh-flag=/--scp-flag=}"} "${place[@]}" || return 1
+    done
+    command="rm -rf $checkout.new && mkdir $checkout.new && tar -xzf $checkout.tar.gz -C $checkout.new"
+  fi
+  command+=" && $(quoted bash "$checkout.new/launch/tpu_worker.sh" install ${buckets[@]+"${buckets[@]}"})"
+  everywhere "$command"
+}
+
+# pack ARCHIVE: the checkout as it is now, own recipes included, without what git ignores.
+pack() {
+  local file
+  if [[ -n "$dry_run" ]]; then
+    echo "$(quoted git -C "$repository" ls-files -z --cached --others --exclude-standard) |" \
+      "$(quoted tar -czf "$1" -C "$repository" --null -T -)"
+    return
+  fi
+  git -C "$repository" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
+    fail "$repository is no git checkout, so it cannot be told what belongs to it: give --repository=URL --ref=COMMIT."
+  git -C "$repository" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+    if [[ -e "$repository/$file" ]]; then printf '%s\0' "$file"; fi # one that was removed and not yet committed
+  done | tar -czf "$1" -C "$repository" --null -T -
+}
+
+start_everywhere() {
+  say "starting on every worker: vit-jax $(quoted "${words[@]}")"
+  seen=0
+  everywhere "$(step start "$workdir" "${words[@]}")"
+}
+
+# follow_log: worker 0's, kept in $output/log.txt; taken up where it broke off for as long as the run goes on.
+follow_log() {
+  [[ -n "$dry_run" ]] || mkdir -p -- "$output"
+  while :; do
+    if [[ -n "$dry_run" ]]; then
+      on_worker "$(first_node)" 0 "$(step log 0)"
+    else
+      receive_log 3< <(on_worker "$(first_node)" 0 "$(step log "$seen")")
+    fi
+    judge
+    [[ "$outcome" == running ]] || return 0
+    say "the connection to worker 0 broke off and the run goes on: following again"
+    pause
+  done
+}
+
+# receive_log: prints and keeps what comes, on descriptor 3, for the first time. A line "vit-jax-log N" says that what
+# follows begins at byte N; the end of line before it ends what the drop has cut off, and that comes again as a whole.
+receive_log() {
+  local LC_ALL=C line position="$seen" before="$seen" is_empty="" cut="" # lengths in bytes
+  while IFS= read -r -u 3 line || { cut=yes && [[ -n "$line" ]]; }; do # 0 is the user's, who is asked a question at Ctrl-C
+    if [[ "$line" =~ ^vit-jax-log\ [0-9]+$ ]]; then
+      position="${line#* }" is_empty=""
+      seen="$before" # the line in front of this one was no line of the log
+      continue
+    fi
+    if [[ -n "$is_empty" ]]; then echo | tee -a "$output/log.txt"; fi
+    is_empty=""
+    before="$seen"
+    position=$((position + ${#line} + 1))
+    ((position > seen)) || continue
+    seen="$position"
+    if [[ -z "$line" ]]; then is_empty=yes; else printf '%s\n' "$line" | tee -a "$output/log.txt"; fi
+    if [[ -n "$cut" ]]; then seen="$before"; fi # if the run goes on, the line comes again as a whole
+  done
+}
+
+# get_statuses: lines "HOST running | none | exit CODE SECONDS" of every worker in $scratch/status, NODE before them.
+get_statuses() {
+  local node failed=0
+  : >"$scratch/status"
+  for node in $(nodes); do
+    if [[ -n "$dry_run" ]]; then
+      on_worker "$node" all "$(step status)"
+    elif on_worker "$node" all "$(step status)" >"$scratch/answer"; then
+      grep -E '^[^ ]+ (running|none|exit [0-9]+ [0-9.]+)$' "$scratch/answer" |
+        sed "s/^/$node /" >>"$scratch/status" || true
+    else
+      failed=1
+    fi
+  done
+  if [[ -n "$dry_run" ]]; then echo "$name $name-w-0 exit 0 0" >"$scratch/status"; fi
+  return "$failed"
+}
+
+codes() { awk '$3 == "exit" { print $4 } $3 == "none" { print "none" }' "$scratch/status" | sort -u; }
+
+is_any() { grep -q " $1\b" "$scratch/status"; }
+
+# judge: $outcome of an attempt: finished, running, preempted, saved, mistake, failed.
+judge() {
+  local wait
+  get_state
+  outcome=preempted
+  if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
+  for wait in 1 2 3 4 5; do # who loses a process ends by itself within a minute
+    if ! get_statuses; then
+      get_state # a machine that was taken back answers no ssh, and its state tells so a little later
+      if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
+      name_unreachable
+      outcome=unreachable
+      return
+    fi
+    outcome=running
+    if is_any running && ! is_any exit && ! is_any none; then return; fi
+    if ! is_any running; then break; fi
+    ((wait == 5)) || pause
+  done
+  judge_codes
+}
+
+judge_codes() {
+  local found
+  found="$(codes)"
+  if is_any running; then
+    outcome=failed
+  elif [[ "$found" == 0 ]]; then
+    outcome=finished
+    if [[ -z "$workdir" ]] || is_finished; then return; fi
+    say "every process ended with 0, but $workdir/summary.json is not there"
+    outcome=failed
+  elif ! grep -qvxE '0|75' <<<"$found"; then
+    outcome=saved
+  elif grep -qx 2 <<<"$found"; then
+    outcome=mistake
+  else
+    outcome=failed
+  fi
+  if [[ "$outcome" != saved ]]; then show_dead_worker; fi
+}
+
+# show_dead_worker: the worker that ended first, and not well, with the end of its log, also in $output.
+show_dead_worker() {
+  local node host code worker
+  [[ -n "$dry_run" ]] || mkdir -p -- "$output"
+  # First who never started, last who only lost another process (76); of the rest, who ended first.
+  read -r node host code < <(awk '$3 == "none" { print 0, 0, $1, $2, "none" }
+    $3 == "exit" && $4 != 0 && $4 != 75 { print ($4 == 76), $5, $1, $2, $4 }' "$scratch/status" |
+    sort -k1,1n -k2,2n | head -n 1 | cut -d' ' -f3-) || true
+  if [[ -z "${host:-}" ]]; then
+    node="$(first_node)" host="worker 0" code=0 worker=0
+  else
+    worker="${host##*-w-}" # Google Cloud ends a worker's host name like this
+    is_count "$worker" || worker=0
+    say "a dead worker: $host (worker $worker of $node) $(ending "$code"). The end of its log:"
+  fi
+  on_worker "$node" "$worker" "$(step tail)" | tee "$output/worker-$worker-of-$node.txt" >&2 || true
+}
+
+ending() {
+  case "$1" in
+    none) echo "never started" ;;
+    76) echo "ended with exit code 76: it lost another process, or no step came to its end" ;;
+    137) echo "was killed (exit code 137; often the machine's memory was full)" ;;
+    *) echo "ended with exit code $1" ;;
+  esac
+}
+
+# name_unreachable: asks each worker by itself, since one that is away makes the whole question fail.
+name_unreachable() {
+  local node worker number
+  for node in $(nodes); do
+    number="$(gcloud compute tpus tpu-vm describe "$node" --format='value(networkEndpoints[].ipAddress)' "${place[@]}" |
+      tr ';' '\n' | grep -c .)" || number=1
+    for ((worker = 0; worker < number; worker++)); do
+      on_worker "$node" "$worker" true >/dev/null 2>&1 ||
+        say "a dead worker: worker $worker of $node cannot be reached by ssh"
+    done
+  done
+}
+
+# clear_away: what is left of a failed attempt. A machine with a worker that is out of reach is given back.
+clear_away() {
+  if [[ "$outcome" == unreachable ]] || ! everywhere "$(step stop)"; then delete; fi
+}
+
+is_finished() {
+  if [[ -n "$dry_run" ]]; then
+    quoted gcloud storage cat "$workdir/summary.json"
+    [[ "$dry_state" == ACTIVE ]]
+    return
+  fi
+  gcloud storage cat "$workdir/summary.json" >/dev/null 2>&1
+}
+
+show_status() {
+  get_state
+  [[ "$state" == ACTIVE ]] || return 0
+  get_statuses || say "not every worker answers"
+  cat -- "$scratch/status"
+}
+
+fetch() {
+  local request=(gcloud storage rsync --recursive)
+  [[ -n "$with_checkpoints" ]] || request+=(--exclude='(^|/)checkpoints/')
+  [[ -n "$dry_run" ]] || mkdir -p -- "$output"
+  execute "${request[@]}" "$workdir" "$output" || say "the results stay in $workdir; they could not be fetched"
+}

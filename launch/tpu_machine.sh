@@ -1,0 +1,153 @@
+# shellcheck shell=bash disable=SC2154
+# Sourced by tpu_pod.sh, which sets the options: the machine, and reaching its workers. What runs on it is
+# tpu_attempt.sh's. $state is that of the queued resource, as it was last asked for.
+
+checkout=vit_jax # on the workers, in the home folder
+state=""
+dry_state=ACTIVE # what a dry run takes for the answer; run begins with NOT_FOUND
+active_since=""
+
+nodes() {
+  local number
+  if ((slices == 1)); then
+    echo "$name"
+    return
+  fi
+  for ((number = 0; number < slices; number++)); do echo "$name-$number"; done
+}
+
+first_node() { nodes | head -n 1; }
+
+# on_worker NODE WORKERS COMMAND: through ssh; WORKERS is a number or all.
+on_worker() {
+  execute gcloud compute tpus tpu-vm ssh "$1" --worker="$2" "${ssh_flags[@]}" --command="$3" "${place[@]}"
+}
+
+# everywhere COMMAND: on every worker of every slice, the slices at once. Fails where one fails.
+everywhere() {
+  local node processes=() failed=0
+  if ((slices == 1)) || [[ -n "$dry_run" ]]; then
+    for node in $(nodes); do on_worker "$node" all "$1" || failed=1; done
+    return "$failed"
+  fi
+  for node in $(nodes); do
+    on_worker "$node" all "$1" &
+    processes+=("$!")
+  done
+  for node in "${processes[@]}"; do wait "$node" || failed=1; done
+  return "$failed"
+}
+
+step() { quoted bash "$checkout/launch/tpu_worker.sh" "$@"; }
+
+create() {
+  local request answer
+  request=(gcloud compute tpus queued-resources create "$name" --accelerator-type="$type"
+    --runtime-version="$runtime_version")
+  if ((slices == 1)); then request+=(--node-id="$name"); fi
+  if ((slices > 1)); then request+=(--node-count="$slices" --node-prefix="$name"); fi
+  request+=(${tier:+"$tier"} ${create_flags[@]+"${create_flags[@]}"} --async "${place[@]}")
+  if [[ -n "$dry_run" ]]; then
+    quoted "${request[@]}"
+    dry_state=ACTIVE
+    return
+  fi
+  say "asking for $slices x $type in $zone (${tier:---on-demand})"
+  if ! answer="$("${request[@]}" 2>&1)"; then no_machine "$answer"; fi
+}
+
+# no_machine ANSWER: what Google Cloud said when it gave none. Returns, after a while, only where asking again is meant.
+no_machine() {
+  local refusals='RESOURCE_EXHAUSTED|quota.*(exceed|exhaust|limit)|exceed.*quota'
+  refusals+='|no more capacity|stockout|(insufficient|not enough) (capacity|resources)'
+  printf '%s\n' "$1" >&2
+  if ! grep -qiE "$refusals" <<<"$1"; then
+    fail "$name could not be created; Google Cloud's reason is above. Nothing of it costs money."
+  fi
+  say "no quota or no capacity for $slices x $type in $zone (${tier:---on-demand})." \
+    "Look at the quota 'TPU ... cores' of this zone in the console and ask for more, try --spot, another zone or a" \
+    "smaller --type, or let this script ask again: --retry_seconds=600."
+  if [[ -z "$retry_seconds" ]]; then exit 3; fi
+  say "asking again in $retry_seconds s"
+  sleep "$retry_seconds"
+}
+
+# get_state: $state from Google Cloud; NOT_FOUND where there is no such resource, UNKNOWN where no answer came.
+get_state() {
+  local question=(gcloud compute tpus queued-resources describe "$name" --format='value(state.state)' "${place[@]}")
+  if [[ -n "$dry_run" ]]; then
+    quoted "${question[@]}"
+    state="$dry_state"
+    return
+  fi
+  local before="$state"
+  if ! state="$("${question[@]}" 2>"$scratch/error")"; then
+    state=UNKNOWN
+    if grep -qE 'NOT_FOUND|not found' "$scratch/error"; then state=NOT_FOUND; else cat -- "$scratch/error" >&2; fi
+  fi
+  [[ "$state" == "$before" ]] || say "$name is $state"
+  if [[ "$state" == ACTIVE ]]; then active_since="${active_since:-$SECONDS}"; else count_chip_seconds; fi
+}
+
+count_chip_seconds() {
+  if [[ -n "$active_since" ]]; then chip_seconds=$((chip_seconds + (SECONDS - active_since) * ${chips:-0})); fi
+  active_since=""
+}
+
+# bring_up: until the resource is ACTIVE, whatever has to be removed, asked for or waited for.
+bring_up() {
+  local unknown=0
+  while :; do
+    get_state
+    case "$state" in
+      ACTIVE) return ;;
+      NOT_FOUND) create ;;
+      FAILED)
+        explain_failure
+        delete
+        no_machine "$reason"
+        ;;
+      SUSPENDING | SUSPENDED | DELETING) delete || pause ;;
+      UNKNOWN)
+        unknown=$((unknown + 1))
+        ((unknown < 10)) || fail "Google Cloud has not answered ten times; what it said is above."
+        pause
+        ;;
+      *) pause ;; # ACCEPTED, CREATING, WAITING_FOR_RESOURCES, PROVISIONING
+    esac
+  done
+}
+
+wait_until_active() {
+  while :; do
+    get_state
+    case "$state" in
+      ACTIVE) return ;;
+      FAILED)
+        explain_failure
+        fail "$name failed: $reason"
+        ;;
+      NOT_FOUND | SUSPENDING | SUSPENDED | DELETING)
+        fail "$name is $state and will not become ACTIVE: delete it and create it again."
+        ;;
+      *) pause ;;
+    esac
+  done
+}
+
+explain_failure() {
+  reason="$(gcloud compute tpus queued-resources describe "$name" --format='yaml(state)' "${place[@]}" 2>&1)" || true
+}
+
+delete() {
+  execute gcloud compute tpus queued-resources delete "$name" --force "${place[@]}" || {
+    say "$name could not be deleted; it may still cost money. Look with:"
+    say "  $(quoted gcloud compute tpus queued-resources list "${place[@]}")"
+    return 1
+  }
+  if [[ -z "$dry_run" ]]; then
+    say "$name is deleted"
+    count_chip_seconds
+    state=NOT_FOUND
+  fi
+}

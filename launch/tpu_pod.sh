@@ -1,0 +1,250 @@
+#!/usr/bin/env bash
+# The whole life of a run on a Cloud TPU pod, or one step of it: ./launch/tpu_pod.sh COMMAND OPTIONS [-- VERB ARG...]
+# The machine's part is in tpu_machine.sh, the run's in tpu_attempt.sh, what happens on a worker in tpu_worker.sh.
+set -euo pipefail
+
+here="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
+# shellcheck source=launch/commands.sh
+source "$here/commands.sh"
+# shellcheck source=launch/tpu_machine.sh
+source "$here/tpu_machine.sh"
+# shellcheck source=launch/tpu_attempt.sh
+source "$here/tpu_attempt.sh"
+
+HELP="\
+tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
+
+  tpu_pod.sh run --name=NAME --zone=ZONE --type=TYPE --workdir=gs://BUCKET/FOLDER [OPTIONS] -- pretrain --config=...
+      Create, wait, install, start on every worker, follow the log; start again after a preemption, on a new machine
+      where the old one is gone; at the end fetch the results and delete. The same command again takes up a run that
+      goes on. --workdir is given here and not among the words for vit-jax.
+
+  One step alone:
+  tpu_pod.sh create  --name= --zone= --type=                       asks for the machine; comes back at once
+  tpu_pod.sh wait    --name= --zone=                               until it is ACTIVE
+  tpu_pod.sh install --name= --zone= [--workdir=gs://...]          the package and the buckets on every worker
+  tpu_pod.sh start   --name= --zone= --workdir=gs://... -- VERB .. on every worker, in the background
+  tpu_pod.sh log     --name= --zone=                               worker 0, followed until its process ends
+  tpu_pod.sh status  --name= --zone=                               the machine's state and every worker's
+  tpu_pod.sh fetch   --name= --zone= --workdir=gs://...            results from the bucket into --output
+  tpu_pod.sh delete  --name= --zone=                               the machine; the bucket stays
+
+Machine:
+  --name=NAME               of the queued resource and its TPU
+  --zone=ZONE  --project=P  --zone is needed; the project is gcloud's own unless given
+  --type=TYPE               v4-N, v5litepod-N, v5p-N, v6e-N as Google Cloud names them
+  --slices=N                so many of them, one run over all (default 1)
+  --spot | --reserved       spot capacity, or that of your reservation (default: on demand)
+  --runtime_version=V       the machine's image (default: the one for the type)
+  --create_flag=FLAG        handed on to gcloud's create; may be repeated (--create_flag=--network=mine)
+  --internal_ip             reach the workers by their internal addresses
+Run:
+  --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
+  --data_bucket=gs://...    mounted too, at /mnt/vit_jax/BUCKET; may be repeated
+  --repository=URL --ref=R  install this commit instead of shipping the checkout that this script is in
+Care:
+  --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
+  --retry_seconds=N         ask again after so many seconds when there is no quota or capacity (default: stop)
+  --poll_seconds=N          between two questions about the state (default 30)
+  --keep                    do not delete the machine at the end; it goes on costing money
+  --output=FOLDER           log and results here (default runs/NAME)
+  --with_checkpoints        fetch them as well
+  --price=P                 of one chip for an hour, to print what the run cost
+  --dry-run                 print every command, execute none
+
+Exit codes: 0 finished (or the step is done), 1 failed more than --max_failures times, 2 a mistake in the arguments or
+in the run's options, 3 no quota or capacity, 130 Ctrl-C.
+"
+
+failures=0 outcome="" chips=0
+name="" zone="" project="" type="" slices=1 tier="" runtime_version="" workdir="" repository_url="" ref="" output=""
+max_failures=3 retry_seconds="" keep="" with_checkpoints=""
+create_flags=() data_buckets=() words=() ssh_flags=()
+
+main() {
+  local command="${1:---help}"
+  (($# == 0)) || shift
+  case "$command" in
+    run | create | wait | install | start | log | status | fetch | delete) ;;
+    --help | -h) printf '%s' "$HELP" && exit ;;
+    *) refuse "There is no command '$command': run, create, wait, install, start, log, status, fetch, delete." ;;
+  esac
+  read_options "$@"
+  check_options "$command"
+  scratch="$(mktemp -d)"
+  trap 'rm -rf -- "$scratch"' EXIT
+  # shellcheck disable=SC2034 # read in tpu_steps.sh
+  case "$command" in
+    run) run ;;
+    wait) wait_until_active ;;
+    install) install_everywhere || fail "the installation failed; its words are above" ;;
+    start) start_everywhere || fail "not every worker has started; their words are above" ;;
+    log) follow_log && say "no process runs any more: $outcome" ;;
+    create | fetch | delete) "$command" ;;
+    status) show_status ;;
+  esac
+}
+
+read_options() {
+  local option
+  while (($#)); do
+    case "$1" in
+      --name=* | --zone=* | --project=* | --type=* | --slices=* | --runtime_version=* | --workdir=* | --ref=* | \
+        --max_failures=* | --retry_seconds=* | --poll_seconds=* | --output=* | --price=*)
+        option="${1%%=*}"
+        printf -v "${option#--}" '%s' "${1#*=}"
+        ;;
+      --repository=*) repository_url="${1#*=}" ;;
+      --create_flag=*) create_flags+=("${1#*=}") ;;
+      --data_bucket=*) data_buckets+=("${1#*=}") ;;
+      --spot | --reserved)
+        [[ -z "$tier" || "$tier" == "$1" ]] || refuse "--spot and --reserved exclude each other: give one of them."
+        tier="$1"
+        ;;
+      --internal_ip) ssh_flags+=(--internal-ip) ;;
+      --keep) keep=yes ;;
+      --with_checkpoints) with_checkpoints=yes ;;
+      --dry-run) dry_run=yes ;;
+      --help | -h) printf '%s' "$HELP" && exit ;;
+      --)
+        shift
+        words=("$@")
+        return
+        ;;
+      *) refuse "'$1' is no option of tpu_pod.sh (--help lists them). What is for vit-jax stands after --." ;;
+    esac
+    shift
+  done
+}
+
+# check_options COMMAND: everything that can be seen to be wrong before any machine is asked for.
+check_options() {
+  local word bucket
+  need_dns_name name "$name" 48
+  [[ "$zone" =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || refuse "--zone=$zone: must be a zone like us-west4-a."
+  need_counts slices max_failures poll_seconds
+  [[ -z "$retry_seconds" ]] || need_counts retry_seconds
+  ((slices > 0)) || refuse "--slices=$slices: must be 1 or more."
+  need_price
+  [[ -z "$ref" || -n "$repository_url" ]] || refuse "--ref=$ref is of a --repository=URL: give that too."
+  if [[ "$1" =~ ^(run|create)$ ]]; then check_type; fi
+  if [[ "$1" =~ ^(run|start|fetch)$ || -n "$workdir" ]]; then
+    workdir="${workdir%/}"
+    [[ "$workdir" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}/.+$ ]] ||
+      refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER: all workers write into it, and it outlives them."
+  fi
+  for bucket in ${data_buckets[@]+"${data_buckets[@]}"}; do
+    [[ "$bucket" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}$ ]] ||
+      refuse "--data_bucket=$bucket: must be gs://BUCKET, the whole of it."
+  done
+  if [[ "$1" =~ ^(run|start)$ ]]; then
+    ((${#words[@]})) || refuse "Say what to run, after --: ... -- pretrain --config=RECIPE"
+    for word in "${words[@]}"; do
+      [[ "$word" != --workdir* ]] || refuse "$word stands after --: give --workdir=gs://BUCKET/FOLDER before it."
+    done
+  elif ((${#words[@]})); then
+    refuse "'$1' runs nothing: leave out -- and what follows, or use run or start."
+  fi
+  output="${output:-runs/$name}"
+  place=(--zone="$zone" --quiet)
+  [[ -z "$project" ]] || place+=(--project="$project")
+  # A connection that is dead is noticed after two minutes, not never.
+  ssh_flags+=(--ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4)
+}
+
+# check_type: $chips and $runtime_version from the type.
+check_type() {
+  local image number="${type##*-}"
+  is_count "$number" || number=0
+  case "$type" in
+    v5litepod-*) image=v2-alpha-tpuv5-lite chips=$number ;;
+    v6e-*) image=v2-alpha-tpuv6e chips=$number ;;
+    v5p-*) image=v2-alpha-tpuv5 chips=$((number / 2)) ;; # these are counted in cores, two to a chip
+    v4-*) image=tpu-ubuntu2204-base chips=$((number / 2)) ;;
+    *) chips=0 ;;
+  esac
+  ((chips > 0)) || refuse "--type=$type: must be v4-N, v5litepod-N, v5p-N or v6e-N, like v5litepod-256."
+  chips=$((chips * slices))
+  runtime_version="${runtime_version:-$image}"
+}
+
+# run: the whole life. Everything that can be taken up is: a machine that is there, a run that goes on.
+run() {
+  trap interrupted INT TERM
+  dry_state=NOT_FOUND
+  if is_finished; then
+    say "$workdir/summary.json is there: the run has finished. Nothing is created."
+    fetch
+    return
+  fi
+  get_state
+  if [[ "$state" == ACTIVE ]] && get_statuses && is_any running; then
+    start_everywhere || fail "$name runs something else (above). Give another --name, or delete it first."
+    follow_log # the start has changed nothing where this very run goes on
+    end_attempt
+  fi
+  while :; do
+    bring_up
+    attempt
+    end_attempt
+  done
+}
+
+# attempt: installs, starts, follows to the end; $outcome is how it went.
+attempt() {
+  outcome=""
+  if install_everywhere && start_everywhere; then
+    follow_log
+  else
+    judge
+    [[ "$outcome" =~ ^(preempted|unreachable|mistake)$ ]] || outcome=failed # others are of an earlier attempt
+  fi
+}
+
+# end_attempt: returns where the run is to be started again, and ends the script where not.
+end_attempt() {
+  count_chip_seconds
+  case "$outcome" in
+    finished) fetch && end_with 0 "finished: $output" ;;
+    preempted) say "$name was preempted ($state). A new one is asked for; the run goes on from its last checkpoint." ;;
+    saved) say "the run was told to end and has saved; it is started again" && pause ;;
+    mistake) end_with 2 "vit-jax refuses what it was given (exit code 2). Starting again would not help." ;;
+    *)
+      failures=$((failures + 1))
+      ((failures <= max_failures)) || end_with 1 "failed $failures times; --max_failures=$max_failures allows no more."
+      say "starting again from the last checkpoint, $failures of at most $max_failures times"
+      clear_away
+      ;;
+  esac
+}
+
+# end_with CODE WORD...: the end of a run, and of the machine's cost unless it is to be kept.
+end_with() {
+  local code="$1"
+  shift
+  trap - INT TERM
+  say "$@"
+  if [[ -n "$keep" ]]; then say_what_costs; else delete || true; fi
+  [[ -n "$dry_run" ]] || say "$(chip_hours "$chips") while this script saw them"
+  exit "$code"
+}
+
+say_what_costs() {
+  say "$name ($slices x ${type:-TPU} in $zone) still exists and costs money until it is deleted:"
+  say "  $(quoted ./launch/tpu_pod.sh delete --name="$name" --zone="$zone" ${project:+--project="$project"})"
+}
+
+interrupted() {
+  local answer=""
+  trap - INT TERM
+  count_chip_seconds
+  say "stopped following. What runs on the TPU goes on; the same command again takes it up."
+  say_what_costs
+  if [[ -t 0 ]]; then
+    read -r -p "Delete it now? [y/N] " answer || true
+    [[ "$answer" != [yY]* ]] || delete
+  fi
+  exit 130
+}
+
+main "$@"

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Runs on a worker of a TPU pod, where tpu_pod.sh calls it over ssh: ./launch/tpu_worker.sh STEP ARGUMENTS...
+set -euo pipefail
+
+# shellcheck source=launch/commands.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
+
+HELP="\
+tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
+
+  tpu_worker.sh install [gs://BUCKET...]     Python, the package, Cloud Storage FUSE; mounts the buckets
+  tpu_worker.sh start WORKDIR VERB ARG...    starts vit-jax in the background; WORKDIR is gs://BUCKET/FOLDER
+  tpu_worker.sh status                       one line: HOST running | exit CODE SECONDS | none
+  tpu_worker.sh log [BYTES]                  the log after so many bytes, followed until the process ends
+  tpu_worker.sh tail                         the end of the log
+  tpu_worker.sh stop [SECONDS]               SIGTERM, and SIGKILL when it has not ended after so many seconds
+
+  --dry-run before STEP prints what would be executed, --help this text.
+"
+GCSFUSE_VERSION=3.8.0 # only where the system's own package sources do not know gcsfuse
+NEW_PYTHON=3.12       # where the image has none that is new enough, as Ubuntu 22.04 has not
+
+venv="$HOME/vit_jax_venv" # beside the checkout, which is replaced at every installation
+stamp="$venv/vit-jax-installed"
+run="$HOME/vit_jax_run"
+mounts="${VIT_JAX_MOUNTS:-/mnt/vit_jax}" # the same path on every worker, since the run's config holds it
+
+main() {
+  if [[ "${1:-}" == --dry-run ]]; then
+    dry_run=yes
+    shift
+  fi
+  case "${1:-}" in
+    install) install_worker "${@:2}" ;;
+    start) start "${@:2}" ;;
+    status) printf '%s %s\n' "$(hostname)" "$(status)" ;;
+    log) follow_log "${2:-0}" ;;
+    tail) execute tail -n 40 -- "$run/log" ;;
+    stop) stop "${2:-90}" ;;
+    --help | "") printf '%s' "$HELP" ;;
+    *) refuse "There is no step '$1'. Steps: install, start, status, log, tail, stop." ;;
+  esac
+}
+
+install_worker() {
+  local bucket place="${repository%.new}"
+  if [[ "$repository" == *.new && -z "$dry_run" ]]; then # a checkout under a run is not pulled away
+    [[ "$(status)" != running ]] || fail "$(hostname): a run goes on here; nothing was installed"
+    rm -rf -- "$place" "$run/exit" "$run/pid"
+    mv -- "$repository" "$place"
+    exec bash "$place/launch/tpu_worker.sh" install "$@"
+  fi
+  if (($#)); then install_gcsfuse; fi
+  for bucket in "$@"; do mount_bucket "$bucket"; done
+  if [[ -n "$dry_run" ]]; then
+    show_installation tpu
+    return
+  fi
+  if [[ ! -x "$venv/bin/python" ]]; then choose_python; fi
+  prepare_environment tpu
+}
+
+choose_python() {
+  if PYTHON="$(find_python 2>/dev/null)"; then return; fi
+  say "no Python of 3.11 or newer here; installing $NEW_PYTHON"
+  python3 -m pip --version >/dev/null 2>&1 || sudo apt-get install --yes --quiet python3-pip
+  python3 -m pip install --user --quiet uv
+  python3 -m uv python install --quiet "$NEW_PYTHON"
+  PYTHON="$(python3 -m uv python find "$NEW_PYTHON")"
+}
+
+install_gcsfuse() {
+  if [[ -z "$dry_run" ]] && command -v gcsfuse >/dev/null; then return; fi
+  execute sudo apt-get update --quiet
+  if [[ -n "$dry_run" ]] || ! sudo apt-get install --yes --quiet gcsfuse; then
+    local file="gcsfuse_${GCSFUSE_VERSION}_amd64.deb"
+    execute curl --fail --location --silent --show-error --output "/tmp/$file" \
+      "https://github.com/GoogleCloudPlatform/gcsfuse/releases/download/v$GCSFUSE_VERSION/$file"
+    execute sudo apt-get install --yes --quiet "/tmp/$file"
+  fi
+}
+
+# mount_bucket gs://BUCKET: at $mounts/BUCKET, where every worker sees at once what another has written.
+mount_bucket() {
+  local bucket="${1#gs://}" folder
+  folder="$mounts/$bucket"
+  if [[ -z "$dry_run" ]] && mountpoint -q "$folder"; then return; fi
+  execute sudo mkdir -p -- "$folder"
+  execute sudo chown -- "$(id -un)" "$folder"
+  # No memory of what was there or not: the first process writes what the others look for. Checkpoints are written
+  # under one name and renamed: one step in a bucket with hierarchical namespace, up to this many files in another.
+  execute gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
+    --rename-dir-limit=200000 "$bucket" "$folder"
+}
+
+start() {
+  local workdir="$mounts/${1#gs://}" command
+  shift
+  command="$(quoted "$@" --workdir="$workdir")"
+  if [[ -n "$dry_run" ]]; then
+    quoted "$venv/bin/vit-jax" "$@" --workdir="$workdir"
+    return
+  fi
+  if [[ "$(status)" == running ]]; then
+    [[ "$(cat -- "$run/command")" == "$command" ]] || fail "$(hostname) runs another command: $(cat -- "$run/command")"
+    say "$(hostname) runs already"
+    return
+  fi
+  mkdir -p -- "$run"
+  if [[ -f "$run/log" ]]; then mv -- "$run/log" "$run/log.before"; fi
+  rm -f -- "$run/exit"
+  printf '%s\n' "$command" >"$run/command"
+  cd -- "$repository" # paths of recipes are relative to the checkout
+  start_apart "$@" --workdir="$workdir" </dev/null >"$run/log" 2>&1 &
+  local pid="$!" turn
+  for ((turn = 0; turn < 50; turn++)); do # this shell must not end, and take ssh with it, before that
+    [[ "$(ps -o sid= -p "$pid" | tr -d ' ')" != "$pid" ]] || break
+    sleep 0.1
+  done
+  printf '%s\n' "$pid" >"$run/pid"
+}
+
+# A session of its own outlives the ssh that started it. The shell in it waits for vit-jax also when both get SIGTERM,
+# as they do when the machine is taken back, so that the exit code is written.
+start_apart() {
+  # shellcheck disable=SC2016 # expanded by the inner shell
+  PYTHONUNBUFFERED=1 exec setsid bash -c '
+    trap : TERM INT HUP
+    file="$1" code=0
+    shift
+    "$@" || code=$?
+    printf "%s %s\n" "$code" "$(date +%s.%N)" >"$file.new"
+    mv -- "$file.new" "$file"
+  ' vit-jax-run "$run/exit" "$venv/bin/vit-jax" "$@"
+}
+
+status() {
+  if [[ -f "$run/exit" ]]; then
+    echo "exit $(cat -- "$run/exit")"
+  elif [[ ! -f "$run/pid" ]]; then
+    echo none
+  elif kill -0 "$(cat -- "$run/pid")" 2>/dev/null; then
+    echo running
+  elif [[ -f "$run/exit" ]]; then # it ended between the two questions
+    echo "exit $(cat -- "$run/exit")"
+  else
+    echo "exit 137 $(date +%s)" # even the shell around it was killed
+  fi
+}
+
+process() { cat -- "$run/pid" 2>/dev/null || echo 0; }
+
+# The line in front tells where the text begins: gcloud repeats a command whose connection dropped, with its output.
+follow_log() {
+  [[ -n "$dry_run" ]] || printf '\nvit-jax-log %s\n' "$1"
+  execute tail -c "+$(($1 + 1))" --follow --sleep-interval=0.2 --pid="$(process)" -- "$run/log"
+}
+
+stop() {
+  local second
+  if [[ -n "$dry_run" ]]; then
+    quoted kill -TERM -- "-$(process)"
+    return
+  fi
+  if [[ "$(status)" != running ]]; then return; fi
+  kill -TERM -- "-$(process)"
+  for ((second = 0; second < $1; second++)); do
+    if [[ "$(status)" != running ]]; then return; fi
+    sleep 1
+  done
+  kill -KILL -- "-$(process)" || true # gone meanwhile
+}
+
+main "$@"

@@ -1,0 +1,76 @@
+"""Stand-ins for gcloud, kubectl, srun and others on the PATH: they write down calls and play what a test wrote."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+@dataclass
+class Stage:
+    """A checkout with the launch scripts, and the machines that they believe to command."""
+
+    folder: Path
+    checkout: Path
+    variables: dict[str, str]
+
+    def answers(self, kind: str, *scripts: str) -> None:
+        """The n-th call of this kind runs the n-th script, later calls the last."""
+        folder = self.folder / "play" / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, script in enumerate(scripts):
+            (folder / str(number)).write_text(script + "\n")
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """Starts a script of launch/ in the checkout, in a session of its own."""
+        script, *rest = words
+        return subprocess.Popen(
+            [self.checkout / "launch" / script, *rest],
+            cwd=self.checkout,
+            env=self.variables | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*words, **variables) as process:
+            stdout, stderr = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def calls(self, program: str | None = None) -> list[list[str]]:
+        """What the stand-ins were asked, in order; of one program without its name."""
+        file = self.folder / "calls"
+        if not file.exists():
+            return []
+        calls = [record.split("\x1f")[:-1] for record in file.read_text().split("\x1e")[:-1]]
+        return calls if program is None else [call[1:] for call in calls if call[0] == program]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(LAUNCH, checkout / "launch")
+    for name in ("setup.py", "pyproject.toml"):
+        (checkout / name).write_text(f"# {name}\n")
+    subprocess.run(["git", "init", "--quiet", checkout], check=True)
+    for name in ("play", "homes", "buckets"):
+        (tmp_path / name).mkdir()
+    variables = {
+        "PATH": f"{STAND_INS}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "CALLS": str(tmp_path / "calls"),
+        "PLAY": str(tmp_path / "play"),
+        "HOMES": str(tmp_path / "homes"),
+        "APPLIED": str(tmp_path / "applied"),
+        "VIT_JAX_MOUNTS": str(tmp_path / "buckets"),
+    }
+    return Stage(tmp_path, checkout, variables)

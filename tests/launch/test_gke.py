@@ -1,0 +1,289 @@
+"""The Kubernetes manifest, held to a schema of JobSet's fields, and the script beside a stand-in for kubectl."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from vit_jax.hosts.cluster import jobset_place
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+SCHEMA = json.loads((Path(__file__).parent / "jobset.schema.json").read_text())
+WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14"]
+COMMON = ["--name=vit-h", "--image=registry.example/vit:1"]
+BUCKET = ["--workdir=gs://bucket/runs/h"]
+TPU = [*COMMON, *BUCKET, "--accelerator=tpu-v5-lite-podslice", "--topology=16x16"]
+GPU = [*COMMON, "--workdir=claim:nfs/runs/h", "--accelerator=nvidia-h100-80gb", "--hosts=4", "--chips_per_host=8"]
+CPU = [*COMMON, *BUCKET, "--accelerator=cpu", "--hosts=2"]
+SELECTOR = (
+    "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
+)
+LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
+STATE = ["get", "jobset", "vit-h", "--output=jsonpath={.status.terminalState}/{.status.restarts}"]
+
+
+def load_renderer():
+    specification = importlib.util.spec_from_file_location("render_jobset", LAUNCH / "render_jobset.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+renderer = load_renderer()
+
+
+def render(words):
+    return yaml.safe_load(renderer.render(words))
+
+
+def parts(manifest):
+    """The replicated job, its pod, and the container."""
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    return replicated, pod, pod["containers"][0]
+
+
+EVERY_OPTION = ["--data_bucket=gs://images", "--service_account=trainer", "--spot", "--pull", "--slices=2"]
+
+
+@pytest.mark.parametrize("options", [[], EVERY_OPTION], ids=["plain", "every option"])
+@pytest.mark.parametrize("machine", [TPU, GPU, CPU], ids=["tpu", "gpu", "cpu"])
+def test_manifest_keeps_to_the_schema(machine, options):
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(render([*machine, *options, *WORDS]), SCHEMA)
+
+
+def test_schema_refuses_what_the_cluster_would():
+    manifest = render([*TPU, *WORDS])
+    manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["paralelism"] = 4
+    with pytest.raises(jsonschema.ValidationError, match="paralelism"):
+        jsonschema.validate(manifest, SCHEMA)
+
+
+def test_slices_of_a_tpu():
+    manifest = render([*TPU, "--slices=2", "--spot", *WORDS])
+    replicated, pod, container = parts(manifest)
+    job = replicated["template"]["spec"]
+    assert (replicated["replicas"], job["parallelism"], job["completions"]) == (2, 64, 64)
+    assert container["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "16x16",
+        "cloud.google.com/gke-spot": "true",
+    }
+    exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    assert manifest["metadata"]["annotations"] == exclusive
+    assert "env" not in container  # GKE sets what JAX reads
+
+
+def test_gpus_are_told_where_the_others_are():
+    manifest = render([*GPU, "--slices=3", *WORDS])
+    replicated, pod, container = parts(manifest)
+    values = {
+        entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container["env"]
+    }
+    assert values == {
+        "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
+        "REPLICATED_JOB_NAME": "metadata.annotations['jobset.sigs.k8s.io/replicatedjob-name']",
+        "JOB_INDEX": "metadata.annotations['jobset.sigs.k8s.io/job-index']",
+        "PROCESSES_IN_JOB": "4",
+        "NUM_JOBS": "3",
+    }
+    assert (replicated["replicas"], replicated["template"]["spec"]["parallelism"]) == (3, 4)
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "nfs"}
+    assert "annotations" not in manifest["metadata"]
+
+
+def test_pods_find_each_other_by_what_the_manifest_gives_them():
+    """The names and numbers are those that vit_jax/hosts reads."""
+    replicated, _, container = parts(render([*GPU, "--slices=3", *WORDS]))
+    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    environment |= {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
+    place = jobset_place(environment | {"JOB_COMPLETION_INDEX": "1"})  # Kubernetes sets it
+    assert (place.num_processes, place.process_id) == (12, 9)
+    assert place.coordinator == "vit-h-worker-0-0.vit-h:8476"
+    assert {"containerPort": 8476} in container["ports"]
+
+
+def test_exit_codes_meet_their_rules():
+    """The rules of the JobSet tell the rules of the Job apart by their number: both lists have to agree."""
+    manifest = render([*GPU, "--max_failures=5", *WORDS])
+    policy = manifest["spec"]["failurePolicy"]
+    rules = parts(manifest)[0]["template"]["spec"]["podFailurePolicy"]["rules"]
+
+    def action(code=None):
+        reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        for number, rule in enumerate(rules):
+            if code in rule.get("onExitCodes", {"values": [None]})["values"]:
+                reason = "PodFailurePolicy"
+                message = f"Container vit-jax failed with exit code {code} matching FailJob rule at index {number}"
+                break
+        for rule in policy["rules"]:
+            patterns = rule.get("onJobFailureMessagePatterns", [""])
+            if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+                return rule["action"]
+        return "RestartJobSet"
+
+    assert action(2) == "FailJobSet"
+    assert action(75) == "RestartJobSetAndIgnoreMaxRestarts"
+    assert action(None) == "RestartJobSetAndIgnoreMaxRestarts"  # the node was taken away
+    assert action(137) == action(1) == "RestartJobSet"
+    assert policy["maxRestarts"] == 5
+
+
+def test_workdir_in_a_bucket_is_one_folder_for_all():
+    _, pod, container = parts(render([*TPU, "--data_bucket=gs://images", *WORDS]))
+    assert container["args"] == ["pretrain", "--config=configs/x.py:ViT-H/14", "--workdir=/workdir/runs/h"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    workdir, data = volumes["workdir"]["csi"], volumes["data"]["csi"]
+    assert workdir["volumeAttributes"]["bucketName"] == "bucket"
+    assert "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0" in workdir["volumeAttributes"]["mountOptions"]
+    assert (data["readOnly"], data["volumeAttributes"]["bucketName"]) == (True, "images")
+    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory"}
+
+
+@pytest.mark.parametrize(
+    "word", ["--config.note=it's", '--config.note="a" # b', "--config.note=${name}", "--config.a=ü"]
+)
+def test_words_for_the_run_pass_untouched(word):
+    *_, container = parts(render([*TPU, "--", "pretrain", word]))
+    assert container["args"][1] == word.replace("$", "$$")  # which Kubernetes reads as one
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "topology", "chips_per_host", "expected"),
+    [
+        ("tpu-v5-lite-podslice", "1x1", None, (1, 1)),
+        ("tpu-v5-lite-podslice", "2x2", None, (1, 4)),
+        ("tpu-v5-lite-podslice", "2x4", 8, (1, 8)),
+        ("tpu-v5-lite-podslice", "2x4", 4, (2, 4)),
+        ("tpu-v6e-slice", "8x16", None, (32, 4)),
+        ("tpu-v4-podslice", "2x2x1", None, (1, 4)),
+        ("tpu-v4-podslice", "4x4x8", None, (32, 4)),
+        ("tpu-v5p-slice", "8x8x8", None, (128, 4)),
+    ],
+)
+def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, expected):
+    assert renderer.hosts_and_chips(accelerator, topology, chips_per_host) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*TPU, "--topology=3x3", *WORDS], "--topology=3x3: tpu-v5-lite-podslice has 1x1, "),
+        ([*TPU, "--topology=4x4x4", *WORDS], "--topology=4x4x4: tpu-v5-lite-podslice has"),
+        ([*TPU, "--topology=2x4", *WORDS], "one host of 8 chips or two hosts of 4"),
+        ([*TPU, "--chips_per_host=8", *WORDS], "--chips_per_host=8: hosts of a 16x16 slice have 4 chips"),
+        ([*TPU, "--accelerator=tpu-v4-podslice", "--topology=8x4x4", *WORDS], "the smallest first"),
+        ([*TPU, "--accelerator=tpu-v9", *WORDS], "--accelerator=tpu-v9: must be cpu, nvidia-"),
+        ([*TPU, "--hosts=3", *WORDS], "given by --topology"),
+        ([*GPU, "--topology=2x2", *WORDS], "--topology=2x2 is of TPUs"),
+        ([*GPU[:-1], *WORDS], "--chips_per_host is needed with GPUs"),
+        ([*CPU, "--chips_per_host=4", *WORDS], "there are none with --accelerator=cpu"),
+        ([*TPU, "--name=ViT", *WORDS], "--name=ViT: must be at most"),
+        ([*TPU, "--name=" + "a" * 60, *WORDS], "must be at most 45 lower-case"),
+        ([*TPU, "--workdir=/runs", *WORDS], "--workdir=/runs: must be gs://BUCKET/FOLDER"),
+        ([*TPU, "--data_bucket=gs://images/x", *WORDS], "must name a bucket"),
+        ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
+        ([*TPU], "say what to run, after --"),
+        ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x stands after --"),
+        ([*TPU, "--learning_rate=1", *WORDS], "unrecognized arguments: --learning_rate=1"),
+    ],
+)
+def test_mistakes_are_refused(stage, words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        renderer.render(words)
+
+
+def test_submitting_nonsense_asks_no_cluster(stage):
+    result = stage.run("gke.sh", "run", *TPU, "--topology=3x3", *WORDS)
+    assert result.returncode == 2
+    assert "--topology=3x3" in result.stderr
+    assert stage.calls() == []
+
+
+def test_one_command_from_the_manifest_to_the_end(stage):
+    stage.answers("get", "echo /0", "echo Completed/0")
+    stage.answers("logs", "echo 'pods are not there yet' >&2; exit 1", "echo step 1; echo step 2")
+    result = stage.run("gke.sh", "run", *TPU, "--namespace=team", "--poll_seconds=0", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "step 1\nstep 2\n"
+    calls = stage.calls("kubectl")
+    since = calls[3].pop(-2)
+    assert since.startswith("--since-time=20")
+    place = ["--namespace=team"]
+    assert calls == [["apply", "--filename=-", *place], *[[*LOGS, *place], [*STATE, *place]] * 2]
+    assert yaml.safe_load((stage.folder / "applied").read_text()) == render([*TPU, *WORDS])
+    assert "no log to follow now" in result.stderr
+    assert "vit-h has finished, after 0 restart(s)" in result.stderr
+
+
+def test_dry_run_prints_exactly_what_is_executed(stage):
+    result = stage.run("gke.sh", "run", *TPU, "--dry-run", *WORDS)
+    assert stage.calls() == []
+    stage.answers("get", "echo Completed/0")
+    stage.run("gke.sh", "run", *TPU, *WORDS)
+    manifest, *lines = result.stdout.splitlines()
+    assert shlex.split(manifest) == ["./launch/render_jobset.py", *TPU, *WORDS, "|"]
+    assert [shlex.split(line) for line in lines] == stage.calls()
+
+
+def test_restarts_are_followed_and_told(stage):
+    """What the controller does after a preemption or a lost process: new pods, whose log is read on."""
+    stage.answers("get", "echo /0", "echo /1", "echo /1", "echo Completed/1")
+    stage.answers("logs", "echo step 1", "exit 1", "echo step 2", "true")
+    result = stage.run("gke.sh", "log", "--name=vit-h", "--poll_seconds=0")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "step 1\nstep 2\n"
+    assert result.stderr.count("vit-h was restarted (1 so far)") == 1
+
+
+def test_failure_is_told_with_the_controllers_reason(stage):
+    stage.answers("get", "echo Failed/3", "echo 'jobset failed: mistake'")
+    result = stage.run("gke.sh", "log", "--name=vit-h", "--poll_seconds=0")
+    assert result.returncode == 1
+    assert "jobset failed: mistake" in result.stderr
+    assert "vit-h has failed, after 3 restart(s)" in result.stderr
+
+
+def test_cluster_without_jobset_is_said(stage):
+    stage.answers("apply", "echo 'no matches for kind JobSet' >&2; exit 1")
+    result = stage.run("gke.sh", "run", *TPU, *WORDS)
+    assert result.returncode == 1
+    assert "JobSet 0.10 or newer is not installed" in result.stderr
+
+
+def test_deleted_run_is_not_followed_for_ever(stage):
+    stage.answers("get", "echo 'not found' >&2; exit 1")
+    result = stage.run("gke.sh", "log", "--name=vit-h", "--poll_seconds=0")
+    assert result.returncode == 1
+    assert "vit-h is not there any more" in result.stderr
+
+
+def test_status_and_delete(stage):
+    assert stage.run("gke.sh", "status", "--name=vit-h").returncode == 0
+    assert stage.run("gke.sh", "delete", "--name=vit-h").returncode == 0
+    assert stage.calls("kubectl") == [
+        ["get", "jobset", "vit-h"],
+        ["get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name=vit-h", "--output=wide"],
+        ["get", "events", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"],
+        ["delete", "jobset", "vit-h"],
+    ]
+
+
+def test_ctrl_c_says_what_goes_on(stage):
+    stage.answers("logs", "echo step 1; sleep 30")
+    with stage.start("gke.sh", "run", *TPU, *WORDS) as process:
+        assert process.stdout.readline() == "step 1\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "./launch/gke.sh delete --name=vit-h" in stderr

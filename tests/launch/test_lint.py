@@ -1,0 +1,81 @@
+"""Linters over launch/: shellcheck and hadolint, and two promises that no linter knows."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vit_jax.config.schema import FinetuneConfig, PretrainConfig
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+STAND_INS = sorted(path for path in (Path(__file__).parent / "stand_ins").iterdir())
+
+
+def linter(name: str) -> str:
+    """The linter that was installed beside this Python, or else anywhere."""
+    path = Path(sys.executable).with_name(name)
+    found = str(path) if path.exists() else shutil.which(name)
+    assert found, f"{name} is not installed: pip install '.[test]'"
+    return found
+
+
+@pytest.mark.parametrize("folder", [SCRIPTS, STAND_INS], ids=["launch", "stand-ins"])
+def test_shellcheck(folder):
+    result = subprocess.run(
+        [linter("shellcheck"), "--external-sources", *folder], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def test_shellcheck_would_tell(tmp_path):
+    script = tmp_path / "x.sh"
+    script.write_text("#!/bin/bash\nrm $1\n")
+    assert subprocess.run([linter("shellcheck"), script], capture_output=True).returncode == 1
+
+
+def test_hadolint():
+    result = subprocess.run([linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_images_install_the_extras_of_setup():
+    """One target for each accelerator, each with the extra of its name."""
+    text = (LAUNCH / "Dockerfile").read_text()
+    targets = dict(
+        re.findall(r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"', text, re.MULTILINE)
+    )
+    assert targets == {"cpu": "cpu", "tpu": "tpu", "cuda": "cuda"}
+    setup = (ROOT / "setup.py").read_text()
+    for extra in targets.values():
+        assert f'"{extra}": [' in setup
+
+
+def test_images_hold_what_the_installation_reads():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert not {"README.md", "setup.py", "pyproject.toml", "vit_jax", "configs", "launch", "*", "*.md"} & set(ignored)
+    assert {".git", ".venv*", "runs"} <= set(ignored)
+
+
+SOURCED = ("commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_machine.sh")
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name)
+def test_scripts_may_be_executed_and_stop_at_errors(script):
+    text = script.read_text()
+    assert script.stat().st_mode & 0o100
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in text
+
+
+def test_no_hyper_parameter_in_launch():
+    """No script gives vit-jax a value of its configuration: these live in configs/ and on the user's command line."""
+    fields = set(PretrainConfig.__dataclass_fields__) | set(FinetuneConfig.__dataclass_fields__)
+    assert "optimizer" in fields
+    for path in LAUNCH.iterdir():
+        if path.is_file() and path.suffix != ".md":
+            assert not re.findall(r"--config\.[a-z_]+", path.read_text()), path

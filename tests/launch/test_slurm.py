@@ -1,0 +1,179 @@
+"""The SLURM script beside a stand-in for srun that runs its tasks here, and one for scontrol that writes down."""
+
+import os
+import shlex
+import time
+
+import pytest
+
+from tests.launch.test_scripts import write_program
+
+WORDS = ["pretrain", "--config=configs/x.py:ViT-B/16", "--workdir=/shared/a run"]
+REQUEUE = ["requeue", "7"]
+
+FAKE_RUN = """#!/bin/bash
+echo "vit-jax $*" >>"$LINES"
+code=$SLURM_PROCID_CODES
+set -- $code
+shift "$SLURM_PROCID"
+sleep "${SECONDS_BEFORE:-0}"
+[[ "$1" != 137 ]] || kill -9 $$
+exit "$1"
+"""
+
+
+@pytest.fixture
+def job(stage):
+    """A job of two tasks; the test gives the code that each ends with."""
+    tool = write_program(stage.folder / "tool", FAKE_RUN)
+    bin = stage.checkout / ".venv/bin"
+    bin.mkdir(parents=True)
+    (bin / "vit-jax").symlink_to(tool)
+    (bin / "python").symlink_to("/bin/true")
+    fingerprint = f"{stage.checkout}\n\n# setup.py\n# pyproject.toml\n"
+    (stage.checkout / ".venv/vit-jax-installed").write_text(f"cpu\n{fingerprint}")
+    stage.variables |= {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "SLURM_SUBMIT_DIR": str(stage.checkout),
+        "VIT_JAX_ACCELERATOR": "cpu",
+        "LINES": str(stage.folder / "lines"),
+    }
+    return stage
+
+
+def submit(job, codes="0 0", **variables):
+    return job.run("slurm.sbatch", *WORDS, SLURM_PROCID_CODES=codes, **variables)
+
+
+def test_every_task_runs_the_command_and_the_job_ends(job):
+    result = submit(job)
+    assert result.returncode == 0, result.stderr
+    task, ends = f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"
+    vit_jax = f"{job.checkout}/.venv/bin/vit-jax"
+    assert job.calls() == [["srun", "--kill-on-bad-exit=1", "--label", task, ends, vit_jax, *WORDS]]
+    assert (
+        job.folder / "lines"
+    ).read_text() == "vit-jax pretrain --config=configs/x.py:ViT-B/16 --workdir=/shared/a run\n" * 2
+    assert not (job.checkout / "runs/slurm/7").exists()
+
+
+def test_dry_run_prints_exactly_what_the_job_executes(job):
+    result = job.run("slurm.sbatch", "--dry-run", *WORDS)
+    assert job.calls() == []
+    submit(job, "75 75")
+    lines = [shlex.split(line) for line in result.stdout.splitlines() if not line.startswith(("#", "export"))]
+    assert lines == job.calls()
+
+
+def test_cores_of_a_task_reach_srun(job):
+    submit(job, SLURM_CPUS_PER_TASK="12")
+    assert "--cpus-per-task=12" in job.calls("srun")[0]
+
+
+@pytest.mark.parametrize("codes", ["75 75", "0 75", "75 0"])
+def test_preempted_job_is_queued_again(job, codes):
+    result = submit(job, codes)
+    assert result.returncode == 75
+    assert job.calls("scontrol") == [REQUEUE]
+    assert "saved: queued again to go on" in result.stderr
+    assert "dead worker" not in result.stderr
+
+
+def test_preemption_is_never_counted(job):
+    for _ in range(3):
+        submit(job, "75 75", VIT_JAX_MAX_FAILURES="0")
+    assert job.calls("scontrol") == [REQUEUE] * 3
+
+
+def test_dead_worker_is_named_and_the_job_queued_again(job):
+    result = submit(job, "0 137")
+    assert job.calls("scontrol") == [REQUEUE]
+    assert "a dead worker: task 1 on node1 ended with exit code 137" in result.stderr
+    assert "1 of at most 3 times" in result.stderr
+
+
+def test_the_first_to_fail_is_named(job):
+    """Who only lost a process (76) is not to blame, whenever it ended."""
+    ends = job.checkout / "runs/slurm/7"
+    ends.mkdir(parents=True)
+    now = int(time.time())
+    for task, code in enumerate((76, 134, 1)):
+        (job.folder / f"end.{task}").write_text(f"{code} node{task} {now + task}.5\n")
+    job.answers("srun", f'cp "{job.folder}"/end.* "{ends}"; exit 134')
+    assert "task 1 on node1 ended with exit code 134" in submit(job).stderr
+
+
+def test_failures_come_to_an_end(job):
+    codes = [submit(job, "1 0", VIT_JAX_MAX_FAILURES="1").returncode for _ in range(2)]
+    assert codes == [75, 1]
+    assert job.calls("scontrol") == [REQUEUE]
+
+
+def test_mistake_of_the_user_is_not_tried_again(job):
+    result = submit(job, "2 2")
+    assert result.returncode == 2
+    assert job.calls("scontrol") == []
+    assert "Starting again would not help" in result.stderr
+
+
+def test_srun_that_starts_nothing_is_a_failure(job):
+    job.answers("srun", "echo 'srun: error: Node failure' >&2; exit 9")
+    result = submit(job)
+    assert "task none on an unknown node ended with exit code 9" in result.stderr
+    assert job.calls("scontrol") == [REQUEUE]
+
+
+def test_slurm_that_queued_it_itself_is_no_error(job):
+    job.answers("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    result = submit(job, "75 75")
+    assert result.returncode == 75
+    assert "SLURM has queued it again itself, or will not" in result.stderr
+
+
+def test_sigterm_to_all_processes_leaves_their_codes(job):
+    """--signal and preemption reach the shell of a task as well as vit-jax."""
+    write_program(job.folder / "tool", "#!/bin/bash\ntrap 'exit 75' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
+    job.answers("srun", "echo $$ >&3; ")
+    task = [f"{job.checkout}/launch/slurm_task.sh", f"{job.folder}/end", str(job.folder / "tool")]
+    with job.start("slurm_task.sh", *task[1:], SLURM_PROCID="0", SLURMD_NODENAME="node0") as process:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, 15)
+        process.communicate(timeout=20)
+    assert process.returncode == 0  # not a failure in srun's eyes
+    assert (job.folder / "end.0").read_text().startswith("75 node0 ")
+
+
+def test_defaults_of_nccl_give_way_to_what_is_set(job):
+    chosen = job.run("slurm.sbatch", "--dry-run", *WORDS, NCCL_SOCKET_IFNAME="ib0", NCCL_DEBUG="INFO").stdout
+    assert "export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0 NCCL_IGNORE_CPU_AFFINITY=1" in chosen
+
+
+def test_node_without_gpu_is_refused(job):
+    del job.variables["VIT_JAX_ACCELERATOR"]
+    result = submit(job)
+    assert result.returncode == 2
+    assert "ask for them (sbatch --gpus-per-node=N)" in result.stderr
+    assert job.calls() == []
+
+
+def test_outside_a_job_it_says_how_to_submit(job):
+    del job.variables["SLURM_JOB_ID"]
+    result = job.run("slurm.sbatch", "pretrain")
+    assert result.returncode == 2
+    assert "sbatch --nodes=N --gpus-per-node=M" in result.stderr
+
+
+def test_submitted_from_elsewhere_is_said(job):
+    result = submit(job, SLURM_SUBMIT_DIR=str(job.folder))
+    assert result.returncode == 2
+    assert "submit from its root" in result.stderr
+
+
+def test_options_of_sbatch_stand_before_the_first_command(job):
+    """sbatch reads no #SBATCH line after it."""
+    lines = (job.checkout / "launch/slurm.sbatch").read_text().splitlines()
+    first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [line.split()[1] for line in lines[:first_command] if line.startswith("#SBATCH")]
+    assert {"--requeue", "--open-mode=append", "--signal=TERM@300"} <= set(options)
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]

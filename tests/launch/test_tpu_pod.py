@@ -1,0 +1,531 @@
+"""The life of a TPU pod, played by a stand-in for gcloud: what it is asked for, and what the user is told."""
+
+import os
+import pty
+import shlex
+import signal
+import subprocess
+
+import pytest
+
+PLACE = ["--zone=us-west4-a", "--quiet"]
+SSH = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
+NAME = ["--name=pod", "--zone=us-west4-a"]
+RUN = ["run", *NAME, "--type=v5litepod-16", "--workdir=gs://bucket/run", "--poll_seconds=0"]
+WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14", "--config.note=it's"]
+
+DESCRIBE = ["compute", "tpus", "queued-resources", "describe", "pod", "--format=value(state.state)", *PLACE]
+CREATE = [
+    *["compute", "tpus", "queued-resources", "create", "pod", "--accelerator-type=v5litepod-16"],
+    *["--runtime-version=v2-alpha-tpuv5-lite", "--node-id=pod", "--async", *PLACE],
+]
+DELETE = ["compute", "tpus", "queued-resources", "delete", "pod", "--force", *PLACE]
+SUMMARY = ["storage", "cat", "gs://bucket/run/summary.json"]
+FETCH = ["storage", "rsync", "--recursive", "--exclude=(^|/)checkpoints/", "gs://bucket/run", "runs/pod"]
+UNPACK = "rm -rf vit_jax.new && mkdir vit_jax.new && tar -xzf vit_jax.tar.gz -C vit_jax.new"
+INSTALL = f"{UNPACK} && bash vit_jax.new/launch/tpu_worker.sh install gs://bucket"
+START = (
+    "bash vit_jax/launch/tpu_worker.sh start gs://bucket/run pretrain --config=configs/x.py:ViT-H/14 "
+    "'--config.note=it'\\''s'"
+)
+
+NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
+ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
+BOTH_RUN = "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 running"
+SAVED = "echo t1v-n-1-w-0 exit 75 100; echo t1v-n-1-w-1 exit 0 101"
+KILLED = "echo t1v-n-1-w-0 exit 76 99.5; echo t1v-n-1-w-1 exit 137 100.5; echo t1v-n-1-w-2 exit 1 100.7"
+
+
+def ssh(command, worker="all", node="pod"):
+    return ["compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}", *SSH, f"--command={command}", *PLACE]
+
+
+def step(words, **options):
+    return ssh(f"bash vit_jax/launch/tpu_worker.sh {words}", **options)
+
+
+def scp(archive):
+    flags = [flag.replace("--ssh-flag", "--scp-flag") for flag in SSH]
+    return ["compute", "tpus", "tpu-vm", "scp", archive, "pod:vit_jax.tar.gz", "--worker=all", *flags, *PLACE]
+
+
+def plain_life(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo WAITING_FOR_RESOURCES", "echo PROVISIONING", "echo ACTIVE")
+    stage.answers("summary", "exit 1", "true")
+    stage.answers("log", "echo step 1; echo step 2")
+    stage.answers("status", ENDED_WELL)
+
+
+def kinds(stage):
+    """The calls of gcloud, one word each."""
+    names = []
+    for call in stage.calls("gcloud"):
+        command = next((word for word in call if word.startswith("--command=")), "")
+        if "tpu_worker.sh" in command:
+            names.append(command.partition("tpu_worker.sh ")[2].split()[0])
+        elif call[0] == "storage":
+            names.append(call[1])
+        else:
+            names.append(call[3] if call[3] != "ssh" else "ssh")
+    return names
+
+
+def whole_life(archive, waiting):
+    """Every call of a run that is never disturbed."""
+    return [
+        SUMMARY,
+        DESCRIBE,
+        DESCRIBE,
+        CREATE,
+        *[DESCRIBE] * waiting,
+        scp(archive),
+        ssh(INSTALL),
+        ssh(START),
+        step("log 0", worker=0),
+        DESCRIBE,
+        step("status"),
+        SUMMARY,
+        FETCH,
+        DELETE,
+    ]
+
+
+def test_one_command_is_the_whole_life(stage):
+    plain_life(stage)
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    calls = stage.calls("gcloud")
+    archive = next(call[4] for call in calls if "scp" in call)
+    assert calls == whole_life(archive, waiting=3)
+    assert result.stdout == "step 1\nstep 2\n"
+    assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
+    said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
+    assert said[:4] == [
+        "pod is NOT_FOUND",
+        "asking for 1 x v5litepod-16 in us-west4-a (--on-demand)",
+        "pod is WAITING_FOR_RESOURCES",
+        "pod is PROVISIONING",
+    ]
+    assert "pod is deleted" in said
+    assert not list(stage.folder.glob("tmp*"))
+
+
+def test_dry_run_prints_exactly_what_a_run_executes(stage):
+    result = stage.run("tpu_pod.sh", *RUN, "--dry-run", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert stage.calls() == []
+    assert not (stage.checkout / "runs").exists()
+    pack, *commands = sorted(result.stdout.splitlines(), key=lambda line: not line.startswith("git"))
+    assert shlex.split(pack)[3:8] == ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    assert [shlex.split(line) for line in commands] == [
+        ["gcloud", *call] for call in whole_life("checkout.tar.gz", waiting=1)
+    ]
+
+
+def test_what_is_shipped_is_the_checkout_without_what_git_ignores(stage):
+    (stage.checkout / ".gitignore").write_text("/runs/\n")
+    (stage.checkout / "runs").mkdir()
+    (stage.checkout / "runs/weights").write_text("large")
+    (stage.checkout / "my recipe.py").write_text("mine")
+    stage.answers("scp", f'cp "$archive" "{stage.folder}/shipped.tar.gz"')
+    assert stage.run("tpu_pod.sh", "install", *NAME).returncode == 0
+    listing = subprocess.check_output(["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True).splitlines()
+    assert {"my recipe.py", "setup.py", "launch/tpu_worker.sh"} <= set(listing)
+    assert not any(name.startswith(("runs", ".git/")) for name in listing)
+
+
+def test_preemption_makes_a_new_machine_that_goes_on(stage):
+    """ACTIVE, then SUSPENDED while the log is followed: deleted, created again, the same command started again."""
+    states = [NOT_THERE, NOT_THERE, "echo ACTIVE", "echo SUSPENDED", "echo SUSPENDED", NOT_THERE, "echo ACTIVE"]
+    stage.answers("describe", *states)
+    stage.answers("log", "echo step 1; exit 255", "echo step 1; echo step 2")
+    stage.answers("status", ENDED_WELL)
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, "--spot", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert kinds(stage) == [
+        *["cat", "describe", "describe", "create", "describe", "scp", "install", "start", "log", "describe"],
+        *["describe", "delete", "describe", "create", "describe", "scp", "install", "start", "log", "describe"],
+        *["status", "cat", "rsync", "delete"],
+    ]
+    calls = stage.calls("gcloud")
+    assert calls[3] == [*CREATE[:-3], "--spot", *CREATE[-3:]] == calls[13]
+    assert calls[7] == calls[17] == ssh(START)
+    assert "pod was preempted (SUSPENDED). A new one is asked for; the run goes on" in result.stderr
+    assert "dead worker" not in result.stderr
+
+
+def test_a_run_that_has_saved_is_started_again_and_not_counted(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("status", SAVED, SAVED, ENDED_WELL)
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, "--max_failures=0", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert [kind for kind in kinds(stage) if kind in ("create", "start")] == ["create", "start", "start", "start"]
+    assert result.stderr.count("has saved; it is started again") == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit TPUV5sLitepodPerProjectPerZone exceeded",
+        "ERROR: There is no more capacity in the zone us-west4-a",
+        "ERROR: You have exceeded the quota of cores",
+    ],
+)
+def test_quota_refusal_is_one_message_that_says_what_to_do(stage, refusal):
+    stage.answers("summary", "exit 1")
+    stage.answers("describe", NOT_THERE)
+    stage.answers("create", f"echo '{refusal}' >&2; exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 3
+    assert refusal in result.stderr
+    assert "no quota or no capacity for 1 x v5litepod-16 in us-west4-a" in result.stderr
+    assert "--retry_seconds=600" in result.stderr
+    assert kinds(stage) == ["cat", "describe", "describe", "create"]
+
+
+def test_quota_refusal_is_asked_again_where_that_is_wanted(stage):
+    plain_life(stage)
+    stage.answers("describe", NOT_THERE, NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("create", "echo Quota exceeded >&2; exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, "--retry_seconds=0", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert kinds(stage).count("create") == 2
+    assert "asking again in 0 s" in result.stderr
+
+
+def test_request_that_fails_later_for_want_of_quota(stage):
+    """The queue takes the request and answers afterwards: it is deleted, since it stays there for good."""
+    stage.answers("summary", "exit 1")
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo FAILED", "echo FAILED")
+    stage.answers("reason", "echo 'message: Quota exceeded'")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 3
+    assert kinds(stage)[-3:] == ["describe", "describe", "delete"]
+    assert "message: Quota exceeded" in result.stderr
+
+
+def test_another_refusal_is_shown_as_it_is(stage):
+    stage.answers("summary", "exit 1")
+    stage.answers("describe", NOT_THERE)
+    stage.answers("create", "echo 'PERMISSION_DENIED: no quota project is set' >&2; exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, "--retry_seconds=0", *WORDS)
+    assert result.returncode == 1
+    assert "PERMISSION_DENIED" in result.stderr
+    assert "Nothing of it costs money" in result.stderr
+
+
+def test_dead_worker_is_named_and_the_run_starts_again(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("status", KILLED, ENDED_WELL)
+    stage.answers("tail", "echo the last words of worker 1")
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert "a dead worker: t1v-n-1-w-1 (worker 1 of pod) was killed (exit code 137" in result.stderr
+    assert "the last words of worker 1" in result.stderr
+    assert "starting again from the last checkpoint, 1 of at most 3 times" in result.stderr
+    assert (stage.checkout / "runs/pod/worker-1-of-pod.txt").read_text() == "the last words of worker 1\n"
+    assert step("tail", worker=1) in stage.calls("gcloud")
+    attempts = [kind for kind in kinds(stage) if kind in ("create", "delete", "stop", "start")]
+    assert attempts == ["create", "start", "stop", "start", "delete"]  # the machine itself is well
+
+
+def test_worker_out_of_reach_is_named_and_the_machine_replaced(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, *["echo ACTIVE"] * 3, NOT_THERE, "echo ACTIVE")
+    stage.answers("log", "exit 255", "true")
+    stage.answers("status", "exit 255", ENDED_WELL)
+    stage.answers("endpoints", "echo '10.0.0.1;10.0.0.2'")
+    stage.answers("true", "true", "exit 255")
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert "a dead worker: worker 1 of pod cannot be reached by ssh" in result.stderr
+    attempts = [kind for kind in kinds(stage) if kind in ("create", "delete", "start")]
+    assert attempts == ["create", "start", "delete", "create", "start", "delete"]
+
+
+def test_failures_come_to_an_end(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("status", KILLED)
+    stage.answers("summary", "exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, "--max_failures=2", *WORDS)
+    assert result.returncode == 1
+    assert kinds(stage).count("start") == 3
+    assert "failed 3 times; --max_failures=2 allows no more." in result.stderr
+    assert kinds(stage)[-1] == "delete"
+
+
+def test_failed_installation_is_a_failure_whatever_an_earlier_attempt_left(stage):
+    """The workers still tell how that one ended; taken for this one's end, it would be tried for ever."""
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("install", "echo 'no space left' >&2; exit 1")
+    stage.answers("status", SAVED)
+    stage.answers("summary", "exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, "--max_failures=1", *WORDS)
+    assert result.returncode == 1
+    assert kinds(stage).count("install") == 2
+    assert "start" not in kinds(stage)
+    assert "no space left" in result.stderr
+
+
+def test_mistake_of_the_user_is_not_tried_again(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("status", "echo t1v-n-1-w-0 exit 2 100; echo t1v-n-1-w-1 exit 2 100")
+    stage.answers("tail", "echo config.optimzer: there is no such field")
+    stage.answers("summary", "exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 2
+    assert "there is no such field" in result.stderr
+    assert kinds(stage).count("start") == 1
+    assert kinds(stage)[-1] == "delete"
+
+
+def test_keep_keeps_the_machine_and_says_what_it_costs(stage):
+    plain_life(stage)
+    result = stage.run("tpu_pod.sh", *RUN, "--keep", *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert "delete" not in kinds(stage)
+    assert "costs money until it is deleted" in result.stderr
+    assert "  ./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in result.stderr
+
+
+def test_log_is_taken_up_where_ssh_dropped(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("log", "echo step 1; exit 255", "echo step 2; exit 255", "echo step 3")
+    stage.answers("status", BOTH_RUN, BOTH_RUN, ENDED_WELL)
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    asked = [call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)]
+    assert asked == [step(f"log {size}", worker=0) for size in (0, 7, 14)]
+    assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\nstep 3\n"
+    assert kinds(stage).count("start") == 1
+    assert result.stderr.count("broke off and the run goes on: following again") == 2
+
+
+def test_log_that_gcloud_repeats_is_kept_once(stage):
+    """gcloud runs a command again, with the same words, when its connection drops; a cut line comes as a whole."""
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    repeats = [r"step 1\n\nstép 2\nst", r"st", r"step 1\n", r"step 1\n\nstép 2\nstep 3\ncut"]
+    first = "; ".join(rf"printf '\nvit-jax-log 0\n{text}'" for text in repeats)
+    rest = [r"printf '\nvit-jax-log 23\ncut line\n'", r"printf '\nvit-jax-log 32\n\nstep 4\nno end'"]
+    stage.answers("log", f"{first}; exit 255", *rest)
+    stage.answers("status", BOTH_RUN, BOTH_RUN, ENDED_WELL)
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
+    assert (stage.checkout / "runs/pod/log.txt").read_text() == result.stdout
+    asked = [call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)]
+    whole_lines = len("step 1..stép 2.step 3.".encode())
+    assert asked == [step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))]
+
+
+def test_workers_that_end_later_are_waited_for(stage):
+    plain_life(stage)
+    stage.answers("status", "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 running", ENDED_WELL)
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert kinds(stage).count("status") == 2
+
+
+def test_ended_without_a_summary_is_a_failure(stage):
+    plain_life(stage)
+    stage.answers("summary", "exit 1", "exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, "--max_failures=0", *WORDS)
+    assert result.returncode == 1
+    assert "gs://bucket/run/summary.json is not there" in result.stderr
+
+
+def test_finished_run_creates_nothing(stage):
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0
+    assert stage.calls("gcloud") == [SUMMARY, FETCH]
+
+
+def test_run_that_goes_on_is_taken_up(stage):
+    """The same command again after Ctrl-C: nothing is created or installed under the run."""
+    stage.answers("describe", "echo ACTIVE")
+    stage.answers("status", BOTH_RUN, ENDED_WELL)
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert kinds(stage) == ["cat", "describe", "status", "start", "log", "describe", "status", "cat", "rsync", "delete"]
+
+
+def test_another_run_on_the_machine_is_left_alone(stage):
+    stage.answers("describe", "echo ACTIVE")
+    stage.answers("status", BOTH_RUN)
+    stage.answers("start", "echo runs another command >&2; exit 1")
+    stage.answers("summary", "exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 1
+    assert kinds(stage) == ["cat", "describe", "status", "start"]
+    assert "pod runs something else" in result.stderr
+
+
+def test_slices_are_one_request_and_every_node_is_started(stage):
+    plain_life(stage)
+    status = 'echo "$node-host exit 0 100"'
+    stage.answers("status", status)
+    result = stage.run("tpu_pod.sh", *RUN, "--slices=2", "--reserved", "--create_flag=--network=mine", *WORDS)
+    assert result.returncode == 0, result.stderr
+    calls = stage.calls("gcloud")
+    flags = ["--node-count=2", "--node-prefix=pod", "--reserved", "--network=mine", "--async", *PLACE]
+    assert calls[3] == [*CREATE[:7], *flags]
+    for node in ("pod-0", "pod-1"):
+        assert ssh(START, node=node) in calls
+        assert ssh(INSTALL, node=node) in calls
+    assert [call[4] for call in calls if any("tpu_worker.sh log" in word for word in call)] == ["pod-0"]
+
+
+def test_one_slice_that_fails_to_start_is_seen(stage):
+    plain_life(stage)
+    stage.answers("start", '[[ "$node" == pod-1 ]]')
+    stage.answers("status", 'echo "$node-w-0 none"')
+    result = stage.run("tpu_pod.sh", *RUN, "--slices=2", "--max_failures=0", *WORDS)
+    assert result.returncode == 1
+    assert "(worker 0 of pod-0) never started" in result.stderr
+
+
+def test_repository_is_cloned_on_the_workers(stage):
+    words = ["install", *NAME, "--repository=https://example.org/v.git", "--ref=v1.0", "--data_bucket=gs://images"]
+    assert stage.run("tpu_pod.sh", *words).returncode == 0
+    clone = "git clone --quiet https://example.org/v.git vit_jax.new && git -C vit_jax.new checkout --quiet v1.0"
+    install = "bash vit_jax.new/launch/tpu_worker.sh install gs://images"
+    assert stage.calls("gcloud") == [ssh(f"rm -rf vit_jax.new && {clone} && {install}")]
+
+
+def test_steps_alone(stage):
+    stage.answers("describe", "echo ACTIVE")
+    stage.answers("status", BOTH_RUN)
+    assert stage.run("tpu_pod.sh", "create", *NAME, "--type=v5litepod-16").returncode == 0
+    assert stage.run("tpu_pod.sh", "wait", *NAME).returncode == 0
+    status = stage.run("tpu_pod.sh", "status", *NAME)
+    assert status.stdout == "pod t1v-n-1-w-0 running\npod t1v-n-1-w-1 running\n"
+    assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 0
+    assert stage.run("tpu_pod.sh", "delete", *NAME).returncode == 0
+    assert stage.calls("gcloud") == [CREATE, DESCRIBE, DESCRIBE, step("status"), FETCH, DELETE]
+
+
+def test_wait_says_why_nothing_will_come(stage):
+    stage.answers("describe", "echo CREATING", "echo FAILED")
+    stage.answers("reason", "echo 'message: no such type here'")
+    result = stage.run("tpu_pod.sh", "wait", *NAME, "--poll_seconds=0")
+    assert result.returncode == 1
+    assert "no such type here" in result.stderr
+
+
+def test_google_cloud_out_of_reach_is_not_waited_for_for_ever(stage):
+    stage.answers("summary", "exit 1")
+    stage.answers("describe", "echo 'could not resolve host' >&2; exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 1
+    assert "has not answered ten times" in result.stderr
+    assert "create" not in kinds(stage)
+
+
+def test_ctrl_c_says_what_still_costs_money(stage):
+    stage.answers("describe", NOT_THERE, NOT_THERE, "echo ACTIVE")
+    stage.answers("summary", "exit 1")
+    stage.answers("log", "echo step 1; sleep 30")
+    with stage.start("tpu_pod.sh", *RUN, *WORDS) as process:
+        assert process.stdout.readline() == "step 1\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "goes on; the same command again takes it up" in stderr
+    assert "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in stderr
+    assert "delete" not in kinds(stage)
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("y\n", True), ("\n", False)])
+def test_ctrl_c_on_a_terminal_asks_whether_to_delete(stage, answer, is_deleted):
+    stage.answers("describe", "echo ACTIVE")
+    stage.answers("status", BOTH_RUN)
+    stage.answers("summary", "exit 1")
+    stage.answers("log", "echo step 1; sleep 30")
+    terminal, ours = pty.openpty()
+    process = subprocess.Popen(
+        [stage.checkout / "launch/tpu_pod.sh", *RUN, *WORDS],
+        cwd=stage.checkout,
+        env=stage.variables,
+        stdin=ours,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout.readline() == "step 1\n"
+        os.write(terminal, answer.encode())
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=20)
+    os.close(terminal)
+    os.close(ours)
+    assert process.returncode == 130
+    assert ("delete" in kinds(stage)) == is_deleted
+
+
+def test_price_is_an_argument(stage):
+    plain_life(stage)
+    stage.answers("log", "sleep 1.1")
+    result = stage.run("tpu_pod.sh", *RUN, "--price=3600", *WORDS)
+    line = next(line for line in result.stderr.splitlines() if "chip-hours" in line)
+    cost = float(line.split()[5])
+    assert "(16 chips)" in line
+    assert cost in [16.0 * seconds for seconds in range(1, 20)]  # 16 chips, whole seconds, 1 a second and chip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run"], "--name=: must be"),
+        (["run", "--name=Pod"], "--name=Pod: must be at most 48 lower-case"),
+        (["run", "--name=pod", "--zone=here"], "--zone=here: must be a zone"),
+        (["run", *NAME, "--type=v5litepod"], "--type=v5litepod: must be"),
+        (["run", *NAME, "--type=v99-8"], "--type=v99-8: must be"),
+        (["run", *NAME, "--type=v4-8", "--workdir=runs/x"], "--workdir=runs/x: must be gs://BUCKET/FOLDER"),
+        ([*RUN], "Say what to run, after --"),
+        ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x stands after --"),
+        ([*RUN, "--spot", "--reserved", *WORDS], "exclude each other"),
+        ([*RUN, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
+        ([*RUN, "--max_failures=many", *WORDS], "--max_failures=many: must be a whole number"),
+        ([*RUN, "--price=cheap", *WORDS], "--price=cheap: must be the price"),
+        ([*RUN, "--ref=v1", *WORDS], "--ref=v1 is of a --repository"),
+        ([*RUN, "--data_bucket=images", *WORDS], "--data_bucket=images: must be gs://BUCKET"),
+        ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is no option of tpu_pod.sh"),
+        (["delete", *NAME, *WORDS], "'delete' runs nothing"),
+        (["destroy"], "There is no command 'destroy'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_asked_for(stage, words, message):
+    result = stage.run("tpu_pod.sh", *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert stage.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "chips", "image"),
+    [
+        ("v5litepod-256", 256, "v2-alpha-tpuv5-lite"),
+        ("v6e-64", 64, "v2-alpha-tpuv6e"),
+        ("v5p-1024", 512, "v2-alpha-tpuv5"),
+        ("v4-512", 256, "tpu-ubuntu2204-base"),
+    ],
+)
+def test_types_have_their_image_and_chips(stage, kind, chips, image):
+    plain_life(stage)
+    result = stage.run("tpu_pod.sh", *RUN, f"--type={kind}", *WORDS)
+    assert f"({chips} chips)" in result.stderr
+    assert f"--runtime-version={image}" in stage.calls("gcloud")[3]
+
+
+def test_help_needs_no_other_word(stage):
+    for words in ([], ["--help"], ["run", "--help"]):
+        result = stage.run("tpu_pod.sh", *words)
+        assert result.returncode == 0
+        assert result.stdout.startswith("tpu_pod.sh: train on a Cloud TPU pod")

@@ -1,0 +1,158 @@
+"""A TPU worker's script, really run: alone, and by tpu_pod.sh on four workers of which one is killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_scripts import FAKE_PYTHON, write_program
+
+# Takes the place of vit-jax: does what the n-th line of $SCRIPT says when it is started for the n-th time.
+FAKE_RUN = """#!/bin/bash
+echo x >>"$HOME/starts"
+script="$(sed -n "$(wc -l <"$HOME/starts")p" "$SCRIPT")"
+workdir="${@: -1}"
+workdir="${workdir#--workdir=}"
+echo "vit-jax $*"
+eval "$script"
+"""
+
+
+@pytest.fixture
+def worker(stage):
+    """The stage with an installed worker: its home is the stage's folder."""
+    bin = stage.folder / "vit_jax_venv/bin"
+    bin.mkdir(parents=True)
+    write_program(bin / "vit-jax", FAKE_RUN)
+    stage.variables["SCRIPT"] = str(stage.folder / "script")
+    return stage
+
+
+def play(stage, *lines: str) -> None:
+    (stage.folder / "script").write_text("\n".join(lines) + "\n")
+
+
+def wait_for(stage, state: str) -> str:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        line = stage.run("tpu_worker.sh", "status").stdout.strip()
+        if state in line:
+            return line
+        time.sleep(0.05)
+    raise AssertionError(f"still {line!r}, not {state!r}")
+
+
+def test_start_returns_at_once_and_the_end_is_noted(worker):
+    play(worker, "echo step 1; sleep 1; echo step 2; exit 75")
+    assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 none\n"
+    begin = time.time()
+    assert worker.run("tpu_worker.sh", "start", "gs://bucket/a run", "pretrain", "--config.note=it's").returncode == 0
+    assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 running\n"
+    log = worker.run("tpu_worker.sh", "log").stdout  # to the end of the process
+    words = f"vit-jax pretrain --config.note=it's --workdir={worker.folder}/buckets/bucket/a run\n"
+    assert log == "\nvit-jax-log 0\n" + words + "step 1\nstep 2\n"
+    _, state, code, seconds = wait_for(worker, "exit").split()
+    assert (state, code) == ("exit", "75")
+    assert begin - 1 < float(seconds) < time.time() + 1
+    later = worker.run("tpu_worker.sh", "log", str(len(words))).stdout
+    assert later == f"\nvit-jax-log {len(words)}\nstep 1\nstep 2\n"
+    assert worker.run("tpu_worker.sh", "tail").stdout == words + "step 1\nstep 2\n"
+
+
+def test_run_outlives_the_session_that_started_it(worker):
+    """Everything in the session that ssh makes gets SIGHUP when the connection drops."""
+    play(worker, "sleep 1; echo survived")
+    with worker.start("tpu_worker.sh", "start", "gs://bucket/run", "pretrain") as process:
+        process.communicate(timeout=20)
+    with pytest.raises(ProcessLookupError):  # nothing of the run has stayed in it
+        os.killpg(process.pid, signal.SIGHUP)
+    assert worker.run("tpu_worker.sh", "log").stdout.endswith("survived\n")
+
+
+def test_same_run_is_not_started_twice_and_another_is_refused(worker):
+    play(worker, "sleep 2", "sleep 2")
+    worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
+    again = worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
+    assert again.returncode == 0
+    assert "t1v-n-1-w-0 runs already" in again.stderr
+    other = worker.run("tpu_worker.sh", "start", "gs://bucket/other", "pretrain")
+    assert other.returncode == 1
+    assert "runs another command" in other.stderr
+    assert (worker.folder / "starts").read_text() == "x\n"
+    assert worker.run("tpu_worker.sh", "stop").returncode == 0
+
+
+def test_sigterm_to_the_whole_machine_leaves_the_exit_code(worker):
+    """What a preemption does: the shell around vit-jax gets the signal as well, and must not take the code with it."""
+    play(worker, "trap 'sleep 0.5; exit 75' TERM; echo ready; while :; do sleep 0.05; done")
+    worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
+    log = worker.folder / "vit_jax_run/log"
+    while "ready" not in log.read_text():
+        time.sleep(0.02)
+    os.killpg(int((worker.folder / "vit_jax_run/pid").read_text()), signal.SIGTERM)
+    assert wait_for(worker, "exit").split()[2] == "75"
+
+
+def test_stop_kills_what_does_not_end(worker):
+    play(worker, "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
+    log = worker.folder / "vit_jax_run/log"
+    while "ready" not in log.read_text():
+        time.sleep(0.02)
+    assert worker.run("tpu_worker.sh", "stop", "1").returncode == 0
+    assert wait_for(worker, "exit").split()[2] == "137"
+
+
+def test_mount_remembers_nothing_of_what_is_there(worker):
+    """A process must see at once what another has written: the workdir is checked to be shared in this way."""
+    write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
+    for _ in range(2):
+        worker.run("tpu_worker.sh", "install", "gs://bucket", FAKE_TOOL="/bin/true")
+    flags = ["--implicit-dirs", "--metadata-cache-ttl-secs=0", "--metadata-cache-negative-ttl-secs=0"]
+    folder = f"{worker.folder}/buckets/bucket"
+    assert worker.calls("gcsfuse") == [[*flags, "--rename-dir-limit=200000", "bucket", folder]]
+
+
+def test_dry_run_executes_nothing(worker):
+    install = worker.run("tpu_worker.sh", "--dry-run", "install", "gs://bucket").stdout
+    start = worker.run("tpu_worker.sh", "--dry-run", "start", "gs://bucket/run", "pretrain").stdout
+    assert "gcsfuse --implicit-dirs" in install
+    assert "vit_jax_venv/bin/vit-jax pretrain --workdir=" in start
+    assert worker.calls() == []
+    assert not (worker.folder / "vit_jax_run").exists()
+
+
+def test_four_workers_of_which_one_is_killed(stage):
+    """The whole life with nothing played but the machines: shipped, installed, started, one lost, started again."""
+    tool = write_program(stage.folder / "tool", FAKE_RUN)
+    python = write_program(stage.folder / "bin-python3", FAKE_PYTHON)
+    (stage.folder / "bin").mkdir()
+    for name in ("python3", "python3.13", "python3.12", "python3.11"):
+        (stage.folder / "bin" / name).symlink_to(python)
+    lost = 'if [[ "$HOST" == *-w-2 ]]; then sleep 0.2; kill -9 $$; fi; sleep 1.5; echo "a process was lost"; exit 1'
+    play(
+        stage,
+        lost,
+        "echo preempted; exit 75",
+        'echo finished; mkdir -p "$workdir"; echo "{}" >"$workdir/summary.json"',
+    )
+    stage.answers("describe", "echo NOT_FOUND >&2; exit 1", "echo NOT_FOUND >&2; exit 1", "echo ACTIVE")
+    words = ["--name=pod", "--zone=us-west4-a", "--type=v5litepod-16", "--workdir=gs://bucket/run", "--poll_seconds=1"]
+    result = stage.run(
+        *["tpu_pod.sh", "run", *words, "--", "pretrain", "--config=configs/digits.py"],
+        PATH=f"{stage.folder}/bin:{stage.variables['PATH']}",
+        WORKERS="4",
+        SCRIPT=str(stage.folder / "script"),
+        FAKE_TOOL=str(tool),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "a dead worker: pod-w-2 (worker 2 of pod) was killed (exit code 137" in result.stderr
+    assert "has saved; it is started again" in result.stderr
+    assert [(stage.folder / f"homes/pod-w-{number}/starts").read_text() for number in range(4)] == ["x\n" * 3] * 4
+    log = (stage.checkout / "runs/pod/log.txt").read_text()
+    assert [line for line in log.splitlines() if not line.startswith("vit-jax")] == [
+        *["a process was lost", "preempted", "finished"]
+    ]
+    assert Path(stage.folder / "buckets/bucket/run/summary.json").exists()
