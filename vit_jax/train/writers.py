@@ -1,6 +1,7 @@
 """Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases where the config asks."""
 
 import json
+import os
 import pathlib
 import uuid
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class JsonLines:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())  # a bucket that is mounted as a folder has the line only now
 
     def close(self) -> None:
         self._file.close()
