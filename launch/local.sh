@@ -45,6 +45,8 @@ else
   show_installation "$extra"
 fi
 describe "$extra"
+# JAX need not look for an accelerator that is not there; beside libtpu, installed for plans, it would say much of it.
+if [[ "$extra" == cpu ]]; then export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"; fi
 if [[ -n "$dry_run" ]]; then
   quoted "$venv/bin/vit-jax" "$@"
   exit

@@ -316,6 +316,13 @@ def test_every_gpu_is_left_to_the_run(sandbox):
     assert {line.partition("=")[0] for line in result.stdout.splitlines()} <= before
 
 
+@pytest.mark.parametrize(("chosen", "seen"), [({}, "cpu"), ({"JAX_PLATFORMS": "tpu"}, "tpu")])
+def test_without_an_accelerator_none_is_looked_for_unless_asked(sandbox, chosen, seen):
+    show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
+    result = sandbox.run("local.sh", "pretrain", FAKE_TOOL=str(show), **chosen)
+    assert f"JAX_PLATFORMS={seen}" in result.stdout.splitlines()
+
+
 def test_dry_run_of_a_first_run_executes_nothing(sandbox):
     result = sandbox.run("local.sh", "--dry-run", "pretrain", "--workdir=my runs")
     assert result.returncode == 0, result.stderr
