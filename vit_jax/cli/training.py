@@ -51,22 +51,23 @@ def _run(loop: Callable[[], object], workdir: str) -> None:
 
     from vit_jax.checkpoint import SaveError
     from vit_jax.data.pipeline import LostWorker
-    from vit_jax.train.interruption import EXIT_CODE, Interrupted
+    from vit_jax.hosts import exits
+    from vit_jax.train.interruption import Interrupted
 
     try:
         loop()
     except Interrupted as interrupted:
-        fail(str(interrupted), EXIT_CODE)
+        fail(str(interrupted), exits.PREEMPTED)
     except KeyboardInterrupt:
-        fail("stopped at once; what the last checkpoint holds is kept", 130)
+        fail("stopped at once; what the last checkpoint holds is kept", exits.STOPPED)
     except (SaveError, LostWorker) as error:
-        fail(str(error), 1)
+        fail(str(error), exits.FAILED)
     except OSError as error:
-        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is untouched.", 1)
+        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is untouched.", exits.FAILED)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        fail(f"{_OUT_OF_MEMORY}\n{error}", 1)
+        fail(f"{_OUT_OF_MEMORY}\n{error}", exits.FAILED)
 
 
 def show(words: Sequence[str]) -> None:

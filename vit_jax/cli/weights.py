@@ -67,6 +67,14 @@ def evaluate(words: Sequence[str]) -> None:
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
 
+    from vit_jax import hosts
+
+    with hosts.ends_together():
+        hosts.start()
+        _evaluate(options, global_batch, max_unreadable)
+
+
+def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
     import jax
 
     from vit_jax import hosts
@@ -74,9 +82,8 @@ def evaluate(words: Sequence[str]) -> None:
     from vit_jax.config import InputConfig
     from vit_jax.inference.evaluate import evaluate, open_labelled, replicated_everywhere, report
 
-    hosts.start()
     classifier, weights = _classifier(options, sharding=replicated_everywhere(jax.devices()))
-    options = _as_in_training(weights, options["data"]) | options
+    options = _as_in_training(weights, options["data"]) | dict(options)
     wanted, train_split = options["split"], options["train_split"]
     config = InputConfig(
         train_split=train_split,

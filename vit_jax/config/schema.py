@@ -184,6 +184,7 @@ class LoggingConfig:
     profile_start_step: int | None = None
     profile_num_steps: int = 5
     compilation_cache: bool = True
+    hang_seconds: float | None = 600.0  # without a step: a warning, at twice as many the end; None: never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,11 @@ from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import continue_run, items_of, state_of_parameters
+from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers, last_training_line, read_summary, write_summary
 
 
+@hosts.ends_together(Interrupted)
 def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     """Fine-tunes from the start, or on from wherever the workdir's last run was interrupted, in the search or after.
 
@@ -145,6 +147,7 @@ def _train(
             for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
         )
         train_metrics = last_training_line(folder) if start_step >= total else {}
+        watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
 
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
@@ -167,11 +170,12 @@ def _train(
             state, metrics = train_step(state, next(batches))
             late.push(step, metrics)
             profiler.after_step(step, metrics)
+            watchdog.step_done(step)
 
             is_stopping = interruption.is_requested() and step < total
             if evaluate.is_due(step) or save.is_due(step) or is_stopping:
                 late.flush()
-                with clock.pause(), jax.transfer_guard("allow"):
+                with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
                     if is_stopping:  # first of all: whoever asks for an end may not wait for an evaluation
                         save_state(step, {})
                         store.wait()
@@ -184,7 +188,7 @@ def _train(
             if is_stopping:
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
 
-        with clock.pause(), jax.transfer_guard("allow"):
+        with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
             summary = overview.summary(run, state, train_metrics | results, split=split)

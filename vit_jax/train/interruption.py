@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once."""
+"""SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once.
+
+Before the first step there is nothing to save, and both end it at once.
+"""
 
 import os
 import signal
@@ -8,8 +11,6 @@ from typing import Any, Self
 import jax
 from jax.experimental import multihost_utils
 
-EXIT_CODE = 75  # sysexits.h: "temporary failure, try again"
-
 
 class Interrupted(Exception):
     """The run was asked to end early; its state is saved."""
@@ -18,8 +19,8 @@ class Interrupted(Exception):
 class Interruption:
     """Context in which signals are noted instead of obeyed.
 
-    With several processes JAX's own preemption service, which sees SIGTERM in any of them, makes all agree
-    on the step after which they stop.
+    With several processes JAX's own preemption service, which sees SIGTERM in any of them from the moment they have
+    joined, makes all agree on the step after which they stop.
     """
 
     def __init__(self) -> None:
@@ -47,8 +48,10 @@ class Interruption:
         return self._requested
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._requested and number == signal.SIGINT:
+        is_second, self._requested = self._requested, True
+        if number == signal.SIGINT and (is_second or self._num_steps == 0):
             raise KeyboardInterrupt
-        self._requested = True
+        if self._num_steps == 0:  # one process; with several the service has the signal
+            raise Interrupted("stopped before the first step: there is nothing to save; the same command starts again")
         if jax.process_count() > 1:  # handed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)

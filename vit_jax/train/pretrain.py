@@ -27,9 +27,11 @@ from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import items_of, start_state
+from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers, last_training_line, write_summary
 
 
+@hosts.ends_together(Interrupted)
 def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     """Trains from the start, or on from the workdir's last checkpoint.
 
@@ -58,7 +60,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     folder = workdirs.claim(workdir, config)
     metadata = overview.checkpoint_metadata(run, data)
 
-    with contextlib.ExitStack() as stack:
+    with Interruption() as interruption, contextlib.ExitStack() as stack:
         store = CheckpointStore(
             folder,
             keep_latest=config.checkpoint.keep_latest,
@@ -87,7 +89,6 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         )
         stack.callback(profiler.close)
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
-        interruption = stack.enter_context(Interruption())
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, config.global_batch, training_flops_per_image(run.architecture), peak_flops())
         log, evaluate, save = (
@@ -95,6 +96,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
         )
         train_metrics = last_training_line(folder) if start_step >= total else {}
+        watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
 
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
@@ -117,11 +119,12 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             state, metrics = train_step(state, next(batches))
             late.push(step, metrics)
             profiler.after_step(step, metrics)
+            watchdog.step_done(step)
 
             is_stopping = interruption.is_requested() and step < total
             if evaluate.is_due(step) or save.is_due(step) or is_stopping:
                 late.flush()
-                with clock.pause(), jax.transfer_guard("allow"):
+                with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
                     if is_stopping:  # first of all: whoever asks for an end may not wait for an evaluation
                         save_state(step, {})
                         store.wait()
@@ -134,7 +137,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
             if is_stopping:
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
 
-        with clock.pause(), jax.transfer_guard("allow"):
+        with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
             summary = overview.summary(run, state, train_metrics | results, split="test")

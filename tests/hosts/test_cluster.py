@@ -1,0 +1,224 @@
+"""What launchers leave in the environment, read without starting anything."""
+
+import pytest
+
+from vit_jax.hosts import cluster
+from vit_jax.hosts.join import find_place
+
+EXPLICIT = {"VIT_JAX_COORDINATOR": "a:1234", "VIT_JAX_NUM_PROCESSES": "4", "VIT_JAX_PROCESS_ID": "3"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+}
+JOBSET = {
+    "JOBSET_NAME": "vit",
+    "REPLICATED_JOB_NAME": "slice",
+    "JOB_INDEX": "1",
+    "JOB_COMPLETION_INDEX": "2",
+    "PROCESSES_IN_JOB": "4",
+    "NUM_JOBS": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[01-02]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+
+
+def find(environment, *, gpus=0):
+    return find_place(environment, has_tpu=False, count_gpus=lambda: gpus)
+
+
+def numbers(place):
+    return place.coordinator, place.num_processes, place.process_id
+
+
+def without(environment, *names):
+    return {name: value for name, value in environment.items() if name not in names}
+
+
+def test_nothing_is_one_process():
+    assert find({}) is None
+    assert find({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}) is None
+
+
+def test_explicit():
+    assert numbers(find(EXPLICIT)) == ("a:1234", 4, 3)
+
+
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_two_of_three_are_an_error_that_names_the_third(name):
+    with pytest.raises(ValueError, match=rf"but {name} is not"):
+        find(without(EXPLICIT, name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"VIT_JAX_PROCESS_ID": "4"},
+        {"VIT_JAX_NUM_PROCESSES": "many"},
+        {"VIT_JAX_PROCESS_ID": "-1"},
+        {"VIT_JAX_COORDINATOR": "a"},
+    ],
+)
+def test_numbers_that_make_no_sense(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=name):
+        find(EXPLICIT | change)
+
+
+def test_the_address_alone_needs_a_cluster_that_gives_the_rest():
+    with pytest.raises(ValueError, match="nothing says how many processes"):
+        find({"VIT_JAX_COORDINATOR": "a:1"})
+    for environment in (OPEN_MPI, JOBSET, SLURM):
+        assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, JOBSET, SLURM], ids=["Open MPI", "JobSet", "SLURM"])
+def test_one_process_on_purpose(environment):
+    assert find(environment) is not None
+    assert find(environment | {"VIT_JAX_NUM_PROCESSES": "1"}) is None
+
+
+def test_explicit_numbers_that_contradict_the_cluster():
+    with pytest.raises(ValueError, match=r"VIT_JAX_PROCESS_ID=0, but SLURM says 4 and 3: unset"):
+        find(SLURM | EXPLICIT | {"VIT_JAX_PROCESS_ID": "0"})
+    assert numbers(find(SLURM | EXPLICIT)) == ("a:1234", 4, 3)
+
+
+def test_open_mpi_4():
+    coordinator, num_processes, process_id = numbers(find(OPEN_MPI))
+    assert (num_processes, process_id) == (4, 3)
+    host, port = coordinator.split(":")
+    assert host == "10.96.0.1"
+    assert 61440 <= int(port) < 65536
+    other = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert find(other).coordinator == coordinator
+    assert find(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+def test_open_mpi_over_ipv6():
+    uri = {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::b9b,2620:10d]:43370"}
+    assert find(OPEN_MPI | uri).coordinator.startswith("[fe80::b9b]:")
+
+
+def test_open_mpi_5():
+    environment = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
+    assert find(environment | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith("login-1:")
+    assert find(environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith("127.0.0.1:")
+    with pytest.raises(ValueError, match="set VIT_JAX_COORDINATOR"):
+        find(environment)
+    assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).process_id == 3
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4"):
+        find(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"})
+
+
+def test_open_mpi_inside_of_slurm_goes_first():
+    assert find(OPEN_MPI | SLURM).launcher == "Open MPI"
+
+
+def test_jobset():
+    assert numbers(find(JOBSET)) == ("vit-slice-0-0.vit:8476", 8, 6)
+    assert (
+        find(JOBSET | {"PROCESSES_IN_JOB": "1", "NUM_JOBS": "1", "JOB_INDEX": "0", "JOB_COMPLETION_INDEX": "0"}) is None
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in JOBSET if name != "JOBSET_NAME"])
+def test_a_jobset_with_a_variable_missing(name):
+    with pytest.raises(ValueError, match=name):
+        find(without(JOBSET, name))
+
+
+@pytest.mark.parametrize("change", [{"JOB_INDEX": "2"}, {"JOB_COMPLETION_INDEX": "4"}, {"NUM_JOBS": "x"}])
+def test_a_jobset_that_contradicts_itself(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=name):
+        find(JOBSET | change)
+
+
+class Pod:
+    """Stands for JAX's detection of a TPU pod."""
+
+    hosts, is_there = 2, True
+
+    @classmethod
+    def is_env_present(cls):
+        return cls.is_there
+
+    @classmethod
+    def get_process_count(cls):
+        return cls.hosts
+
+    @classmethod
+    def get_process_id(cls):
+        return 1
+
+    @classmethod
+    def get_coordinator_address(cls, timeout_secs, override_coordinator_port):
+        return f"10.0.0.2:{override_coordinator_port or 8482}"
+
+
+@pytest.fixture
+def pod(monkeypatch):
+    from jax._src import clusters
+
+    class Here(Pod):
+        pass
+
+    class NotHere(Pod):
+        is_there = False
+
+    monkeypatch.setattr(clusters, "GceTpuCluster", Here)
+    monkeypatch.setattr(clusters, "GkeTpuCluster", NotHere)
+    return Here
+
+
+def on_tpu(environment):
+    return find_place(environment, has_tpu=True, count_gpus=lambda: 0)
+
+
+def test_a_tpu_pod_as_jax_sees_it(pod):
+    assert numbers(on_tpu({})) == ("10.0.0.2:8482", 2, 1)
+    assert numbers(on_tpu({"JAX_COORDINATOR_PORT": "99"})) == ("10.0.0.2:99", 2, 1)
+    assert on_tpu({"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
+    assert on_tpu(SLURM).launcher == "TPU pod"
+    assert on_tpu(EXPLICIT).launcher == "explicit address"
+    assert on_tpu({"VIT_JAX_NUM_PROCESSES": "1"}) is None
+
+
+def test_a_tpu_of_one_host_joins_nobody(pod):
+    pod.hosts = 1
+    assert on_tpu({}) is None
+    pod.is_there = False
+    assert on_tpu({}) is None
+
+
+def test_a_metadata_server_that_does_not_answer(pod):
+    def refused():
+        raise ConnectionError("refused")
+
+    pod.get_process_count = refused
+    with pytest.raises(ValueError, match="VIT_JAX_NUM_PROCESSES=1 is enough"):
+        on_tpu({})
+
+
+def test_jaxs_detection_has_what_is_used_of_it():
+    """It is private: a release that renames it must be noticed here, not on a pod."""
+    from jax._src import cloud_tpu_init
+    from jax._src.clusters import GceTpuCluster, GkeTpuCluster
+
+    assert cloud_tpu_init.running_in_cloud_tpu_vm is False
+    for kind in (GceTpuCluster, GkeTpuCluster):
+        assert kind.is_env_present() is False
+        for name in ("get_process_count", "get_process_id", "get_coordinator_address"):
+            assert callable(getattr(kind, name))
+    assert cluster.tpu_place({}, 1) is None

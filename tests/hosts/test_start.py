@@ -1,0 +1,84 @@
+"""The start of a run of one process, errors that all share, and the service that stands beside the first process."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.integration.test_clusters import free_port
+from vit_jax import hosts
+from vit_jax.hosts import Peers
+from vit_jax.hosts.cluster import Place
+from vit_jax.hosts.join import start_service, tell_service
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """As in a new process without variables of any launcher."""
+    monkeypatch.setattr(hosts, "_this_process", None)
+    monkeypatch.setattr(hosts, "find_own_place", lambda: None)
+
+
+def test_one_process_joins_nobody(alone, capsys):
+    hosts.start()
+    hosts.start()
+    assert (hosts.this_process().process_id, hosts.this_process().num_processes) == (0, 1)
+    assert hosts.is_first()
+    hosts.wait_for_all("nobody")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("seconds", ["4", "100", "soon"])
+def test_a_time_that_makes_no_sense(alone, monkeypatch, seconds):
+    monkeypatch.setenv("VIT_JAX_LOST_SECONDS", seconds)
+    with pytest.raises(ValueError, match=f"VIT_JAX_LOST_SECONDS={seconds}: give 5 to 90"):
+        hosts.start()
+
+
+def test_errors_are_told_to_the_others_unless_all_raise_them(monkeypatch):
+    heard, process = [], Peers(None, 0, 1)
+    monkeypatch.setattr(process, "fail", heard.append)
+    monkeypatch.setattr(hosts, "_this_process", process)
+    with pytest.raises(KeyError), hosts.ends_together(KeyError):
+        raise KeyError("all")
+    assert heard == []
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine"), hosts.ends_together(KeyError):
+        raise error
+    assert heard == [error]
+
+
+def place():
+    return Place(launcher="test", coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)
+
+
+def test_the_service_outlives_the_first_process_for_as_long_as_it_was_told():
+    service = start_service(place())
+    assert service is not None
+    tell_service(service, 60)
+    tell_service(service, 1)
+    began = time.monotonic()
+    service.stdin.close()
+    assert service.wait(timeout=30) == 0
+    assert time.monotonic() - began > 0.9
+
+
+def test_a_jaxlib_that_has_no_such_service(monkeypatch):
+    """Then JAX starts its own, in the first process."""
+    popen = subprocess.Popen
+
+    def without(words, **options):
+        program = "import sys; sys.modules['jaxlib'] = None; sys.argv = sys.argv[1:]; import runpy; "
+        return popen(
+            [words[0], "-c", f"{program}runpy.run_path(sys.argv[0], run_name='__main__')", *words[2:]], **options
+        )
+
+    monkeypatch.setattr(subprocess, "Popen", without)
+    assert start_service(place()) is None
+
+
+def test_an_address_that_cannot_be_listened_on(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/echo")  # says something else than that it is ready
+    with pytest.raises(ValueError, match="The first process cannot listen on"):
+        start_service(place())

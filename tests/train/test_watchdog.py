@@ -1,0 +1,112 @@
+"""Steps that stop: who is behind is named, once, and the run ends; whatever is no step raises no alarm."""
+
+import time
+
+import pytest
+
+from vit_jax import hosts
+from vit_jax.hosts import Peers, Report, exits
+from vit_jax.train.interruption import Interrupted
+from vit_jax.train.watchdog import Watchdog, find_stuck, newest_checkpoint
+
+
+def report(progress, idle_seconds, **changes):
+    fields = {"beat": 1, "host": "h", "step": 10 + progress, "progress": progress, "idle_seconds": idle_seconds}
+    return Report(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("reports", "stuck"),
+    [
+        ([report(5, 1.0), report(5, 2.0)], ()),  # all well
+        ([report(7, 61.0), report(5, 62.0)], (1,)),  # the one that has done less
+        ([report(7, 61.0), report(7, 62.0)], (0, 1)),  # all in the same collective
+        ([report(7, 61.0), report(5, 59.0)], ()),  # not long enough yet
+        ([report(7, 61.0), report(5, None)], ()),  # it saves, and the other waits
+        ([report(7, None), report(5, 61.0)], (1,)),
+        ([report(7, None), report(7, None)], ()),  # evaluating
+        ([report(7, 61.0), report(5, 99.0, has_ended=True)], (0,)),
+        ([], ()),
+    ],
+)
+def test_find_stuck(reports, stuck):
+    assert find_stuck(dict(enumerate(reports)), 60.0) == stuck
+
+
+@pytest.fixture
+def process(monkeypatch):
+    process = Peers(None, 0, 2)
+    monkeypatch.setattr(process, "start", lambda: None)
+    monkeypatch.setattr(hosts, "_this_process", process)
+    return process
+
+
+def test_a_warning_and_then_the_end(process, tmp_path, capfd):
+    with Watchdog(tmp_path, 10, 60.0) as watchdog:
+        assert watchdog.judge({0: report(7, 30.0), 1: report(5, 30.0)}) is None
+        assert capfd.readouterr().err == ""
+        for idle in (61.0, 62.0):
+            assert watchdog.judge({0: report(7, idle), 1: report(5, idle)}) is None
+        said = capfd.readouterr().err
+        assert said.count("hangs: process 1 of 2 (host unknown) finished no step for 61 s after step 15") == 1
+        assert said.count("hangs") == 1, "said once"
+        assert "the others have reached step 17. At 120 s the run ends (logging.hang_seconds)" in said
+        verdict = watchdog.judge({0: report(7, 121.0), 1: report(5, 121.0)})
+    assert verdict.exit_code == exits.LOST
+    assert "process 1 of 2" in verdict.message
+
+
+def test_a_process_of_its_own_shows_its_stacks(process, tmp_path, capfd):
+    with Watchdog(tmp_path, 10, 60.0) as watchdog:
+        watchdog.judge({0: report(0, 61.0)})
+    said = capfd.readouterr().err
+    assert "stands after step 10; its Python stacks" in said
+    assert "test_a_process_of_its_own_shows_its_stacks" in said
+
+
+def test_slow_steps_are_no_hang(process, tmp_path):
+    with Watchdog(tmp_path, 0, 0.05) as watchdog:
+        watchdog.step_done(1)
+        time.sleep(0.1)
+        watchdog.step_done(2)  # three times as long, 0.3 s, is the limit now
+        assert watchdog.judge({0: report(2, 0.2)}) is None
+        assert watchdog.judge({0: report(2, 100.0)}) is not None
+
+
+def test_what_is_no_step_may_take_its_time(process, tmp_path):
+    assert process.own_report().idle_seconds is None, "before the first step"
+    with Watchdog(tmp_path, 3, 60.0) as watchdog:
+        assert process.own_report().idle_seconds is not None
+        assert process.own_report().step == 3
+        with watchdog.pause():
+            assert process.own_report().idle_seconds is None
+        assert process.own_report().idle_seconds < 1
+        watchdog.step_done(4)
+        assert (process.own_report().step, process.own_report().progress) == (4, 1)
+    assert process.own_report().idle_seconds is None, "after the last"
+
+
+def test_none_switches_it_off(process, tmp_path, monkeypatch):
+    rules = []
+    monkeypatch.setattr(process, "watch_steps", lambda rule, *rest: rules.append(rule))
+    for seconds in (None, 60.0):
+        with Watchdog(tmp_path, 0, seconds):
+            pass
+    assert rules[0] is None
+    assert rules[1] is not None
+
+
+@pytest.mark.parametrize(("error", "told"), [(ValueError("mine"), True), (Interrupted("asked to"), False)])
+def test_an_error_is_told_to_the_others_before_anything_is_closed(process, tmp_path, monkeypatch, error, told):
+    heard = []
+    monkeypatch.setattr(process, "fail", heard.append)
+    with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0):
+        raise error
+    assert heard == ([error] if told else [])
+
+
+def test_newest_checkpoint(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for name in ("5", "10", "15.orbax-checkpoint-tmp-3"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) == 10

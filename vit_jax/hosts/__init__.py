@@ -1,0 +1,137 @@
+"""The processes of one run: how they find each other, which one speaks, and that none outlives the others.
+
+`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `exits` has exit codes.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from subprocess import Popen
+
+import jax
+from jax._src.distributed import global_state
+from jax.experimental import multihost_utils
+
+from vit_jax.hosts import exits, peers
+from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
+from vit_jax.hosts.peers import Peers, Rule
+from vit_jax.hosts.reports import Report, Verdict
+
+__all__ = [
+    "Peers",
+    "Report",
+    "Rule",
+    "Verdict",
+    "ends_together",
+    "exits",
+    "is_first",
+    "start",
+    "this_process",
+    "wait_for_all",
+]
+
+_LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
+_this_process: Peers | None = None
+
+
+def start() -> None:
+    """Joins the other processes of the run, if the environment says that there are any; again has no effect.
+
+    TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere `VIT_JAX_COORDINATOR` (host:port),
+    `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID` say it.
+
+    Raises:
+      ValueError: variables are missing or contradict each other, or the first process's port is taken.
+    """
+    global _this_process
+    if _this_process is not None:
+        return
+    lost_seconds = _lost_seconds()
+    place, service = None, None
+    if not jax.distributed.is_initialized():
+        place = find_own_place()
+        service = join(place, lost_seconds + 10) if place else None
+    if global_state.client is None:
+        _this_process = Peers(None, 0, 1)
+        return
+    _this_process = Peers(
+        global_state.client,
+        global_state.process_id,
+        global_state.num_processes,
+        lost_seconds=lost_seconds,
+        leave=lambda exit_code: _leave(exit_code, service),
+    )
+    _this_process.start()
+    atexit.register(_end, _this_process, service)
+    if place and place.process_id == 0:
+        print(f"{place.num_processes} processes by {place.launcher}, the first at {place.coordinator}", flush=True)
+
+
+def _lost_seconds() -> float:
+    text = os.environ.get(_LOST_SECONDS, f"{peers.LOST_SECONDS:.0f}")
+    if not text.isdecimal() or not 5 <= int(text) <= 90:
+        raise ValueError(f"{_LOST_SECONDS}={text}: give 5 to 90, the seconds without a sign of life.")
+    return float(text)
+
+
+def _end(process: Peers, service: Popen | None) -> None:
+    """The last thing that a process does, before JAX shuts down what `start` started."""
+    if (error := getattr(sys, "last_value", None)) is not None:  # an exception that nobody caught
+        process.fail(error)
+    client = global_state.client
+    assert client is not None
+    process.end(lambda: client.wait_at_barrier("vit_jax end", SHUTDOWN_SECONDS * 1000))
+    _dismiss(service, seconds=1)
+
+
+def _leave(exit_code: int, service: Popen | None) -> None:
+    _dismiss(service, seconds=10)  # so that the others can hear why
+    peers.leave_at_once(exit_code)
+
+
+def _dismiss(service: Popen | None, seconds: int) -> None:
+    """The coordination service ends this long after the process does."""
+    if service is None or service.stdin is None or service.stdin.closed:
+        return
+    tell_service(service, seconds)
+    os.dup(service.stdin.fileno())  # stays open until the process is gone, and nobody complains about it
+    service.stdin.close()
+    service.returncode = 0  # nobody waits for it
+
+
+@contextlib.contextmanager
+def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
+    """An error in here ends every process of the run, with a message that says whose it was.
+
+    Args:
+      *orderly: errors that all processes raise together, and that are none.
+    """
+    try:
+        yield
+    except orderly:
+        raise
+    except BaseException as error:
+        if _this_process is not None:
+            _this_process.fail(error)
+        raise
+
+
+def this_process() -> Peers:
+    """This process among those of its run, once it has started."""
+    global _this_process
+    if _this_process is None:
+        _this_process = Peers(None, 0, 1)
+    return _this_process
+
+
+def is_first() -> bool:
+    """Whether this is the process that prints and writes."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(name: str) -> None:
+    """Returns once every process has called this with the same name."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

@@ -1,0 +1,198 @@
+"""Joining the other processes of a run: with patience, but never in silence."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+
+import jax
+from jax._src import cloud_tpu_init
+
+from vit_jax.hosts import cluster, exits, slurm
+from vit_jax.hosts.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID, Place
+
+JOIN_SECONDS = "VIT_JAX_JOIN_SECONDS"
+WORD_AFTER_SECONDS = 20
+HEARTBEAT_SECONDS = 100  # JAX's own, which ends a process with a stack of C++: ours (`peers`) comes first
+SHUTDOWN_SECONDS = 300
+
+
+def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount) -> Place | None:
+    """Where this process stands in its run; None if it is the only one.
+
+    Args:
+      environment: of the process.
+      has_tpu: whether it computes on the TPUs of this host.
+      count_gpus: how many GPUs it can use.
+
+    Raises:
+      ValueError: variables are missing or contradict each other.
+    """
+    explicit = cluster.explicit_place(environment)
+    names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
+    given = [name for name in names if name in environment]
+    if given == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever the environment says
+        return None
+    if explicit is None and given not in ([], [COORDINATOR]):
+        missing = ", ".join(name for name in names if name not in environment)
+        raise ValueError(
+            f"{', '.join(given)} is set but {missing} is not: set all three, or none. Where SLURM, a JobSet, Open MPI "
+            f"or a TPU pod gives the numbers, {COORDINATOR} alone replaces the address."
+        )
+    if explicit is None and has_tpu:
+        return cluster.tpu_place(environment, join_seconds(environment))
+    found = (
+        cluster.open_mpi_place(environment)
+        or slurm.slurm_place(environment, count_gpus)
+        or cluster.jobset_place(environment)
+    )
+    if explicit and found and (explicit.num_processes, explicit.process_id) != (found.num_processes, found.process_id):
+        raise ValueError(
+            f"{NUM_PROCESSES}={explicit.num_processes} and {PROCESS_ID}={explicit.process_id}, but {found.launcher} "
+            f"says {found.num_processes} and {found.process_id}: unset {NUM_PROCESSES} and {PROCESS_ID}."
+        )
+    if explicit is None and found is None and given:
+        raise ValueError(
+            f"{COORDINATOR} is set, but nothing says how many processes there are and which this one is: set "
+            f"{NUM_PROCESSES} and {PROCESS_ID}, or start the run by srun, mpirun or a JobSet."
+        )
+    return explicit or found
+
+
+def find_own_place() -> Place | None:
+    """`find_place` of this process; a SLURM job whose tasks nobody started is spoken of.
+
+    A process that is told to compute elsewhere than on the host's TPUs (`JAX_PLATFORMS`) is no part of their pod.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_tpu = cloud_tpu_init.running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
+    place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus)
+    if place is None and (tasks := slurm.idle_tasks(os.environ)) > 1:
+        print(
+            f"vit-jax: job {os.environ['SLURM_JOB_ID']} has {tasks} tasks, but this is one process outside of srun: "
+            "start it with srun to use them all.",
+            file=sys.stderr,
+        )
+    return place
+
+
+def join_seconds(environment: Mapping[str, str]) -> int:
+    """How long a process waits for the others, `VIT_JAX_JOIN_SECONDS`."""
+    return cluster.whole({JOIN_SECONDS: "300"} | dict(environment), JOIN_SECONDS)
+
+
+def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
+    """Starts `jax.distributed`; ends the process, with a message, if the others do not come.
+
+    Args:
+      place: of this process.
+      stay_seconds: how long the coordination service outlives a first process that is killed.
+
+    Returns:
+      In the first process the one that runs the coordination service.
+    """
+    timeout = join_seconds(os.environ)
+    serving = threading.Event()
+    with _patience(place, timeout, serving):
+        service = start_service(place) if place.process_id == 0 else None
+        serving.set()
+        jax.distributed.initialize(
+            place.coordinator,
+            place.num_processes,
+            place.process_id,
+            place.local_device_ids,
+            cluster_detection_method="deactivate",  # it would take one GPU a process
+            initialization_timeout=timeout + 60,  # at its end JAX aborts; we end first
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            # JAX insists on a service in the first process: this one nobody speaks to.
+            coordinator_bind_address="127.0.0.1:0" if service else None,
+        )
+    if service:
+        tell_service(service, stay_seconds)
+    return service
+
+
+def tell_service(service: subprocess.Popen, stay_seconds: float) -> None:
+    """The coordination service stays this long once the first process has gone."""
+    assert service.stdin is not None
+    with contextlib.suppress(OSError):
+        service.stdin.write(f"{stay_seconds}\n")
+        service.stdin.flush()
+
+
+def start_service(place: Place) -> subprocess.Popen | None:
+    """The coordination service in a process beside this one; None where jaxlib has none to start.
+
+    Raises:
+      ValueError: its port is taken.
+    """
+    port = place.coordinator.rpartition(":")[2]
+    address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
+    program = pathlib.Path(__file__).with_name("coordinator.py")
+    numbers = (place.num_processes, HEARTBEAT_SECONDS, SHUTDOWN_SECONDS)
+    service = subprocess.Popen(
+        [sys.executable, "-P", str(program), address, *map(str, numbers)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert service.stdout is not None
+    with service.stdout:
+        word = service.stdout.readline().strip()
+    if word == "ready":
+        return service
+    service.communicate()
+    if word.startswith(
+        ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")
+    ):  # another jaxlib than those we know
+        return None
+    raise ValueError(f"The first process cannot listen on {address}: {word}. Choose another port in {COORDINATOR}.")
+
+
+@contextlib.contextmanager
+def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[None]:
+    """Speaks after a while of waiting, and ends the process when it has lasted too long."""
+    is_done = threading.Event()
+    who = f"process {place.process_id} of {place.num_processes} ({place.launcher})"
+
+    def speak() -> None:
+        if is_done.wait(min(WORD_AFTER_SECONDS, timeout)):
+            return
+        if timeout > WORD_AFTER_SECONDS:
+            situation = _situation(place, serving.is_set())
+            print(f"vit-jax: {who} {situation}; it waits for {timeout} s in all", file=sys.stderr, flush=True)
+            if is_done.wait(timeout - WORD_AFTER_SECONDS):
+                return
+        situation = _situation(place, serving.is_set())
+        print(
+            f"vit-jax: {who} {situation}. Not all processes came within {timeout} s: are they all running, with the "
+            f"same number of processes, and can they reach {place.coordinator}? {JOIN_SECONDS} is how long to wait.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(exits.LOST)  # the main thread waits in C++ and hears of nothing
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_done.set()
+
+
+def _situation(place: Place, is_serving: bool) -> str:
+    """What a process that waits can know: whether somebody is there to join."""
+    host, _, port = place.coordinator.rpartition(":")
+    if place.process_id == 0:
+        return "sees others missing" if is_serving else f"waits for port {port}, which another program still holds"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        return f"finds nobody at {place.coordinator}, where process 0 should be: {error.strerror or error}"
+    return f"has reached process 0 at {place.coordinator}; others are missing"

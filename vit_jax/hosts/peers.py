@@ -1,0 +1,284 @@
+"""Watching the processes of a run, so that none waits for one that is gone: whoever is lost or fails ends them all.
+
+JAX alone lets the others wait for minutes in a collective, or aborts them with a stack of C++. Two threads of each
+process look after it: one talks to the others, one judges by what was heard, and when.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import jax
+
+from vit_jax.hosts import exits
+from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
+
+POLL_SECONDS = 1.0
+LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
+OWN_ERROR_SECONDS = 3.0  # an error that all processes meet is told by each in its own words
+UNWIND_SECONDS = 10.0  # that a failed process has to close what it has open
+
+Rule = Callable[[Mapping[int, Report]], Verdict | None]
+
+
+class Peers:
+    """This process among those of its run; a run of one process has no store.
+
+    Args:
+      store: of the coordination service.
+      process_id: of this process.
+      num_processes: of the run.
+      lost_seconds: without a sign of life, after which a process counts as lost.
+      leave: how to end at once, with an exit code.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        process_id: int,
+        num_processes: int,
+        *,
+        lost_seconds: float = LOST_SECONDS,
+        leave: Callable[[int], object] | None = None,
+    ):
+        self.process_id, self.num_processes, self._lost_seconds = process_id, num_processes, lost_seconds
+        self._board = Board(store, process_id) if store is not None else None
+        self._leave = leave or leave_at_once
+        self._host = socket.gethostname()
+        self._beat, self._progress, self._step = 0, 0, None  # type: tuple[int, int, int | None]
+        self._idle_since: float | None = None
+        self._failure: Failure | None = None
+        self._failed_at = 0.0
+        self._has_ended = False
+        self._is_closing = threading.Event()
+        self._rule: Rule | None = None
+        self._last_checkpoint: Callable[[], int | None] = lambda: None
+        now = time.monotonic()
+        self._reports: dict[int, Report] = {}
+        self._seen_at = dict.fromkeys(range(num_processes), now)
+        self._judged_at = now
+        self._failures: dict[int, Failure] = {}
+        self._heard_verdict: Verdict | None = None
+        self._showed_at = -1  # the progress at which stacks were last shown
+        self._threads: list[threading.Thread] = []
+
+    # What the main thread says.
+
+    def start(self) -> None:
+        """Starts the threads; again has no effect."""
+        actions = [self.judge] if self._board is None else [self.judge, self.talk]
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions]
+            for thread in self._threads:
+                thread.start()
+
+    def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
+        """From now on steps follow each other.
+
+        Args:
+          rule: judges the reports of all processes; asked in the first one.
+          last_checkpoint: its step, for the message at the end.
+          start_step: steps done before.
+        """
+        self._rule, self._last_checkpoint = rule, last_checkpoint
+        self._step, self._idle_since = start_step, time.monotonic()
+        self.start()
+
+    def step_done(self, step: int) -> None:
+        """A step has been handed to the devices."""
+        self._progress, self._step, self._idle_since = self._progress + 1, step, time.monotonic()
+
+    def rest(self) -> None:
+        """What follows is no step, and may take its time."""
+        self._idle_since = None
+
+    def resume(self) -> None:
+        """Steps follow again."""
+        self._idle_since = time.monotonic()
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process ends; does not return if it is only the victim of another's end."""
+        if self._failure is not None or self._board is None:
+            return
+        if is_consequence(error):  # of what the judge is about to find out
+            time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
+        message = next((line for line in str(error).splitlines() if line.strip()), "")
+        failure = Failure(message=f"{type(error).__name__}: {message}", exit_code=exits.code_of(error))
+        self._failure, self._failed_at = failure, time.monotonic()
+        with contextlib.suppress(Exception):  # who cannot be told will notice
+            if self.process_id == 0:
+                self._board.post_verdict(self._verdict_on_failure(0, failure))
+            else:
+                self._board.post_failure(failure)
+
+    def end(self, wait_for_all: Callable[[], object]) -> None:
+        """The last thing before the process ends: does not return if it failed."""
+        self.rest()
+        if self._failure is not None:
+            self._leave(self._failure.exit_code)
+        self._has_ended = True
+        with contextlib.suppress(Exception):
+            wait_for_all()
+        self._is_closing.set()
+
+    # What the threads do.
+
+    def _repeat(self, action: Callable[[], None]) -> None:
+        while not self._is_closing.wait(POLL_SECONDS):
+            with contextlib.suppress(Exception):  # of the store: judged by what is no longer heard
+                action()
+
+    def talk(self) -> None:
+        """Says how this process is, and hears of the others; once a second, by a thread."""
+        assert self._board is not None
+        self._board.post_report(self.own_report())
+        if self.process_id == 0:
+            reports, self._failures = self._board.read_all()
+            for process, report in reports.items():
+                self._hear(process, report)
+            return
+        first, self._heard_verdict, wanted = self._board.read_first()
+        if first is not None:
+            self._hear(0, first)
+        if self.process_id in wanted:
+            self._show_stacks()
+
+    def own_report(self) -> Report:
+        """How this process is."""
+        self._beat += 1
+        since = self._idle_since
+        return Report(
+            beat=self._beat,
+            host=self._host,
+            step=self._step,
+            progress=self._progress,
+            idle_seconds=None if since is None else time.monotonic() - since,
+            has_ended=self._has_ended,
+        )
+
+    def _hear(self, process: int, report: Report) -> None:
+        known = self._reports.get(process)
+        if known is None or known.beat != report.beat:
+            self._seen_at[process] = time.monotonic()
+        self._reports[process] = report
+
+    def judge(self) -> None:
+        """Ends this process if the run is over; once a second, by another thread, since talking may block."""
+        if self._failure is not None:
+            if time.monotonic() > self._failed_at + UNWIND_SECONDS:
+                self._end_with(self._failure.message, self._failure.exit_code)
+            return
+        self._forgive_own_absence()
+        verdict = self._heard_verdict or self._verdict()
+        if verdict is None:
+            return
+        if self.process_id == 0 and self._board is not None:
+            with contextlib.suppress(Exception):  # who does not hear it finds this process gone
+                self._board.post_verdict(verdict)
+        if verdict.exit_code != exits.LOST and self._fails_itself():
+            return
+        self._end_with(verdict.message, verdict.exit_code)
+
+    def _forgive_own_absence(self) -> None:
+        """A process that stood still itself (a virtual machine that is moved) has heard nobody, and blames nobody."""
+        now = time.monotonic()
+        absence, self._judged_at = now - self._judged_at - 2 * POLL_SECONDS, now
+        if absence > 0:
+            self._seen_at = {process: seen_at + absence for process, seen_at in self._seen_at.items()}
+
+    def _verdict(self) -> Verdict | None:
+        for process, failure in self._failures.items():
+            return self._verdict_on_failure(process, failure)
+        known = range(1, self.num_processes) if self.process_id == 0 else (0,)
+        for process in known if self._board is not None else ():
+            has_ended = process in self._reports and self._reports[process].has_ended
+            if not has_ended and time.monotonic() - self._seen_at[process] > self._lost_seconds:
+                what = (
+                    f"was lost{self._after(process)}: no sign of life for {self._lost_seconds:.0f} s (killed, stopped, "
+                    f"or its machine or network is gone). {self._advice()}"
+                )
+                return Verdict(message=f"{self.name(process)} {what}", exit_code=exits.LOST)
+        if self._rule is None or self.process_id != 0:
+            return None
+        return self._rule({0: self.own_report()} | self._reports)
+
+    def _verdict_on_failure(self, process: int, failure: Failure) -> Verdict:
+        message = (
+            f"{self.name(process)} failed{self._after(process)}: {failure.message}\n{self._advice('mend that and ')}"
+        )
+        return Verdict(message=message, exit_code=failure.exit_code)
+
+    def _fails_itself(self) -> bool:
+        deadline = time.monotonic() + OWN_ERROR_SECONDS
+        while self._failure is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._failure is not None
+
+    def _end_with(self, message: str, exit_code: int) -> None:
+        say(message)
+        self._leave(exit_code)
+
+    # Words, also of use to rules.
+
+    def name(self, process: int) -> str:
+        """Of a process, as in: process 2 of 4 (host)."""
+        report = self._reports.get(process)
+        host = self._host if process == self.process_id else report.host if report else "host unknown"
+        return f"process {process} of {self.num_processes} ({host})"
+
+    def warn(self, message: str, stuck: tuple[int, ...]) -> None:
+        """Says something without ending, and has the processes that are stuck show where."""
+        say(message)
+        if self.process_id in stuck:
+            self._show_stacks()
+        if self._board is not None:
+            self._board.ask_for_stacks(stuck)
+
+    def _after(self, process: int) -> str:
+        report = self._reports.get(process)
+        step = self._step if process == self.process_id else report.step if report else None
+        return "" if step is None else f" after step {step}"
+
+    def _advice(self, first: str = "") -> str:
+        if self._step is None:
+            return f"{first}start the same command again.".capitalize()
+        step = self._last_checkpoint()
+        kept = "There is no checkpoint yet" if step is None else f"The last checkpoint is of step {step}"
+        return f"{kept}; {first}start the same command again."
+
+    def _show_stacks(self) -> None:
+        if self._showed_at != self._progress:
+            self._showed_at = self._progress
+            say(f"{self.name(self.process_id)} stands{self._after(self.process_id)}; its Python stacks:")
+            faulthandler.dump_traceback(file=2)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error may come of another process's end: connections break, and what waits for them fails."""
+    chain: list[BaseException | None] = [error]
+    while (last := chain[-1]) is not None:
+        chain.append(last.__cause__ or last.__context__)
+    return any(isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e) for e in chain)
+
+
+def say(message: str) -> None:
+    """A line of its own in the log, in one piece."""
+    sys.stdout.flush()
+    os.write(2, f"vit-jax: {message}\n".encode(errors="replace"))
+
+
+def leave_at_once(exit_code: int) -> NoReturn:
+    """Ends without waiting for anybody; workers do not outlive it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(exit_code)

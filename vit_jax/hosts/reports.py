@@ -1,0 +1,91 @@
+"""What processes of a run tell each other, as text in the key-value store of the coordination service."""
+
+import dataclasses
+import json
+from typing import Any, Protocol
+
+_ALL, _FIRST = "vit_jax/all", "vit_jax/first"  # what every process says, and what the first one does
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """How a process is."""
+
+    beat: int  # counts reports: one that stays the same is of a process that no longer speaks
+    host: str
+    step: int | None  # the last it has done; None before the first
+    progress: int  # counts steps over all runs of the process
+    idle_seconds: float | None  # since then; None while it does something else than steps
+    has_ended: bool = False  # well: it waits for the others to end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a process ends, in its own words."""
+
+    message: str
+    exit_code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why all processes end."""
+
+    message: str
+    exit_code: int
+
+
+class Store(Protocol):
+    """The part of JAX's client that is used."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+
+class Board:
+    """Typed access to the store; every call may raise what the store raises."""
+
+    def __init__(self, store: Store, process_id: int):
+        self._store, self._process_id = store, process_id
+
+    def post_report(self, report: Report) -> None:
+        """Says how this process is; the first one says it to all, the others to the first alone."""
+        where = _FIRST if self._process_id == 0 else _ALL
+        self._set(f"{where}/report/{self._process_id}", report)
+
+    def post_failure(self, failure: Failure) -> None:
+        """Says that this process ends, and why."""
+        self._set(f"{_ALL}/failure/{self._process_id}", failure)
+
+    def post_verdict(self, verdict: Verdict) -> None:
+        """By the first process: all end."""
+        self._set(f"{_FIRST}/verdict", verdict)
+
+    def ask_for_stacks(self, processes: tuple[int, ...]) -> None:
+        """By the first process: these show where they are."""
+        self._store.key_value_set(f"{_FIRST}/stacks", json.dumps(processes), allow_overwrite=True)
+
+    def read_all(self) -> tuple[dict[int, Report], dict[int, Failure]]:
+        """What the others said; for the first process."""
+        reports, failures = {}, {}
+        for key, text in self._store.key_value_dir_get(_ALL):
+            *_, kind, process = key.split("/")
+            if kind == "report":
+                reports[int(process)] = Report(**json.loads(text))
+            else:
+                failures[int(process)] = Failure(**json.loads(text))
+        return reports, failures
+
+    def read_first(self) -> tuple[Report | None, Verdict | None, tuple[int, ...]]:
+        """What the first process said: its report, the verdict, and who is asked for stacks."""
+        said = {key.removeprefix(f"{_FIRST}/"): json.loads(text) for key, text in self._store.key_value_dir_get(_FIRST)}
+        report, verdict = said.get("report/0"), said.get("verdict")
+        return (
+            Report(**report) if report else None,
+            Verdict(**verdict) if verdict else None,
+            tuple(said.get("stacks", ())),
+        )
+
+    def _set(self, key: str, value: Any) -> None:
+        self._store.key_value_set(key, json.dumps(dataclasses.asdict(value)), allow_overwrite=True)

@@ -1,0 +1,114 @@
+"""Notices when the steps of a run stop: names the processes that are behind and the step, then ends the run.
+
+It looks at what processes tell each other every second anyway (`hosts.peers`), so it costs a step nothing. What is no
+step, like compiling, evaluating or waiting for a checkpoint, may take as long as it takes.
+"""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+from vit_jax import hosts
+from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
+from vit_jax.hosts import exits
+from vit_jax.train.interruption import Interrupted
+
+SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so far hangs, if `hang_seconds` is less
+
+
+class Watchdog:
+    """Context of the loop over steps; to be entered last, so that it is the first to hear of an error.
+
+    Args:
+      folder: of the run.
+      start_step: steps done before.
+      hang_seconds: without a step, after which it warns; after twice as many it ends the run. None: never.
+    """
+
+    def __init__(self, folder: pathlib.Path, start_step: int, hang_seconds: float | None):
+        self._folder, self._start_step, self._hang_seconds = folder, start_step, hang_seconds
+        self._process = hosts.this_process()
+        self._num_steps, self._slowest_seconds = 0, 0.0
+        self._last = time.monotonic()
+        self._warned_of: tuple[tuple[int, ...], int] | None = None
+
+    def __enter__(self) -> Self:
+        rule = None if self._hang_seconds is None else self.judge
+        self._process.watch_steps(rule, lambda: newest_checkpoint(self._folder), self._start_step)
+        self._last = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.rest()
+        if error is not None and not isinstance(error, Interrupted):
+            self._process.fail(error)  # before anything is closed: that may wait for processes that wait for this one
+
+    def step_done(self, step: int) -> None:
+        """A step has been handed to the devices."""
+        now = time.monotonic()
+        if self._num_steps:  # the first sets up connections, and says little of the others
+            self._slowest_seconds = max(self._slowest_seconds, now - self._last)
+        self._num_steps, self._last = self._num_steps + 1, now
+        self._process.step_done(step)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What is done inside is no step."""
+        self._process.rest()
+        try:
+            yield
+        finally:
+            self._last = time.monotonic()
+            self._process.resume()
+
+    def judge(self, reports: Mapping[int, hosts.Report]) -> hosts.Verdict | None:
+        """Warns of processes that are stuck, once for each place they are stuck at; then ends all."""
+        assert self._hang_seconds is not None
+        limit = max(self._hang_seconds, SLOW_STEPS * self._slowest_seconds)
+        stuck = find_stuck(reports, limit)
+        if not stuck:
+            return None
+        message = self._describe(reports, stuck)
+        place = stuck, reports[stuck[0]].progress
+        if self._warned_of != place:
+            self._warned_of = place
+            self._process.warn(f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck)
+        if find_stuck(reports, 2 * limit):
+            return hosts.Verdict(message=f"{message} The run ends; start the same command again.", exit_code=exits.LOST)
+        return None
+
+    def _describe(self, reports: Mapping[int, hosts.Report], stuck: tuple[int, ...]) -> str:
+        first = reports[stuck[0]]
+        who = ", ".join(self._process.name(process) for process in stuck)
+        others = {reports[process].step for process in reports if process not in stuck}
+        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
+        return f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
+
+
+def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:
+    """Processes that are behind, if steps have stopped for longer than `limit` seconds.
+
+    A step needs all processes, so soon all stand still; at fault is who has done the least. One that has done no more
+    than that and is busy with something else is waited for.
+    """
+    running = {process: report for process, report in reports.items() if not report.has_ended}
+    if not running:
+        return ()
+    least = min(report.progress for report in running.values())
+    behind = {process: report.idle_seconds for process, report in running.items() if report.progress == least}
+    if any(idle is None or idle <= limit for idle in behind.values()):
+        return ()
+    return tuple(sorted(behind))
+
+
+def newest_checkpoint(folder: pathlib.Path) -> int | None:
+    """The step of the newest checkpoint that is wholly on disk, read without the store, which may be at work."""
+    checkpoints = folder / CHECKPOINTS
+    if not checkpoints.is_dir():
+        return None
+    return max((int(child.name) for child in checkpoints.iterdir() if child.name.isdigit()), default=None)
