@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.cli import training, weights
+from vit_jax.cli import planning, training, weights
 from vit_jax.cli.words import fail
 
 HELP = """\
@@ -26,6 +26,12 @@ vit-jax: train Vision Transformers in JAX.
       One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
   vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
       Read weights in any format and write them in any other; --image_size=H,W and others say what a file does not.
+  vit-jax plan --config=RECIPE[:ARGUMENT] --topology=v5e:16x16 [--price=N] [--json] [--hlo=FILE] [--config.…]
+      Memory, time and cost of pre-training on TPUs that are not here (v4, v5e, v5p, v6e; 2*v5e:16x16 or --slices=2 for
+      two slices), from its very step compiled for them, with a price of one chip for one hour; of GPUs (h100:8, and
+      4*h100:8 for four nodes) by arithmetic, as --arithmetic asks for everywhere. Data that the recipe does not name:
+      --num_examples=, --num_classes=. With --search the fastest layout that fits: rematerialisation, sharding and
+      micro-batches, with --batches other batches too, the best --tries=4 of them compiled.
   vit-jax prepare DATASET [--data_dir=FOLDER] [--manual_dir=FOLDER]
       Write a dataset of the TFDS catalogue as ArrayRecord files, once.
   vit-jax show --config=RECIPE[:ARGUMENT] [--config.SECTION.FIELD=VALUE ...]
@@ -47,6 +53,7 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "prepare": training.prepare,
     "show": training.show,
     "bench": training.bench,
+    "plan": planning.plan,
 }
 
 

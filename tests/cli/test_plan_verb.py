@@ -1,0 +1,78 @@
+"""The verb plan: its words, its report, and its errors, without a compiler."""
+
+import json
+
+import pytest
+
+from tests.plan import small_plans as small
+from vit_jax import cli
+
+COMMAND = ["plan", f"--config={small.RECIPE}", *small.WORDS]
+
+
+def test_a_report(capsys):
+    cli.main([*COMMAND, "--topology=h100:4", "--price=2.5"])
+    out = capsys.readouterr().out
+    assert "machine  h100:4: 4 x H100 SXM" in out
+    assert "data     digits: 1,437 images, 10 classes" in out
+    assert "price" in out
+
+
+def test_the_largest_recipe_needs_no_more_words(capsys):
+    cli.main(["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"])
+    out = capsys.readouterr().out
+    assert "JFT-300M: 303,000,000 images, 18,291 classes" in out
+    assert "1,035,645 steps" in out
+    assert "fits" in out
+
+
+def test_json(capsys):
+    words = ["--topology=v5e:2x2", "--slices=2", "--arithmetic", "--json", "--num_examples=320", "--num_classes=7"]
+    cli.main([*COMMAND, *words])
+    values = json.loads(capsys.readouterr().out)
+    assert values["num_chips"] == 8
+    assert values["mesh"] == {"replica": 2, "data": 4, "model": 1}
+    assert values["dataset"]["num_classes"] == 7
+    assert values["totals"]["steps"] == 100 * 320 // 32
+
+
+def test_search(capsys):
+    cli.main([*COMMAND, "--topology=h100:2", "--search", "--json"])
+    told = capsys.readouterr()
+    values = json.loads(told.out)
+    assert values["winner"]["fits"]
+    assert "planning 1 of 4: " in told.err
+    cli.main([*COMMAND, "--topology=h100:2", "--search"])
+    assert "add to the command:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Missing: --topology="),
+        (["--topology=v5e:5x5"], "a slice of v5e is one of"),
+        (["--topology=h100:4", "--price=cheap"], "the price of one chip for one hour"),
+        (["--topology=h100:4", "--price=-1"], "0 or more"),
+        (["--topology=h100:4", "--tries=3"], "--tries has no effect without --search"),
+        (["--topology=h100:4", "--batches"], "--batches has no effect without --search"),
+        (["--topology=h100:4", "--search", "--hlo=x.txt"], "leave --search out"),
+        (["--topology=v5e:2x2", "--arithmetic", "--hlo=x.txt"], "--arithmetic compiles none"),
+        (["--topology=h100:4", "--hlo=x.txt"], "there is no program to write: compilers for GPUs need the GPU"),
+        (["--topology=h100:4", "--slices=0"], "--slices=0"),
+        (["--topology=h100:4", "--num_classes=none"], "--num_classes=none"),
+        (["--topology=h100:3"], "is not divisible by 3 device(s)"),
+    ],
+)
+def test_what_is_refused(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([*COMMAND, *words])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_pretraining_is_planned(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"])
+    assert "only pre-training is planned" in capsys.readouterr().err

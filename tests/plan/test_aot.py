@@ -1,0 +1,134 @@
+"""The compiler for TPUs: messages, and, where libtpu is installed, one small step compiled for four chips."""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from tests.plan import small_plans as small
+from vit_jax.plan import aot, hlo
+from vit_jax.plan.arithmetic import arithmetic_memory
+from vit_jax.plan.estimate import make_plan
+from vit_jax.plan.report import to_text
+from vit_jax.plan.topology import parse_topology
+
+needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed: pip install 'vit_jax[tpu]'")
+
+
+@pytest.mark.parametrize(
+    ("message", "needed", "available"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (72.04G) "
+            "exceeds available HBM (30.75G).",
+            72.04 * 2**30,
+            30.75 * 2**30,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.",
+            512.5 * 2**20,
+            15.75 * 2**30,
+        ),
+    ],
+)
+def test_what_the_compiler_says_of_too_large_programs(message, needed, available):
+    result = aot.read_too_large(message)
+    assert (result.needed_bytes, result.available_bytes) == (int(needed), int(available))
+
+
+def test_other_words_give_no_numbers():
+    assert aot.read_too_large("RESOURCE_EXHAUSTED: too much").needed_bytes is None
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v5e:4x4", "2*v5e:2x4", "v4:4x4x4", "v5p:2x2x1", "v6e:1x1"])
+def test_stand_ins_are_like_the_devices_of_the_compiler(name):
+    topology = parse_topology(name)
+    real = [
+        (
+            device.id,
+            device.device_kind,
+            tuple(device.coords),
+            device.process_index,
+            getattr(device, "slice_index", None) or 0,
+        )
+        for device in aot.topology_devices(topology)
+    ]
+    names = [(d.id, d.device_kind, d.coords, d.process_index, d.slice_index) for d in topology.stand_ins()]
+    # in several slices the compiler has its own numbers; the order is the same
+    assert [entry[1:] for entry in real] == [entry[1:] for entry in names]
+
+
+@needs_libtpu
+def test_this_machine_does_not_look_like_a_host_of_tpus_afterwards():
+    before = dict(os.environ)
+    aot.topology_devices(parse_topology("v5e:2x2"))
+    assert dict(os.environ) == before
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
+    """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
+    topology = parse_topology(name)
+    place = SingleDeviceSharding(aot.topology_devices(topology)[0])
+
+    def seconds(function, *shapes, dtype):
+        arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape in shapes]
+        program = hlo.parse(jax.jit(function, out_shardings=place).lower(*arguments).compile().as_text())
+        return sum(i.cycles or 0 for i in program.computations[program.entry]) / topology.fabric.clock_hertz
+
+    size = 4096
+    product = 2 * size**3 / seconds(jnp.matmul, (size, size), (size, size), dtype=jnp.bfloat16)
+    assert 0.6 < product / topology.chip.peak_bf16_flops < 1
+    copied = 2 * 4 * 8 * size**2 / seconds(lambda x: x * 2.5, (8, size, size), dtype=jnp.float32)
+    assert 0.6 < copied / topology.chip.memory_bandwidth_bytes_per_second < 1
+
+
+@pytest.fixture(scope="module")
+def plan():
+    config = small.recipe("sharding.parameters=fsdp")
+    return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
+
+
+@needs_libtpu
+def test_a_step_is_compiled_for_four_chips(plan):
+    assert plan.is_compiled
+    assert plan.fits
+    assert plan.program_text.startswith("HloModule")
+    text = to_text(plan)
+    assert "XLA compiled the step for this machine" in text
+    assert "ms by the compiled schedule" in text
+
+
+@needs_libtpu
+def test_its_kinds_of_memory_sum_up_and_its_state_is_that_of_arithmetic(plan):
+    arithmetic = arithmetic_memory(plan.run, plan.topology)
+    assert min(dataclasses.astuple(plan.memory)) >= 0
+    assert plan.memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
+    assert plan.memory.optimizer == pytest.approx(arithmetic.optimizer, rel=0.01)
+    assert plan.memory.optimizer == pytest.approx(2 * plan.memory.parameters, rel=0.01)  # two moments
+
+
+@needs_libtpu
+def test_its_schedule_has_loops_and_collectives(plan):
+    assert plan.timeline.num_unknown_loops == 0
+    assert plan.timeline.compute_seconds > 0
+    assert any(collective.count == 2 for collective in plan.timeline.collectives), "one for each of two blocks"
+    sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
+    assert sums
+    assert {len(c.devices) for c in sums} == {4}
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_a_result():
+    config = small.recipe("model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4")
+    plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
+    assert not plan.fits
+    assert plan.memory is None
+    assert plan.usable_bytes == plan.topology.fabric.usable_bytes
+    assert "DOES NOT FIT" in to_text(plan)

@@ -1,0 +1,118 @@
+"""The search, by arithmetic: what is tried, what wins, and what it says to add."""
+
+import dataclasses
+
+import pytest
+
+from tests.plan import small_plans as small
+from vit_jax.config import ShardingConfig, load_recipe
+from vit_jax.plan import search as module
+from vit_jax.plan.dataset import JFT
+from vit_jax.plan.search import search
+from vit_jax.plan.search_report import found_to_json, found_to_text
+from vit_jax.plan.topology import parse_topology
+
+
+@pytest.fixture(scope="module")
+def h14():
+    return load_recipe("configs/pretrain_jft.py:ViT-H/14")
+
+
+@pytest.fixture(scope="module")
+def found(h14):
+    return search(h14, parse_topology("v5e:8x8"), JFT, can_compile=False)
+
+
+def test_every_policy_and_sharding_is_looked_at(found):
+    seen = {
+        (c.config.model.remat, c.config.sharding.parameters, c.config.sharding.num_model_shards)
+        for c in found.candidates
+    }
+    assert {remat for remat, _, _ in seen} == {"none", "dots", "full"}
+    assert {sharding for _, sharding, _ in seen} == {"replicated", "fsdp"}
+    assert {shards for _, _, shards in seen} == {1, 2, 4}
+    assert {c.config.global_batch for c in found.candidates} == {4096}
+
+
+def test_the_winner_is_the_fastest_that_fits(found):
+    fitting = [c for c in found.candidates if c.needed_bytes <= found.usable_bytes]
+    assert found.winner.fits
+    assert found.winner.step_seconds == min(c.step_seconds for c in fitting)
+    assert any(c.needed_bytes > found.usable_bytes for c in found.candidates) or len(fitting) == len(found.candidates)
+
+
+def test_its_overrides_make_the_winner(found):
+    again = load_recipe("configs/pretrain_jft.py:ViT-H/14", found.overrides)
+    assert again == found.winner.config
+
+
+def test_micro_batches_are_as_few_as_fit(found):
+    policies = {(c.config.model.remat, c.config.sharding): c for c in found.candidates}
+    replicated = ShardingConfig(parameters="replicated")
+    assert policies["none", replicated].config.optimizer.accumulation_steps > 1
+    assert policies["full", replicated].config.optimizer.accumulation_steps <= (
+        policies["none", replicated].config.optimizer.accumulation_steps
+    )
+
+
+def test_the_table_names_all_and_what_to_add(found):
+    text = found_to_text(found)
+    assert text.count(" | ") >= 3 * len(found.candidates)
+    assert "fastest that fits" in text
+    assert f"add to the command: {' '.join(found.overrides)}" in text
+    values = found_to_json(found)
+    assert len(values["candidates"]) == len(found.candidates)
+    assert values["winner"]["fits"]
+
+
+def test_nothing_fits():
+    config = small.recipe("model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1")
+    found = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
+    assert found.winner is None
+    assert "Nothing fits" in found_to_text(found)
+
+
+def test_other_batches_are_compared_by_image():
+    config = small.recipe()
+    found = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False, other_batches=True)
+    assert {c.config.global_batch for c in found.candidates} == {8, 16, 32, 64, 128}
+    rates = [c.seconds_per_image for c in found.candidates]
+    assert rates == sorted(rates)
+
+
+def test_what_is_in_doubt_is_tried_last(found):
+    candidates = sorted(found.candidates, key=lambda c: c.needed_bytes)
+    usable = candidates[len(candidates) // 2].needed_bytes
+    order = module._worth_trying(candidates, usable, 1.15 * usable)
+    sizes = [candidates[place].needed_bytes for place in order]
+    is_sure = [size <= usable for size in sizes]
+    assert is_sure == sorted(is_sure, reverse=True)
+    assert max(sizes) <= 1.15 * usable
+    policies = [candidates[place].config.model.remat for place in order]
+    sure = {c.config.model.remat for c in candidates if c.needed_bytes <= usable}
+    assert set(policies[: len(sure)]) == sure
+
+
+def test_no_layout_is_possible():
+    config = small.recipe("global_batch=3")
+    with pytest.raises(ValueError, match="No layout of this recipe is possible on h100:8"):
+        search(config, parse_topology("h100:8"), small.dataset(config), can_compile=False)
+
+
+def test_the_compiler_decides_between_the_best(monkeypatch, h14):
+    """A compiler that finds the first choice too large and the others slower than arithmetic."""
+    asked = []
+
+    def compiled(config, topology, dataset, **options):
+        plan = real(config, topology, dataset, can_compile=False)
+        asked.append(config)
+        memory = dataclasses.replace(plan.memory, temporary=10**12) if len(asked) == 1 else plan.memory
+        return dataclasses.replace(plan, memory=memory)
+
+    real = module.make_plan
+    monkeypatch.setattr(module, "make_plan", compiled)
+    found = search(h14, parse_topology("v5e:8x8"), JFT, num_tries=3)
+    assert len(asked) == 3
+    assert {config.model.remat for config in asked} == {"none", "dots", "full"}
+    assert found.winner.config != asked[0]
+    assert "does not fit" in found_to_text(found)

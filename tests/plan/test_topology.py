@@ -1,0 +1,88 @@
+"""Names of machines, their devices in name only, and what is said of names that are none."""
+
+import collections
+
+import pytest
+
+from vit_jax.plan.topology import parse_topology
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts", "device_kind"),
+    [
+        ("v5e:16x16", 256, 64, "TPU v5 lite"),
+        ("v5e:1x1", 1, 1, "TPU v5 lite"),
+        ("v4:4x4x8", 128, 32, "TPU v4"),
+        ("v5p:8x8x8", 512, 128, "TPU v5"),
+        ("v5p:2x2x1", 4, 1, "TPU v5"),
+        ("v6e:2x4", 8, 2, "TPU v6 lite"),
+        ("2*v5e:4x4", 32, 8, "TPU v5 lite"),
+        ("h100:8", 8, 1, "H100 80GB HBM3"),
+        ("4*a100-80gb:8", 32, 4, "A100-SXM4-80GB"),
+    ],
+)
+def test_sizes(name, chips, hosts, device_kind):
+    topology = parse_topology(name)
+    devices = topology.stand_ins()
+    assert topology.num_chips == chips == len(devices)
+    assert {device.process_index for device in devices} == set(range(hosts))
+    assert {device.device_kind for device in devices} == {device_kind}
+    assert [device.id for device in devices] == list(range(chips))
+    assert len({(device.slice_index, device.coords) for device in devices}) == chips
+    assert topology.chip.peak_bf16_flops > 0
+
+
+def test_a_host_has_a_square_of_chips():
+    devices = parse_topology("v5e:4x4").stand_ins()
+    hosts = collections.defaultdict(list)
+    for device in devices:
+        hosts[device.process_index].append(device.coords)
+    assert hosts[0] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+    assert hosts[1] == [(2, 0, 0), (3, 0, 0), (2, 1, 0), (3, 1, 0)]
+
+
+def test_slices_are_named_or_counted():
+    assert parse_topology("v5e:4x4", num_slices=2).name == "2*v5e:4x4"
+    assert parse_topology("v5e:4x4", num_slices=2).num_chips == 32
+    slices = [device.slice_index for device in parse_topology("2*v5e:2x2").stand_ins()]
+    assert slices == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ring"),
+    [
+        ("v5e:16x16", (True, True)),
+        ("v5e:8x16", (False, True)),
+        ("v5e:8x8", (False, False)),
+        ("v4:4x4x8", (True, True, True)),
+        ("v4:2x4x4", (False, False, False)),
+    ],
+)
+def test_axes_that_close_into_rings(name, is_ring):
+    assert parse_topology(name).is_ring == is_ring
+
+
+@pytest.mark.parametrize(
+    ("name", "num_slices", "message"),
+    [
+        ("v5e", None, "KIND:SHAPE such as v5e:16x16"),
+        ("v5e:", None, "is no machine"),
+        ("v5x:4x4", None, "Did you mean v5"),
+        ("tpu:4x4", None, "Kinds: v4, v5e"),
+        ("v5e:3x3", None, "one of 1x1, 2x2"),
+        ("v5e:16x32", None, "8x16, 16x16"),
+        ("v5e:4x4x4", None, "a slice of v5e is one of"),
+        ("v4:4x4", None, "AxBxC with A <= B <= C"),
+        ("v4:4x8x4", None, "AxBxC with A <= B <= C"),
+        ("v4:4x4x6", None, "multiple of 4"),
+        ("v4:16x16x20", None, "at most 4096 chips"),
+        ("h100:9", None, "N from 1 to 8"),
+        ("h100:2x4", None, "write h100:N"),
+        ("0*v5e:4x4", None, "use 1 or more"),
+        ("2*v5e:4x4", 2, "both say how many slices"),
+    ],
+)
+def test_names_that_are_none(name, num_slices, message):
+    with pytest.raises(ValueError, match="--topology=") as error:
+        parse_topology(name, num_slices=num_slices)
+    assert message in str(error.value)

@@ -1,0 +1,145 @@
+"""What joins accelerators: links within a slice or node, the network between them, and how long a collective takes.
+
+The numbers are of data sheets; the model of a collective is that of a ring on every axis of a torus. No jax here.
+"""
+
+import dataclasses
+import math
+
+GIB = 2**30
+GIGA = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Fabric:
+    """The network of one kind of machine, as planned for.
+
+    Attributes:
+      kind: how a topology names it, such as "v5e".
+      device_kind: what jax prints for its chips; `chips.find_chip` knows it.
+      num_axes: of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch.
+      link_bytes_per_second: of one link of the torus in one direction; of a GPU, of all its links to the switch.
+      network_bytes_per_second: of one chip, to other slices or nodes.
+      cores_per_chip: what "core-days" count; 1 for GPUs.
+      clock_hertz: at which the chip reaches its peak: peak FLOP/s by what its matrix units do in a cycle; 0 where no
+        compiler counts cycles for it.
+      wraps_at: length, or its multiples, from which an axis closes into a ring; 0 for GPUs.
+      usable_bytes: of a chip's memory, to a program: what XLA's compiler for TPUs says when one does not fit; of GPUs
+        an assumed 92 % of the nominal size.
+      largest_slice: chips, or GPUs of a node.
+      source: the document that the numbers are from.
+    """
+
+    kind: str
+    device_kind: str
+    num_axes: int
+    link_bytes_per_second: float
+    network_bytes_per_second: float
+    cores_per_chip: int
+    clock_hertz: float
+    wraps_at: int
+    usable_bytes: int
+    largest_slice: int
+    source: str
+
+
+_USABLE_OF_A_GPU = 0.92
+
+
+def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
+    """A node of eight GPUs.
+
+    Args:
+      kind: as a topology names it.
+      device_kind: as jax does.
+      gib: of memory.
+      nvlink: GB/s of one GPU, both directions together.
+      cards: Gbit/s of network cards for each GPU.
+      system: whose data sheet says so.
+    """
+    usable = int(_USABLE_OF_A_GPU * gib * GIB)
+    return Fabric(kind, device_kind, 0, nvlink / 2 * GIGA, cards / 8 * GIGA, 1, 0, 0, usable, 8, f"NVIDIA {system}")
+
+
+_V4 = "Jouppi et al., ISCA 2023 (links); network taken as v5p's"
+_V5E = "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
+_V5P = "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
+_V6E = "Google Cloud TPU v6e page: 800 GB/s over 4 links in both directions; network of 100 Gbit/s a chip assumed"
+
+# fmt: off
+FABRICS = (
+    Fabric("v4", "TPU v4", 3, 50 * GIGA, 6.25 * GIGA, 2, 1.05 * GIGA, 4, int(30.75 * GIB), 4096, _V4),
+    Fabric("v5e", "TPU v5 lite", 2, 50 * GIGA, 3.125 * GIGA, 1, 1.5 * GIGA, 16, int(15.75 * GIB), 256, _V5E),
+    Fabric("v5p", "TPU v5", 3, 100 * GIGA, 6.25 * GIGA, 2, 1.75 * GIGA, 4, int(95.74 * GIB), 6144, _V5P),
+    Fabric("v6e", "TPU v6 lite", 2, 100 * GIGA, 12.5 * GIGA, 1, 1.75 * GIGA, 16, int(31.25 * GIB), 256, _V6E),
+    _gpus("v100", "V100-SXM2-32GB", 32, 300, 100, "DGX-1 data sheet, with V100 32GB"),
+    _gpus("a100-40gb", "A100-SXM4-40GB", 40, 600, 200, "DGX A100 data sheet"),
+    _gpus("a100-80gb", "A100-SXM4-80GB", 80, 600, 200, "DGX A100 data sheet"),
+    _gpus("h100", "H100 80GB HBM3", 80, 900, 400, "DGX H100 data sheet"),
+    _gpus("h200", "H200", 141, 900, 400, "DGX H200 data sheet"),
+    _gpus("b200", "B200", 180, 1800, 400, "DGX B200 data sheet"),
+)
+# fmt: on
+
+HOP_SECONDS = 1e-6  # from one chip to the next; an assumption
+NETWORK_SECONDS = 20e-6  # from one slice or node to another; an assumption
+PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0.25, "collective-permute": 1}
+"""How often the whole array passes each chip's links; an all-to-all on a ring sends a quarter of it past the middle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The chips that take part in one collective.
+
+    Attributes:
+      lengths: of the axes of the torus that it spans, those of length 1 left out; () for chips behind a switch.
+      is_ring: for each of them, whether its ends are joined.
+      stride: from one member to the next along an axis, at most; so many groups share each link.
+      num_switched: GPUs of one node that take part; 1 for TPUs.
+      num_slices: slices or nodes that take part.
+    """
+
+    lengths: tuple[int, ...] = ()
+    is_ring: tuple[bool, ...] = ()
+    stride: int = 1
+    num_switched: int = 1
+    num_slices: int = 1
+
+
+def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
+    """Time of one collective that has the links to itself.
+
+    Within a slice the array is cut into one part for each axis and all axes work at once: every axis of the group adds
+    one link, two where it is a ring. Between slices each chip sends its share of the array through its own part of the
+    network.
+
+    Args:
+      operation: a key of `PASSES`.
+      num_bytes: of the whole array: what an all-gather ends with, what a reduce-scatter begins with.
+      group: who takes part.
+      fabric: their network.
+    """
+    num_members = group.num_switched * math.prod(group.lengths)
+    inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0
+    if group.num_slices == 1:
+        return inside
+    passes = max(PASSES[operation], 1)
+    share = num_bytes / num_members  # what each chip has to take across
+    across = passes * share * (1 - 1 / group.num_slices) / fabric.network_bytes_per_second
+    return inside + across + passes * NETWORK_SECONDS
+
+
+def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
+    """The part of it within a slice or node."""
+    links = sum(2 if ring else 1 for ring in group.is_ring) or 1
+    hops = sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True)) or 1
+    speed = fabric.link_bytes_per_second / group.stride
+    if operation == "collective-permute":  # every chip passes what it has on to its neighbour
+        return num_bytes / speed + HOP_SECONDS * group.stride
+    part = 1 - 1 / (group.num_switched * math.prod(group.lengths))
+    return PASSES[operation] * num_bytes * part / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
+
+
+def find_fabric(kind: str) -> Fabric | None:
+    """The fabric of this kind, or None."""
+    return next((fabric for fabric in FABRICS if fabric.kind == kind), None)

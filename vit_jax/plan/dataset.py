@@ -1,0 +1,71 @@
+"""How many images and classes a run will see, for recipes whose data are not at hand."""
+
+import dataclasses
+import pathlib
+
+from vit_jax.config import PretrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A training split in numbers, and where these are from."""
+
+    name: str
+    num_examples: int
+    num_classes: int
+    source: str
+
+
+IMAGENET = Dataset("ImageNet", 1_281_167, 1000, "ILSVRC-2012")
+IMAGENET_21K = Dataset("ImageNet-21k", 14_197_122, 21_843, "14 million images, 21k classes (ViT, sec. 4.1)")
+JFT = Dataset("JFT-300M", 303_000_000, 18_291, "303 million images (ViT, sec. 4.1), 18,291 classes (BiT, sec. 3.1)")
+
+_OF_DATA = {
+    "digits": Dataset("digits", 1437, 10, "scikit-learn"),
+    "tfds:imagenet2012": IMAGENET,
+    "tfds:imagenet21k_resized": IMAGENET_21K,
+    "tfds:cifar10": Dataset("CIFAR-10", 50_000, 10, "its training split"),
+    "tfds:cifar100": Dataset("CIFAR-100", 50_000, 100, "its training split"),
+}
+_OF_RECIPE = {
+    "pretrain_imagenet1k": IMAGENET,
+    "pretrain_imagenet21k": IMAGENET_21K,
+    "pretrain_jft": JFT,
+    "pretrain_s16_baseline": IMAGENET,
+}
+
+
+def choose_dataset(
+    recipe: str, config: PretrainConfig, *, num_examples: int | None = None, num_classes: int | None = None
+) -> Dataset:
+    """The numbers to plan with: those given, else those of `config.data`, else those of the recipe's paper.
+
+    Args:
+      recipe: as given, "configs/pretrain_jft.py:ViT-H/14".
+      config: of the run.
+      num_examples: of the training split; None to look it up.
+      num_classes: likewise.
+
+    Raises:
+      ValueError: neither is known.
+    """
+    known = _OF_DATA.get(config.data or "")
+    if config.data is None:
+        known = _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
+    if known is None and (num_examples is None or num_classes is None):
+        raise ValueError(
+            f"How many images and classes {config.data or recipe} has is not known here: add --num_examples=N and "
+            f"--num_classes=N. Known: {', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}."
+        )
+    if known is None or (num_examples is not None and num_classes is not None):
+        assert num_examples is not None
+        assert num_classes is not None
+        return Dataset(config.data or "given", num_examples, num_classes, "the command line")
+    if num_examples is None and num_classes is None:
+        return known
+    return dataclasses.replace(
+        known,
+        num_examples=num_examples or known.num_examples,
+        num_classes=num_classes or known.num_classes,
+        source=f"{known.source}; in part the command line",
+    )

@@ -1,0 +1,183 @@
+"""Optimised HLO text, as XLA prints it, read into computations and instructions.
+
+Read is what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's own cycle counts.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a shape: dims, bits of a value, layout from minor to major, tile, and whether it lies in HBM."""
+
+    dims: tuple[int, ...]
+    bits: int
+    minor_to_major: tuple[int, ...]
+    tile: tuple[int, ...]
+    is_in_hbm: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Without padding."""
+        return math.prod(self.dims) * self.bits // 8
+
+    @property
+    def padded_bytes(self) -> int:
+        """As it lies in memory: the minor dims are filled up to whole tiles."""
+        dims = [self.dims[dim] for dim in reversed(self.minor_to_major)] or list(self.dims)
+        for place in range(1, min(len(self.tile), len(dims)) + 1):
+            dims[-place] = -(-dims[-place] // self.tile[-place]) * self.tile[-place]
+        return math.prod(dims) * self.bits // 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str  # operands and attributes
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        return tuple(_arrays(self.shape))
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(_NAME.findall(_within_parentheses(self.rest)))
+
+    @property
+    def cycles(self) -> int | None:
+        """XLA's estimate for one execution; None where it makes none."""
+        match = _CYCLES.search(self.rest)
+        return int(match[1]) if match else None
+
+    def attribute(self, name: str) -> str | None:
+        """The computation that an attribute such as "calls" names."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return match[1] if match else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Computations that a call, a fusion or a conditional runs."""
+        branches = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
+        names = (self.attribute(key) for key in ("calls", "to_apply", "true_computation", "false_computation"))
+        return (*(name for name in names if name), *(_NAME.findall(branches[1]) if branches else ()))
+
+    @property
+    def source(self) -> str:
+        """The operation that it comes from, as jax names it."""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
+
+    @property
+    def channel(self) -> str | None:
+        match = re.search(r"channel_id=(\d+)", self.rest)
+        return match[1] if match else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A whole executable."""
+
+    entry: str
+    computations: dict[str, tuple[Instruction, ...]]
+
+    def trip_count(self, loop: Instruction) -> int | None:
+        """How often a `while` runs: the constant that its counter, which starts at 0, is compared with."""
+        name = loop.attribute("condition")
+        constants = [c for c in self.computations.get(name or "", ()) if c.opcode == "constant"]
+        numbers = [match[1] for c in constants if (match := re.match(r"(\d+)\)", c.rest))]
+        return int(numbers[0]) if len(numbers) == 1 else None
+
+
+def parse(text: str) -> Program:
+    """Reads what `compiled.as_text()` returns."""
+    computations: dict[str, tuple[Instruction, ...]] = {}
+    entry, name, lines = "", "", list[Instruction]()
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            name, lines = header[2], []
+            entry = name if header[1] else entry
+        elif line.startswith("}"):
+            computations[name] = tuple(lines)
+        elif instruction := _INSTRUCTION.match(line):
+            lines.append(Instruction(*instruction.groups()))
+    assert entry in computations, "this text holds no HLO program"
+    return Program(entry, computations)
+
+
+def members(collective: Instruction) -> list[int]:
+    """The devices, as positions in the mesh, of the first of the groups that carry a collective out.
+
+    Raises:
+      ValueError: a form of groups that is not known.
+    """
+    text = collective.rest
+    if match := _MESH_GROUPS.search(text):
+        sizes = {key: int(size) for key, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        places = _mesh_members(sizes, set(re.findall(r"'([^']+)'", match[4])))
+        return sorted(_transposed(match[2], match[3], place) for place in places) if match[2] else places
+    if match := _IOTA_GROUPS.search(text):  # the first row of a range that is reshaped and transposed
+        return [_transposed(match[3], match[4], place) for place in range(int(match[2]))]
+    if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
+        return [int(number) for number in ",".join(match.groups()).split(",")]
+    raise ValueError(f"The groups of {collective.name} are written in an unknown form: {text[:300]}")
+
+
+def _mesh_members(sizes: dict[str, int], along: set[str]) -> list[int]:
+    found, stride = [0], 1
+    for axis, size in reversed(sizes.items()):
+        if axis in along:
+            found = [member + stride * index for index in range(size) for member in found]
+        stride *= size
+    return sorted(found)
+
+
+def _transposed(dims_text: str, order_text: str | None, place: int) -> int:
+    """What stands at a place of `range(product of dims)`, shaped to these dims, transposed and made flat again."""
+    dims = [int(dim) for dim in dims_text.split(",")]
+    order = [int(dim) for dim in order_text.split(",")] if order_text else list(range(len(dims)))
+    number = 0
+    for dim in reversed(order):
+        place, index = divmod(place, dims[dim])
+        number += index * math.prod(dims[dim + 1 :])
+    return number
+
+
+def _within_parentheses(text: str) -> str:
+    depth = 1
+    for place, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if not depth:
+            return text[:place]
+    return text
+
+
+def _arrays(shape: str) -> Iterator[Array]:
+    for kind, dims_text, order_text, layout in _ARRAY.findall(shape):
+        bits = 8 if kind == "pred" else int(kind.lstrip("bfsuc"))
+        dims = tuple(int(dim) for dim in dims_text.split(",") if dim)
+        order = tuple(int(dim) for dim in order_text.split(",") if dim)
+        tile = _TILE.search(layout)
+        sides = tuple(int(side) for side in tile[1].split(",")) if tile else ()
+        memory = re.search(r"S\((\d+)\)", layout)
+        yield Array(dims, bits, order, sides, memory is None)

@@ -1,0 +1,226 @@
+"""How long one step takes: the compiled schedule walked through once, in order.
+
+The core executes what XLA gives cycles for, one after the other. Beside it, each with a queue of its own, the links
+carry collectives, the network what slices exchange, and the memory bus prefetches (`copy-start`, `slice-start`); a
+`-done` waits for them. A collective that is not split into start and done stops the core until it is through. A loop
+costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
+from vit_jax.plan.hlo import Instruction, Program, members
+
+_PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
+# A collective may run beside several fusions, in loops too; XLA's names tell its start and end from its middle.
+_FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a step.
+
+    Attributes:
+      operation: such as "all-reduce".
+      num_bytes: of the whole array.
+      devices: positions in the mesh of one group.
+      source: the operation it comes from, as jax names it.
+      count: how often a step executes it.
+      seconds: of one execution.
+      waited_seconds: of one execution, how long the core stands still for it.
+    """
+
+    operation: str
+    num_bytes: int
+    devices: tuple[int, ...]
+    source: str
+    count: int
+    seconds: float
+    waited_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """Where the time of a step goes.
+
+    Attributes:
+      compute_seconds: the core at work.
+      collective_seconds: the core standing still for collectives.
+      prefetch_seconds: the core standing still for memory.
+      collectives: all of them, the dearest first.
+      num_unknown_loops: loops whose length the text does not tell, counted as one pass.
+    """
+
+    compute_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    prefetch_seconds: float = 0.0
+    collectives: tuple[Collective, ...] = ()
+    num_unknown_loops: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.collective_seconds + self.prefetch_seconds
+
+    def plus(self, other: "Timeline", times: int = 1) -> "Timeline":
+        """This, and then `other` so many times."""
+        more = tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
+        return Timeline(
+            self.compute_seconds + times * other.compute_seconds,
+            self.collective_seconds + times * other.collective_seconds,
+            self.prefetch_seconds + times * other.prefetch_seconds,
+            self.collectives + more,
+            self.num_unknown_loops + other.num_unknown_loops,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speeds:
+    """What turns cycles and bytes into seconds.
+
+    Attributes:
+      clock_hertz: of the core.
+      memory_bytes_per_second: of the bus.
+      network_bytes_per_second: of one chip, between slices.
+      collective_seconds: (operation, bytes, positions in the mesh) -> seconds.
+    """
+
+    clock_hertz: float
+    memory_bytes_per_second: float
+    network_bytes_per_second: float
+    collective_seconds: Callable[[str, int, tuple[int, ...]], float]
+
+
+def step_timeline(program: Program, speeds: Speeds) -> Timeline:
+    """Estimates one execution of the program."""
+    timeline = _Walk(program, speeds).run(program.entry)
+    dearest = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
+    return dataclasses.replace(timeline, collectives=tuple(dearest))
+
+
+class _Walk:
+    """Runs computations; remembers which of them hold a collective."""
+
+    def __init__(self, program: Program, speeds: Speeds):
+        self.program, self.speeds = program, speeds
+        self.collective_of = functools.cache(self._collective_of)
+
+    def run(self, computation: str) -> Timeline:
+        """One pass, from idle links and an idle bus."""
+        pass_ = _Pass()
+        for instruction in self.program.computations[computation]:
+            self._execute(instruction, pass_)
+        return pass_.timeline
+
+    def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
+        opcode, name = instruction.opcode, instruction.name
+        seconds = (instruction.cycles or 0) / self.speeds.clock_hertz
+        if opcode in ("while", "call", "conditional"):
+            pass_.enter(*self._nested(instruction))
+        elif opcode in _PREFETCHES:
+            pass_.start(name, "bus", _prefetched_bytes(instruction) / self.speeds.memory_bytes_per_second)
+        elif opcode == "recv":  # between slices; the matching send goes the other way at the same time
+            fact = self._exchange(instruction)
+            pass_.start(name, "network", fact.seconds, fact)
+        elif opcode.endswith("-done"):
+            pass_.wait(instruction.operands[0])
+        elif (collective := self.collective_of(instruction)) is None:
+            pass_.compute(seconds)
+        else:
+            is_split = opcode.endswith("-start")
+            key = name if is_split else collective.channel or name
+            if not pass_.has_started(key):
+                fact = self._fact(collective)
+                pass_.start(key, "links", fact.seconds, fact)
+            pass_.compute(seconds)  # a fusion may compute while it sends
+            if not is_split and not name.startswith(_FUSED_START):
+                pass_.wait(key)
+
+    def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
+        if instruction.opcode == "while":
+            body, times = self.run(instruction.attribute("body") or ""), self.program.trip_count(instruction)
+            if times is None:
+                return dataclasses.replace(body, num_unknown_loops=body.num_unknown_loops + 1), 1
+            return body, times
+        called = [name for name in instruction.called if name in self.program.computations]
+        return max((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
+
+    def _collective_of(self, instruction: Instruction) -> Instruction | None:
+        """The collective that an instruction is or, a fusion, holds."""
+        if instruction.opcode.removesuffix("-start") in PASSES:
+            return instruction
+        is_middle = any(name.startswith(_FUSED_MIDDLE) for name in instruction.called)
+        if instruction.opcode not in ("fusion", "async-start") or is_middle:
+            return None
+        inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
+        found = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
+        if found is not None and found.opcode == "all-reduce" and _keeps_a_part(found, instruction):
+            return dataclasses.replace(found, opcode="reduce-scatter", shape=instruction.shape)
+        return found
+
+    def _fact(self, collective: Instruction) -> Collective:
+        operation, devices = collective.opcode.removesuffix("-start"), tuple(members(collective))
+        num_bytes = _collective_bytes(collective, len(devices))
+        seconds = self.speeds.collective_seconds(operation, num_bytes, devices)
+        return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)
+
+    def _exchange(self, received: Instruction) -> Collective:
+        num_bytes = sum(array.num_bytes for array in received.arrays[:1])
+        seconds = num_bytes / self.speeds.network_bytes_per_second + NETWORK_SECONDS
+        return Collective("exchange between slices", num_bytes, (), received.source, 1, seconds, 0.0)
+
+
+class _Pass:
+    """The clocks of one pass through a computation."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.now = 0.0
+        self.free = {"links": 0.0, "network": 0.0, "bus": 0.0}
+        self.ends: dict[str, tuple[float, Collective | None]] = {}
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+        self.timeline = self.timeline.plus(Timeline(compute_seconds=seconds))
+
+    def enter(self, nested: Timeline, times: int) -> None:
+        self.now += nested.seconds * times
+        self.timeline = self.timeline.plus(nested, times)
+
+    def start(self, key: str, resource: str, seconds: float, fact: Collective | None = None) -> None:
+        self.free[resource] = max(self.now, self.free[resource]) + seconds
+        self.ends[key] = (self.free[resource], fact)
+
+    def has_started(self, key: str) -> bool:
+        return key in self.ends
+
+    def wait(self, key: str) -> None:
+        """Until what was started under this key is done; what is not known takes no time."""
+        end, fact = self.ends.pop(key, (self.now, None))
+        seconds = max(0.0, end - self.now)
+        self.now += seconds
+        if fact is None:
+            self.timeline = self.timeline.plus(Timeline(prefetch_seconds=seconds))
+        else:
+            fact = dataclasses.replace(fact, waited_seconds=seconds)
+            self.timeline = self.timeline.plus(Timeline(collective_seconds=seconds, collectives=(fact,)))
+
+
+def _prefetched_bytes(instruction: Instruction) -> int:
+    """What a copy between memories moves: its result, told beside its source; of a slice, the smaller of the two."""
+    return min((array.padded_bytes for array in instruction.arrays if array.dims), default=0)
+
+
+def _collective_bytes(collective: Instruction, num_devices: int) -> int:
+    """Bytes of the whole array: of an all-gather what it ends with, of a reduce-scatter what it begins with."""
+    sizes = [array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1]
+    if collective.opcode in ("all-gather-start", "collective-permute-start"):
+        return max(sizes)  # told are what goes in and what comes out
+    return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
+
+
+def _keeps_a_part(reduced: Instruction, fusion: Instruction) -> bool:
+    """Whether the fusion gives less than the sum that it makes: a reduce-scatter in XLA's clothes."""
+    total = sum(array.num_bytes for array in reduced.arrays)
+    return sum(array.num_bytes for array in fusion.arrays) * 2 <= total

@@ -1,0 +1,159 @@
+"""Machines by name: "v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
+
+Nothing here needs the machine, nor the library that compiles for it.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+from vit_jax.cost.chips import Chip, find_chip
+from vit_jax.cost.fabrics import FABRICS, Fabric, find_fabric
+
+_FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
+_SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SMALL_SHAPES_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_CUBE = 4  # larger slices with three axes are made of cubes of this side
+_HOST = (2, 2, 1)  # chips of one host along each axis
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A device in name only: enough to lay out a mesh, not to compile for. Fields as jax names them."""
+
+    id: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, int, int]
+    process_index: int
+    slice_index: int
+    core_on_chip: int = 0
+    client: None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A machine.
+
+    Attributes:
+      name: as the user wrote it.
+      fabric: of its kind.
+      shape: chips along each axis of a slice, or (GPUs of a node,).
+      num_slices: slices, or nodes.
+    """
+
+    name: str
+    fabric: Fabric
+    shape: tuple[int, ...]
+    num_slices: int
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.fabric.num_axes > 0
+
+    @property
+    def chips_per_slice(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_chips(self) -> int:
+        return self.chips_per_slice * self.num_slices
+
+    @property
+    def chip(self) -> Chip:
+        chip = find_chip(self.fabric.device_kind)
+        assert chip is not None, self.fabric.device_kind
+        return chip
+
+    @property
+    def is_ring(self) -> tuple[bool, ...]:
+        """For each axis, whether its ends are joined. With three axes either all are or none."""
+        every = self.fabric.wraps_at
+        if not self.is_tpu:
+            return (False,)
+        closes = tuple(length % every == 0 for length in self.shape)
+        return closes if self.fabric.num_axes == 2 else (all(closes),) * 3
+
+    def stand_ins(self) -> list[StandIn]:
+        """Devices in name only, in the order in which jax lists the real ones."""
+        return list(self._stand_ins())
+
+    def _stand_ins(self) -> Iterator[StandIn]:
+        platform, kind = "tpu" if self.is_tpu else "gpu", self.fabric.device_kind
+        places = list(_places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)))
+        hosts_per_slice = places[-1][1] + 1
+        for number in range(self.num_chips):
+            part, index = divmod(number, self.chips_per_slice)
+            coords, host = places[index]
+            yield StandIn(number, platform, kind, coords, part * hosts_per_slice + host, part)
+
+
+def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Coordinates of every chip and its host's number, host after host."""
+    sides = [min(side, length) for side, length in zip(host, shape, strict=True)]
+    hosts = itertools.product(*(range(0, n, side) for n, side in zip(reversed(shape), reversed(sides), strict=True)))
+    for number, (z0, y0, x0) in enumerate(hosts):
+        for z, y, x in itertools.product(*(range(side) for side in reversed(sides))):
+            yield (x0 + x, y0 + y, z0 + z), number
+
+
+def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
+    """Reads a machine's name.
+
+    Args:
+      name: "[SLICES*]KIND:SHAPE"; for GPUs "[NODES*]KIND:GPUS".
+      num_slices: given beside the name; None for what the name says.
+
+    Raises:
+      ValueError: no such machine; what there is is named.
+    """
+    match = _FORM.fullmatch(name)
+    if not match:
+        raise ValueError(
+            f"--topology={name} is no machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
+            "SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16."
+        )
+    before, kind, shape_text = match.groups()
+    fabric = find_fabric(kind)
+    if fabric is None:
+        kinds = [fabric.kind for fabric in FABRICS]
+        near = difflib.get_close_matches(kind, kinds, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}.")
+    if before is not None and num_slices is not None:
+        raise ValueError(f"--topology={name} and --slices={num_slices} both say how many slices there are: give one.")
+    count = int(before) if before is not None else 1 if num_slices is None else num_slices
+    shape = tuple(int(length) for length in shape_text.split("x"))
+    _check(name, fabric, shape, count)
+    return Topology(name if num_slices is None else f"{num_slices}*{name}", fabric, shape, count)
+
+
+def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
+    if num_slices < 1:
+        raise ValueError(f"--topology={name}: {num_slices} slices make no machine: use 1 or more.")
+    if fabric.num_axes == 0:
+        if len(shape) != 1 or not 1 <= shape[0] <= fabric.largest_slice:
+            raise ValueError(
+                f"--topology={name}: write {fabric.kind}:N with N from 1 to {fabric.largest_slice} GPUs of a node, and "
+                f"2*{fabric.kind}:{min(8, fabric.largest_slice)} for two nodes."
+            )
+        return
+    if fabric.num_axes == 2 and shape not in _SHAPES_2D:
+        allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES_2D)
+        raise ValueError(f"--topology={name}: a slice of {fabric.kind} is one of {allowed}.")
+    if fabric.num_axes == 3 and not _is_shape_3d(shape, fabric.largest_slice):
+        small = ", ".join("x".join(map(str, shape)) for shape in _SMALL_SHAPES_3D)
+        raise ValueError(
+            f"--topology={name}: a slice of {fabric.kind} is one of {small}, or AxBxC with A <= B <= C, each a "
+            f"multiple of {_CUBE}, of at most {fabric.largest_slice} chips, such as 4x4x8."
+        )
+
+
+def _is_shape_3d(shape: tuple[int, ...], largest: int) -> bool:
+    if len(shape) != 3 or shape in _SMALL_SHAPES_3D:
+        return shape in _SMALL_SHAPES_3D
+    cubes = all(length and length % _CUBE == 0 for length in shape)
+    return cubes and list(shape) == sorted(shape) and math.prod(shape) <= largest
