@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-import socket
+import re
 import subprocess
 import sys
 import time
@@ -36,20 +36,9 @@ class Command:
     def start(self, workdir, *overrides, devices=1, **environment):
         return self.start_words(*self.words(workdir, *overrides), devices=devices, **environment)
 
-    def start_several(self, workdirs, *overrides, devices):
-        """One process for each workdir, all of one run by explicit address, each with `devices` devices."""
-        coordinator = f"127.0.0.1:{free_port()}"
-        return [
-            self.start(
-                workdir,
-                *overrides,
-                devices=devices,
-                VIT_JAX_COORDINATOR=coordinator,
-                VIT_JAX_NUM_PROCESSES=str(len(workdirs)),
-                VIT_JAX_PROCESS_ID=str(process_id),
-            )
-            for process_id, workdir in enumerate(workdirs)
-        ]
+    def start_all(self, workdir, environments, *overrides, devices=1, **environment):
+        """The processes of one run, one for each of `launchers`' environments."""
+        return [self.start(workdir, *overrides, devices=devices, **(own | environment)) for own in environments]
 
     def run_words(self, *words, devices=1, **environment):
         """Any verb, to its end."""
@@ -71,22 +60,22 @@ class Command:
 
     def environment(self, devices):
         return os.environ | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            # Programs run a few times: without optimisation they compile twice as fast.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": self.compilation_cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def finish(processes):
     """(stdout, stderr, exit code) of each, once all have ended."""
     return [(*process.communicate(timeout=240), process.returncode) for process in processes]
+
+
+def spoken(out):
+    """What the run itself said: Gloo's threads write to the output in pieces, which may come between each other."""
+    return [line for line in out.splitlines() if not re.search(r"^\s*$|\[Gloo\]|peer ranks", line)]
 
 
 def ended(process):

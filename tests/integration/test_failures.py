@@ -6,8 +6,8 @@ import time
 import pytest
 
 from tests.integration import commands
-from tests.integration.test_clusters import explicit, open_mpi, slurm, start_all
-from tests.integration.test_two_processes import finish
+from tests.integration.commands import finish
+from tests.integration.launchers import explicit, open_mpi, slurm
 
 OPTIONS = ("checkpoint.every=5 steps", "evaluation.every=5000 steps", "logging.every=1 steps")
 FOREVER = (*OPTIONS, "total=5000 steps")
@@ -47,7 +47,7 @@ def ours(err):
 
 
 def test_four_processes_through_kill_9_of_one_sigterm_to_one_and_to_the_end(command, tmp_path):
-    processes = start_all(command, tmp_path, explicit(4), *FOREVER)
+    processes = command.start_all(tmp_path, explicit(4), *FOREVER)
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[2].kill()
     killed_at = time.monotonic()
@@ -61,7 +61,7 @@ def test_four_processes_through_kill_9_of_one_sigterm_to_one_and_to_the_end(comm
         assert "was lost after step " in line
         assert line.endswith(f"The last checkpoint is of step {newest}; start the same command again.")
 
-    processes = start_all(command, tmp_path, explicit(4), *FOREVER, "checkpoint.every=2 steps")
+    processes = command.start_all(tmp_path, explicit(4), *FOREVER, "checkpoint.every=2 steps")
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[3].send_signal(signal.SIGTERM)  # while others save
     asked_at = time.monotonic()
@@ -82,7 +82,7 @@ def test_four_processes_through_kill_9_of_one_sigterm_to_one_and_to_the_end(comm
 
 def test_kill_9_of_the_first_process(command, tmp_path):
     """With it would go JAX's coordination service, and the others by an abort, if it were not in a process apart."""
-    processes = start_all(command, tmp_path, slurm(2), *FOREVER, **SOON)
+    processes = command.start_all(tmp_path, slurm(2), *FOREVER, **SOON)
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[0].kill()
     (_, _, code), (_, err, other) = finish(processes)
@@ -94,7 +94,7 @@ def test_kill_9_of_the_first_process(command, tmp_path):
 
 def test_an_error_in_one_process_ends_both_with_its_words(command, tmp_path, trouble):
     environment = trouble(1, "raise ValueError('101 images cannot be decoded')")
-    (_, first, code), (_, second, other) = finish(start_all(command, tmp_path, explicit(2), *FOREVER, **environment))
+    (_, first, code), (_, second, other) = finish(command.start_all(tmp_path, explicit(2), *FOREVER, **environment))
     assert (code, other) == (2, 2), first + second
     assert ours(second) == ["vit-jax: 101 images cannot be decoded"]
     (line,) = ours(first)
@@ -106,7 +106,7 @@ def test_an_error_in_one_process_ends_both_with_its_words(command, tmp_path, tro
 def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(command, tmp_path, trouble):
     environment = trouble(1, "time.sleep(1000)")
     options = (*FOREVER, "logging.hang_seconds=4", "checkpoint.every=5000 steps")
-    (_, first, code), (_, second, other) = finish(start_all(command, tmp_path, open_mpi(2), *options, **environment))
+    (_, first, code), (_, second, other) = finish(command.start_all(tmp_path, open_mpi(2), *options, **environment))
     assert (code, other) == (76, 76), first + second
     warning, end = ours(first)
     assert warning.startswith("vit-jax: hangs: process 1 of 2 (")
@@ -117,7 +117,7 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(comman
 
 
 def test_a_stopped_process_is_named(command, tmp_path):
-    processes = start_all(command, tmp_path, explicit(2), *FOREVER, **SOON)
+    processes = command.start_all(tmp_path, explicit(2), *FOREVER, **SOON)
     try:
         commands.wait_for_new_checkpoint(tmp_path, processes[0])
         processes[1].send_signal(signal.SIGSTOP)

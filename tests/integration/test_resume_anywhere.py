@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import finish
+from tests.integration.launchers import explicit
 
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
 OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
@@ -16,7 +17,7 @@ SAVED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2")
 def four_processes(command, tmp_path_factory):
     """The workdir of a whole run of 4 x 2 devices: two replicas of two data by two model shards."""
     workdir = tmp_path_factory.mktemp("four")
-    results = finish(command.start_several([workdir] * 4, *OPTIONS, *SAVED, "sharding.num_replicas=2", devices=2))
+    results = finish(command.start_all(workdir, explicit(4), *OPTIONS, *SAVED, "sharding.num_replicas=2", devices=2))
     assert [code for *_, code in results] == [0] * 4, results
     assert "in 4 process(es), 4 images each, parameters fsdp (2 replica x 2 data x 2 model)" in results[0][0]
     return workdir
@@ -38,7 +39,7 @@ def losses(workdir):
 
 def test_on_the_same_layout_to_the_bit(command, four_processes, tmp_path):
     workdir = at_step_6(four_processes, tmp_path / "run")
-    results = finish(command.start_several([workdir] * 4, *OPTIONS, *SAVED, "sharding.num_replicas=2", devices=2))
+    results = finish(command.start_all(workdir, explicit(4), *OPTIONS, *SAVED, "sharding.num_replicas=2", devices=2))
     assert [code for *_, code in results] == [0] * 4, results
     assert "checkpoint of step 6" in results[0][0]
     assert losses(workdir) == losses(four_processes)
@@ -57,7 +58,7 @@ def test_on_another_layout_within_float_tolerance(command, four_processes, tmp_p
     if num_processes == 1:
         results = finish([command.start(workdir, *OPTIONS, *sharding, devices=devices)])
     else:
-        results = finish(command.start_several([workdir] * num_processes, *OPTIONS, *sharding, devices=devices))
+        results = finish(command.start_all(workdir, explicit(num_processes), *OPTIONS, *sharding, devices=devices))
     assert [code for *_, code in results] == [0] * num_processes, results
     assert "checkpoint of step 6" in results[0][0]
     assert losses(workdir) == pytest.approx(losses(four_processes), rel=1e-5)

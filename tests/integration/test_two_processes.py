@@ -1,23 +1,20 @@
 """Two real processes on this machine train as one, and notice when they do not share a workdir."""
 
-import re
 import signal
 
 import pytest
 
 from tests.integration import commands
-from tests.integration.commands import finish
+from tests.integration.commands import finish, spoken
+from tests.integration.launchers import explicit
 
-#: Gloo's threads write to the output of the process in pieces, which may come between each other.
-OF_THE_TRANSPORT = re.compile(r"^\s*$|\[Gloo\]|peer ranks")
 OPTIONS = ("total=10 steps", "checkpoint.every=5 steps", "evaluation.every=10 steps", "logging.every=1 steps")
 
 
 def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path):
-    results = finish(command.start_several([tmp_path / "two"] * 2, *OPTIONS, devices=4))
+    results = finish(command.start_all(tmp_path / "two", explicit(2), *OPTIONS, devices=4))
     assert [code for *_, code in results] == [0, 0], results
-    said = [line for line in results[1][0].splitlines() if not OF_THE_TRANSPORT.search(line)]
-    assert said == [], "only the first process speaks"
+    assert spoken(results[1][0]) == [], "only the first process speaks"
     one = command.run(tmp_path / "one", *OPTIONS, devices=8)
     assert one.returncode == 0, one.stderr
     curves = [
@@ -33,7 +30,8 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(command, tmp_path):
 
 
 def test_a_workdir_that_is_not_shared_is_noticed(command, tmp_path):
-    results = finish(command.start_several([tmp_path / "a", tmp_path / "b"], *OPTIONS, devices=1))
+    processes = [command.start(tmp_path / name, *OPTIONS, **own) for name, own in zip("ab", explicit(2), strict=True)]
+    results = finish(processes)
     for _, err, code in results:
         assert code == 2, err
         assert "is not the same folder in every process" in err
@@ -47,7 +45,7 @@ def test_half_a_set_of_variables_is_an_error(command, tmp_path):
 
 def test_sigterm_to_one_process_stops_both_after_the_same_step(command, tmp_path):
     long = ("total=2000 steps", "evaluation.every=2000 steps")
-    processes = command.start_several([tmp_path] * 2, *OPTIONS, *long, devices=1)
+    processes = command.start_all(tmp_path, explicit(2), *OPTIONS, *long)
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[1].send_signal(signal.SIGTERM)
     results = finish(processes)
@@ -59,6 +57,6 @@ def test_sigterm_to_one_process_stops_both_after_the_same_step(command, tmp_path
 
 def test_a_workdir_that_the_first_process_refuses_ends_both(command, tmp_path):
     (tmp_path / "file").write_text("")
-    results = finish(command.start_several([tmp_path / "file" / "run"] * 2, *OPTIONS, devices=1))
+    results = finish(command.start_all(tmp_path / "file" / "run", explicit(2), *OPTIONS))
     assert [code for *_, code in results] == [2, 2], results
     assert "cannot be written" in results[0][1]
