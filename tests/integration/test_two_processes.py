@@ -1,7 +1,5 @@
 """Two real processes on this machine train as one, and notice when they do not share a workdir."""
 
-import signal
-
 import pytest
 
 from tests.integration import commands
@@ -41,18 +39,6 @@ def test_half_a_set_of_variables_is_an_error(command, tmp_path):
     result = command.run(tmp_path, *OPTIONS, VIT_JAX_NUM_PROCESSES="2")
     assert result.returncode == 2
     assert "VIT_JAX_COORDINATOR, VIT_JAX_PROCESS_ID" in result.stderr
-
-
-def test_sigterm_to_one_process_stops_both_after_the_same_step(command, tmp_path):
-    long = ("total=2000 steps", "evaluation.every=2000 steps")
-    processes = command.start_all(tmp_path, explicit(2), *OPTIONS, *long)
-    commands.wait_for_new_checkpoint(tmp_path, processes[0])
-    processes[1].send_signal(signal.SIGTERM)
-    results = finish(processes)
-    assert [code for *_, code in results] == [75, 75], results
-    stopped_at = commands.checkpoint_steps(tmp_path)[-1]
-    for _, err, _ in results:
-        assert f"stopped after step {stopped_at} of 2000" in err
 
 
 def test_a_workdir_that_the_first_process_refuses_ends_both(command, tmp_path):

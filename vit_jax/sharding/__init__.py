@@ -1,7 +1,16 @@
 """Which device holds what: the mesh, rules that place every parameter on it, and the layout of activations."""
 
 from vit_jax.sharding.activations import place_activations
+from vit_jax.sharding.compiler import compiler_options
 from vit_jax.sharding.mesh import batch_sharding, build_mesh, replicated
 from vit_jax.sharding.rules import shard_tree, spec_of
 
-__all__ = ["batch_sharding", "build_mesh", "place_activations", "replicated", "shard_tree", "spec_of"]
+__all__ = [
+    "batch_sharding",
+    "build_mesh",
+    "compiler_options",
+    "place_activations",
+    "replicated",
+    "shard_tree",
+    "spec_of",
+]

@@ -24,7 +24,14 @@ from vit_jax.models import build_model
 from vit_jax.objectives import build_objective
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import build_schedule
-from vit_jax.sharding import batch_sharding, build_mesh, place_activations, replicated, shard_tree
+from vit_jax.sharding import (
+    batch_sharding,
+    build_mesh,
+    compiler_options,
+    place_activations,
+    replicated,
+    shard_tree,
+)
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, StepSettings, make_evaluation_step, make_train_step
 
@@ -124,6 +131,7 @@ def assemble(
             in_shardings=(shardings, batch_sharding(mesh)),
             out_shardings=(shardings, replicated(mesh)),
             donate_argnums=0,
+            compiler_options=compiler_options(mesh),
         ),
         evaluation_step=jax.jit(
             placed(make_evaluation_step(settings, objective)),
