@@ -131,9 +131,8 @@ def _activation_bytes(run: Assembly, topology: Topology) -> int:
 
 
 def _peak(chip: Chip, compute_dtype: str) -> float:
-    return chip.peak_bf16_flops / (
-        1 if compute_dtype == "bfloat16" else 4
-    )  # float32 takes several passes, or fewer units
+    passes = 1 if compute_dtype == "bfloat16" else 4  # float32 takes several passes, or fewer units
+    return chip.peak_bf16_flops / passes
 
 
 def _update_bytes(run: Assembly) -> float:
