@@ -34,8 +34,6 @@ pack() {
       "$(quoted tar -czf "$1" -C "$repository" --null -T -)"
     return
   fi
-  git -C "$repository" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
-    fail "$repository is no git checkout, so it cannot be told what belongs to it: give --repository=URL --ref=COMMIT."
   git -C "$repository" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     if [[ -e "$repository/$file" ]]; then printf '%s\0' "$file"; fi # one that was removed and not yet committed
   done | tar -czf "$1" -C "$repository" --null -T -
@@ -106,23 +104,27 @@ codes() { awk '$3 == "exit" { print $4 } $3 == "none" { print "none" }' "$scratc
 
 is_any() { grep -q " $1\b" "$scratch/status"; }
 
-# judge: $outcome of an attempt: finished, running, preempted, saved, mistake, failed.
+# judge: $outcome of an attempt: finished, running, preempted, saved, mistake, unreachable, failed.
 judge() {
-  local wait
-  get_state
-  outcome=preempted
-  if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
-  for wait in 1 2 3 4 5; do # who loses a process ends by itself within a minute
+  local wait unanswered=0
+  for ((wait = 0; wait < 5; )); do # who loses a process ends by itself within a minute
+    get_state # a machine that was taken back answers no ssh, and its state tells so a little later
+    outcome=preempted
+    if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
     if ! get_statuses; then
-      get_state # a machine that was taken back answers no ssh, and its state tells so a little later
-      if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
-      name_unreachable
+      # One question without an answer says little, and nothing while this computer reaches nobody: a machine is given
+      # up only where Google Cloud answers and a worker does not, again and again.
+      if [[ "$state" == ACTIVE ]]; then unanswered=$((unanswered + 1)); fi
       outcome=unreachable
-      return
+      if ((unanswered == 5)) && name_unreachable; then return; fi
+      ((unanswered < 5)) || unanswered=0
+      pause
+      continue
     fi
     outcome=running
     if is_any running && ! is_any exit && ! is_any none; then return; fi
     if ! is_any running; then break; fi
+    wait=$((wait + 1))
     ((wait == 5)) || pause
   done
   judge_codes
@@ -175,17 +177,21 @@ ending() {
   esac
 }
 
-# name_unreachable: asks each worker by itself, since one that is away makes the whole question fail.
+# name_unreachable: asks each worker by itself, since one that is away makes the whole question fail. Fails where all
+# answer.
 name_unreachable() {
-  local node worker number
+  local node worker number found=1
   for node in $(nodes); do
     number="$(gcloud compute tpus tpu-vm describe "$node" --format='value(networkEndpoints[].ipAddress)' "${place[@]}" |
       tr ';' '\n' | grep -c .)" || number=1
     for ((worker = 0; worker < number; worker++)); do
-      on_worker "$node" "$worker" true >/dev/null 2>&1 ||
+      if ! on_worker "$node" "$worker" true >/dev/null 2>&1; then
         say "a dead worker: worker $worker of $node cannot be reached by ssh"
+        found=0
+      fi
     done
   done
+  return "$found"
 }
 
 # clear_away: what is left of a failed attempt. A machine with a worker that is out of reach is given back.

@@ -110,7 +110,10 @@ bring_up() {
       SUSPENDING | SUSPENDED | DELETING) delete || pause ;;
       UNKNOWN)
         unknown=$((unknown + 1))
-        ((unknown < 10)) || fail "Google Cloud has not answered ten times; what it said is above."
+        if ((unknown == 10)); then
+          say_what_costs
+          fail "Google Cloud has not answered ten times; what it said is above."
+        fi
         pause
         ;;
       *) pause ;; # ACCEPTED, CREATING, WAITING_FOR_RESOURCES, PROVISIONING

@@ -139,17 +139,26 @@ check_options() {
   done
   if [[ "$1" =~ ^(run|start)$ ]]; then
     ((${#words[@]})) || refuse "Say what to run, after --: ... -- pretrain --config=RECIPE"
+    [[ "${words[0]}" =~ ^(pretrain|finetune)$ ]] ||
+      refuse "'${words[0]}' stands after --: this script runs pretrain or finetune, which leave a summary in the workdir."
     for word in "${words[@]}"; do
       [[ "$word" != --workdir* ]] || refuse "$word stands after --: give --workdir=gs://BUCKET/FOLDER before it."
     done
   elif ((${#words[@]})); then
     refuse "'$1' runs nothing: leave out -- and what follows, or use run or start."
   fi
+  if [[ "$1" =~ ^(run|install)$ && -z "$repository_url" ]]; then need_checkout; fi
   output="${output:-runs/$name}"
   place=(--zone="$zone" --quiet)
   [[ -z "$project" ]] || place+=(--project="$project")
   # A connection that is dead is noticed after two minutes, not never.
   ssh_flags+=(--ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4)
+}
+
+# need_checkout: what is shipped is what git knows; found out before a machine costs money.
+need_checkout() {
+  git -C "$repository" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
+    refuse "$repository is no git checkout, so it cannot be told what belongs to it: give --repository=URL --ref=COMMIT."
 }
 
 # check_type: $chips and $runtime_version from the type.

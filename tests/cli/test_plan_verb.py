@@ -58,6 +58,8 @@ def test_search(capsys):
         (["--topology=h100:4", "--search", "--hlo=x.txt"], "leave --search out"),
         (["--topology=v5e:2x2", "--arithmetic", "--hlo=x.txt"], "--arithmetic compiles none"),
         (["--topology=h100:4", "--hlo=x.txt"], "there is no program to write: compilers for GPUs need the GPU"),
+        (["--topology=v5e:2x2", "--hlo=no/such/folder/x.txt"], "must be a file in a folder that is there"),
+        (["--topology=v5e:2x2", "--hlo=."], "must be a file in a folder that is there"),
         (["--topology=h100:4", "--slices=0"], "--slices=0"),
         (["--topology=h100:4", "--num_classes=none"], "--num_classes=none"),
         (["--topology=h100:3"], "is not divisible by 3 device(s)"),

@@ -144,6 +144,16 @@ def test_consequences():
     assert peers.is_consequence(broken)
     assert peers.is_consequence(outer)
     assert not peers.is_consequence(ValueError("mine"))
+    assert not peers.is_consequence(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option"))
+
+
+def test_a_process_that_was_stopped_and_goes_on_has_not_hung(ended, monkeypatch):
+    process = Peers(None, 0, 1)
+    process.step_done(3)
+    process._judged_at -= 100.0  # as after SIGSTOP: for so long no thread has run
+    process._idle_since -= 100.0
+    process.judge()
+    assert process.own_report().idle_seconds < 1.0
 
 
 def test_one_that_stood_still_itself_blames_nobody(run, ended):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.integration.test_clusters import free_port
+from tests.integration.launchers import free_port
 from vit_jax import hosts
 from vit_jax.hosts import Peers
 from vit_jax.hosts.cluster import Place

@@ -3,6 +3,7 @@
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 
@@ -233,9 +234,9 @@ def test_dead_worker_is_named_and_the_run_starts_again(stage):
 
 
 def test_worker_out_of_reach_is_named_and_the_machine_replaced(stage):
-    stage.answers("describe", NOT_THERE, NOT_THERE, *["echo ACTIVE"] * 3, NOT_THERE, "echo ACTIVE")
+    stage.answers("describe", NOT_THERE, NOT_THERE, *["echo ACTIVE"] * 6, NOT_THERE, "echo ACTIVE")
     stage.answers("log", "exit 255", "true")
-    stage.answers("status", "exit 255", ENDED_WELL)
+    stage.answers("status", *["exit 255"] * 5, ENDED_WELL)
     stage.answers("endpoints", "echo '10.0.0.1;10.0.0.2'")
     stage.answers("true", "true", "exit 255")
     stage.answers("summary", "exit 1", "true")
@@ -244,6 +245,48 @@ def test_worker_out_of_reach_is_named_and_the_machine_replaced(stage):
     assert "a dead worker: worker 1 of pod cannot be reached by ssh" in result.stderr
     attempts = [kind for kind in kinds(stage) if kind in ("create", "delete", "start")]
     assert attempts == ["create", "start", "delete", "create", "start", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("describe", "status"),
+    [
+        (["echo ACTIVE"], ["exit 255"]),  # one question got no answer
+        (["echo ACTIVE"], ["exit 255"] * 7),  # nor did several, but asked one by one every worker answers
+        (["echo ACTIVE", *["echo no network >&2; exit 1"] * 7, "echo ACTIVE"], ["exit 255"] * 7),  # a laptop off line
+    ],
+)
+def test_a_machine_is_not_given_up_for_questions_without_an_answer(stage, describe, status):
+    stage.answers("describe", NOT_THERE, NOT_THERE, *describe)
+    stage.answers("log", "exit 255", "true")
+    stage.answers("status", *status, ENDED_WELL)
+    stage.answers("endpoints", "echo '10.0.0.1;10.0.0.2'")
+    stage.answers("summary", "exit 1", "true")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert [kind for kind in kinds(stage) if kind in ("create", "delete", "start")] == ["create", "start", "delete"]
+    assert "finished" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "pretrainn", "--config=x"], "'pretrainn' stands after --: this script runs pretrain or finetune"),
+        (["--", "evaluate", "runs/x"], "'evaluate' stands after --"),
+    ],
+)
+def test_what_leaves_no_summary_is_refused_before_a_machine_is_asked_for(stage, words, message):
+    result = stage.run("tpu_pod.sh", *RUN, *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert stage.calls("gcloud") == []
+
+
+def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_for(stage):
+    shutil.rmtree(stage.checkout / ".git")
+    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    assert result.returncode == 2
+    assert "is no git checkout, so it cannot be told what belongs to it: give --repository=URL" in result.stderr
+    assert stage.calls("gcloud") == []
 
 
 def test_failures_come_to_an_end(stage):

@@ -10,7 +10,7 @@ from vit_jax.sharding import batch_sharding, build_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What mesh_utils asks of a device of a TPU slice."""
+    """What mesh_utils asks of a device."""
 
     id: int
     slice_index: int
@@ -62,6 +62,13 @@ def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, 
     flat = index.reshape(-1)
     assert (np.diff(flat) >= 0).all()  # a slice's chips are neighbours in the batch
     assert sorted(set(flat.tolist())) == list(range(num_slices))
+
+
+def test_nodes_of_gpus_are_replicas_too():
+    gpus = [dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3") for chip in slices(2)]
+    assert build_mesh(gpus).devices.shape == (2, 4, 1)
+    with pytest.raises(ValueError, match="num_model_shards=8 does not divide the 4 devices of a slice"):
+        build_mesh(gpus, ShardingConfig(num_model_shards=8))
 
 
 def test_replicas_that_cut_across_slices_are_refused():

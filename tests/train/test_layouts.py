@@ -91,3 +91,12 @@ def test_model_shards_that_do_not_divide_the_heads_are_refused():
         ValueError, match=r"num_model_shards=8 does not divide .*attention/key/bias, which is 2 in \(2, 2, 8\)"
     ):
         runs.build(*layout("replicated", 1, 8), devices=8)
+
+
+@pytest.mark.parametrize("step", ["train_step", "evaluation_step"])
+def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
+    monkeypatch.setattr("vit_jax.train.assemble.compiler_options", lambda mesh: {"no_such_option": "1"})
+    run = runs.build()
+    (batch,) = runs.batches(run, 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        getattr(run, step)(run.init_state(), jax.device_put(batch, run.batch_sharding))

@@ -92,7 +92,10 @@ def test_how_a_run_is_carried_out_may_change(tmp_path):
     add_checkpoint(tmp_path)
     logging = dataclasses.replace(FINETUNING.logging, tensorboard=False)
     checkpoint = dataclasses.replace(FINETUNING.checkpoint, keep_latest=5)
-    claim(str(tmp_path), dataclasses.replace(FINETUNING, logging=logging, checkpoint=checkpoint))
+    model = dataclasses.replace(FINETUNING.model, remat="full")
+    optimizer = dataclasses.replace(FINETUNING.optimizer, accumulation_steps=4)  # on fewer devices
+    changed = {"logging": logging, "checkpoint": checkpoint, "model": model, "optimizer": optimizer}
+    claim(str(tmp_path), dataclasses.replace(FINETUNING, **changed))
 
 
 @pytest.mark.parametrize("configs", [(runs.config(), FINETUNING), (FINETUNING, runs.config())])

@@ -54,12 +54,15 @@ def _single(
     from vit_jax.plan.estimate import make_plan
     from vit_jax.plan.report import to_json, to_text
 
+    target = pathlib.Path(options["hlo"]).expanduser() if "hlo" in options else None
+    if target is not None and (target.is_dir() or not target.parent.is_dir()):  # seen before minutes of compiling
+        raise UsageError(f"--hlo={target}: must be a file in a folder that is there.")
     result = make_plan(config, topology, dataset, price_per_chip_hour=price, can_compile="arithmetic" not in options)
-    if "hlo" in options:
-        if not result.program_text:
-            raise UsageError(f"--hlo={options['hlo']}: there is no program to write: {result.reason}.")
-        pathlib.Path(options["hlo"]).write_text(result.program_text)
     _print(options, to_json(result), to_text(result))
+    if target is not None and not result.program_text:
+        raise UsageError(f"--hlo={target}: there is no program to write: {result.reason.splitlines()[0]}.")
+    if target is not None:
+        target.write_text(result.program_text)
 
 
 def _search(

@@ -152,7 +152,7 @@ class ShardingConfig:
     """
 
     parameters: Literal["replicated", "fsdp"] = "replicated"  # with optimiser and average: on each device, or split
-    num_replicas: int | None = None  # groups that each hold all parameters; None: one for each TPU slice
+    num_replicas: int | None = None  # groups that each hold all parameters; None: one for each TPU slice, or node
     num_model_shards: int = 1  # tensor parallelism: devices that share each layer's heads and hidden units
 
 
@@ -246,10 +246,16 @@ RUNTIME_FIELDS = (
     "evaluation",
     "logging",
     "sharding",
+    "model.remat",
+    "model.scan_unroll",
+    "optimizer.accumulation_steps",
     "input.data_dir",
     "input.num_workers",
     "input.num_threads",
     "input.cache_records",
     "input.max_unreadable",
 )
-"""Sections and fields that say how a run is carried out, not what it computes: a continued run may change them."""
+"""Sections and fields that say how a run is carried out, not what it computes: a continued run may change them.
+
+So it may go on with fewer devices and less memory. Other micro-batches have other dropout masks.
+"""

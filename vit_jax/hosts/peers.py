@@ -23,6 +23,11 @@ from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
 POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
 OWN_ERROR_SECONDS = 3.0  # an error that all processes meet is told by each in its own words
+_OWN_ERRORS = (
+    "RESOURCE_EXHAUSTED",
+    "INVALID_ARGUMENT",
+    "UNIMPLEMENTED",
+)  # of JAX: of memory and compilers, not of links
 UNWIND_SECONDS = 10.0  # that a failed process has to close what it has open
 
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
@@ -192,6 +197,8 @@ class Peers:
         absence, self._judged_at = now - self._judged_at - 2 * POLL_SECONDS, now
         if absence > 0:
             self._seen_at = {process: seen_at + absence for process, seen_at in self._seen_at.items()}
+            if self._idle_since is not None:
+                self._idle_since += absence
 
     def _verdict(self) -> Verdict | None:
         for process, failure in self._failures.items():
@@ -265,7 +272,7 @@ def is_consequence(error: BaseException) -> bool:
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)
-    return any(isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e) for e in chain)
+    return any(isinstance(e, jax.errors.JaxRuntimeError) and not str(e).startswith(_OWN_ERRORS) for e in chain)
 
 
 def say(message: str) -> None:

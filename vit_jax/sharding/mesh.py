@@ -1,4 +1,4 @@
-"""One mesh for every run, from a laptop's single device to several slices of a pod.
+"""One mesh for every run, from a laptop's single device to several slices of a pod, or nodes of a cluster.
 
 Axes: `replica` between groups of devices that each hold all parameters (slices, nodes), `data` within such a group,
 `model` for tensor parallelism. The batch is split over the first two.
@@ -49,9 +49,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def _slice_of(device: jax.Device) -> int:
-    """Which TPU slice a device is of; other devices, and a slice alone, have no such number."""
+    """Which devices a fast network joins, as jax counts them: a TPU slice, a node of GPUs. CPUs are never apart."""
     index = getattr(device, "slice_index", None)
-    return 0 if index is None or device.platform != "tpu" else index
+    return 0 if index is None or device.platform == "cpu" else index
 
 
 def _arrange(shape: tuple[int, int, int], num_slices: int, devices: Sequence[jax.Device]) -> np.ndarray:

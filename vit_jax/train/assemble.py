@@ -137,6 +137,7 @@ def assemble(
             placed(make_evaluation_step(settings, objective)),
             in_shardings=(shardings, batch_sharding(mesh)),
             out_shardings=replicated(mesh),
+            compiler_options=compiler_options(mesh),
         ),
     )
 
