@@ -1,6 +1,7 @@
 """The processes of one run: how they find each other, which one speaks, and that none outlives the others.
 
-`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `exits` has exit codes.
+`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `notice` listens to the
+platform, `exits` has exit codes.
 """
 
 import atexit

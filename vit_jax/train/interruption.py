@@ -1,5 +1,7 @@
 """SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once.
 
+The notice of a platform that takes a machine away is such a SIGTERM.
+
 Before the first step there is nothing to save, and both end it at once.
 """
 
@@ -10,6 +12,8 @@ from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
+
+from vit_jax.hosts.notice import Notice
 
 
 class Interrupted(Exception):
@@ -27,16 +31,19 @@ class Interruption:
         self._requested = False
         self._num_steps = 0  # over all runs of the command: the service counts them, and passes over none
         self._previous: dict[int, Any] = {}
+        self._notice = Notice()
 
     def __enter__(self) -> Self:
         signals = (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGINT, signal.SIGTERM)
         for number in signals:
             self._previous[number] = signal.signal(number, self._note)
+        self._notice.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._notice.stop()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
