@@ -8,6 +8,7 @@ from tests.integration import commands
 from tests.integration.commands import finish, spoken
 from tests.integration.launchers import explicit, jobset, slurm
 
+pytestmark = pytest.mark.processes
 OPTIONS = ("total=6 steps", "checkpoint.every=6 steps", "evaluation.every=6 steps", "logging.every=1 steps")
 
 

@@ -9,6 +9,7 @@ from tests.integration import commands
 from tests.integration.commands import finish
 from tests.integration.launchers import explicit, open_mpi, slurm
 
+pytestmark = pytest.mark.processes
 OPTIONS = ("checkpoint.every=5 steps", "evaluation.every=5000 steps", "logging.every=1 steps")
 FOREVER = (*OPTIONS, "total=5000 steps")
 SOON = {"VIT_JAX_LOST_SECONDS": "10"}

@@ -8,6 +8,7 @@ from tests.integration import commands
 from tests.integration.commands import finish
 from tests.integration.launchers import explicit
 
+pytestmark = pytest.mark.processes
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
 OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
 SAVED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2")

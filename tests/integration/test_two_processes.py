@@ -6,6 +6,7 @@ from tests.integration import commands
 from tests.integration.commands import finish, spoken
 from tests.integration.launchers import explicit
 
+pytestmark = pytest.mark.processes
 OPTIONS = ("total=10 steps", "checkpoint.every=5 steps", "evaluation.every=10 steps", "logging.every=1 steps")
 
 
