@@ -1,5 +1,6 @@
 """A process that is lost, fails or hangs ends the others, with its name; the same command goes on."""
 
+import re
 import signal
 import time
 
@@ -95,7 +96,8 @@ def test_an_error_in_one_process_ends_both_with_its_words(command, tmp_path, tro
     (line,) = ours(first)
     assert line.startswith("vit-jax: process 1 of 2 (")
     assert line.endswith("failed after step 10: ValueError: 101 images cannot be decoded")
-    assert "The last checkpoint is of step 10; mend that and start the same command again." in first
+    # That of step 10 was being written, behind the steps that followed.
+    assert re.search("The last checkpoint is of step (5|10); mend that and start the same command again.", first)
 
 
 def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(command, tmp_path, trouble):

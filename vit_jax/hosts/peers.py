@@ -115,7 +115,8 @@ class Peers:
         if is_consequence(error):  # of what the judge is about to find out
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
         message = next((line for line in str(error).splitlines() if line.strip()), "")
-        failure = Failure(message=f"{type(error).__name__}: {message}", exit_code=exits.code_of(error))
+        words = f"{type(error).__name__}: {message}"
+        failure = Failure(message=words, exit_code=exits.code_of(error), step=self._step)
         self._failure, self._failed_at = failure, time.monotonic()
         with contextlib.suppress(Exception):  # who cannot be told will notice
             if self.process_id == 0:
@@ -205,11 +206,12 @@ class Peers:
             return self._verdict_on_failure(process, failure)
         known = range(1, self.num_processes) if self.process_id == 0 else (0,)
         for process in known if self._board is not None else ():
-            has_ended = process in self._reports and self._reports[process].has_ended
-            if not has_ended and time.monotonic() - self._seen_at[process] > self._lost_seconds:
+            report, silence = self._reports.get(process), time.monotonic() - self._seen_at[process]
+            if silence > self._lost_seconds and not (report and report.has_ended):
+                after = _after(report.step if report else None)
                 what = (
-                    f"was lost{self._after(process)}: no sign of life for {self._lost_seconds:.0f} s (killed, stopped, "
-                    f"or its machine or network is gone). {self._advice()}"
+                    f"was lost{after}: no sign of life for {self._lost_seconds:.0f} s (killed, stopped, or its machine "
+                    f"or network is gone). {self._advice()}"
                 )
                 return Verdict(message=f"{self.name(process)} {what}", exit_code=exits.LOST)
         if self._rule is None or self.process_id != 0:
@@ -217,10 +219,8 @@ class Peers:
         return self._rule({0: self.own_report()} | self._reports)
 
     def _verdict_on_failure(self, process: int, failure: Failure) -> Verdict:
-        message = (
-            f"{self.name(process)} failed{self._after(process)}: {failure.message}\n{self._advice('mend that and ')}"
-        )
-        return Verdict(message=message, exit_code=failure.exit_code)
+        what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('mend that and ')}"
+        return Verdict(message=f"{self.name(process)} {what}", exit_code=failure.exit_code)
 
     def _fails_itself(self) -> bool:
         deadline = time.monotonic() + OWN_ERROR_SECONDS
@@ -248,11 +248,6 @@ class Peers:
         if self._board is not None:
             self._board.ask_for_stacks(stuck)
 
-    def _after(self, process: int) -> str:
-        report = self._reports.get(process)
-        step = self._step if process == self.process_id else report.step if report else None
-        return "" if step is None else f" after step {step}"
-
     def _advice(self, first: str = "") -> str:
         if self._step is None:
             return f"{first}start the same command again.".capitalize()
@@ -263,8 +258,12 @@ class Peers:
     def _show_stacks(self) -> None:
         if self._showed_at != self._progress:
             self._showed_at = self._progress
-            say(f"{self.name(self.process_id)} stands{self._after(self.process_id)}; its Python stacks:")
+            say(f"{self.name(self.process_id)} stands{_after(self._step)}; its Python stacks:")
             faulthandler.dump_traceback(file=2)
+
+
+def _after(step: int | None) -> str:
+    return "" if step is None else f" after step {step}"
 
 
 def is_consequence(error: BaseException) -> bool:

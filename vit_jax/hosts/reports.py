@@ -25,6 +25,7 @@ class Failure:
 
     message: str
     exit_code: int
+    step: int | None  # the last it has done; None before the first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
