@@ -137,6 +137,16 @@ def test_the_victim_waits_for_the_verdict_before_it_speaks(run, ended):
     assert time.monotonic() - began < LOST_SECONDS
 
 
+def test_any_error_may_come_of_a_first_process_that_is_silent(run, monkeypatch):
+    monkeypatch.setattr(peers, "SILENCE_SECONDS", 0.02)
+    run[1]._threads = run[2]._threads = ["running"]
+    run[2]._seen_at[0] = time.monotonic() + 1.0  # it speaks
+    for process, waits in ((2, False), (1, True)):
+        began = time.monotonic()
+        run[process].fail(OSError("a file is gone"))
+        assert (time.monotonic() - began > LOST_SECONDS) is waits
+
+
 def test_consequences():
     broken = jax.errors.JaxRuntimeError("Connection reset")
     outer = RuntimeError("A checkpoint could not be written")
@@ -144,7 +154,6 @@ def test_consequences():
     assert peers.is_consequence(broken)
     assert peers.is_consequence(outer)
     assert not peers.is_consequence(ValueError("mine"))
-    assert not peers.is_consequence(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option"))
 
 
 def test_a_process_that_was_stopped_and_goes_on_has_not_hung(ended, monkeypatch):
@@ -187,3 +196,7 @@ def test_exit_codes():
     assert exits.code_of(FloatingPointError()) == 1
     assert exits.code_of(KeyboardInterrupt()) == 130
     assert exits.code_of(SystemExit(75)) == 75
+
+
+def test_by_itself_a_lost_process_ends_the_others_within_a_minute():
+    assert peers.LOST_SECONDS + 10 * peers.POLL_SECONDS < 60

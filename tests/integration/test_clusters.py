@@ -1,4 +1,7 @@
-"""Launchers' variables, played to real processes of this machine, which find each other by them and train."""
+"""Launchers' variables, played to real processes of this machine, which find each other by them and train.
+
+Those of SLURM and Open MPI are played in `test_failures.py`.
+"""
 
 import socket
 
@@ -6,17 +9,16 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import finish, spoken
-from tests.integration.launchers import explicit, jobset, slurm
+from tests.integration.launchers import explicit, jobset
 
 pytestmark = pytest.mark.processes
 OPTIONS = ("total=6 steps", "checkpoint.every=6 steps", "evaluation.every=6 steps", "logging.every=1 steps")
 
 
-@pytest.mark.parametrize(("launcher", "name"), [(slurm, "SLURM"), (jobset, "Kubernetes JobSet")])
-def test_two_processes_find_each_other_and_train(command, tmp_path, launcher, name):
-    results = finish(command.start_all(tmp_path, launcher(2), *OPTIONS))
+def test_two_processes_of_a_jobset_find_each_other_and_train(command, tmp_path):
+    results = finish(command.start_all(tmp_path, jobset(2), *OPTIONS))
     assert [code for *_, code in results] == [0, 0], results
-    assert spoken(results[0][0])[0].startswith(f"2 processes by {name}, the first at ")
+    assert spoken(results[0][0])[0].startswith("2 processes by Kubernetes JobSet, the first at ")
     assert spoken(results[1][0]) == []
     assert [err for _, err, _ in results] == ["", ""]
     assert commands.summary(tmp_path)["num_processes"] == 2

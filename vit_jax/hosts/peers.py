@@ -22,12 +22,8 @@ from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
 
 POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
+SILENCE_SECONDS = 4.0  # several signs of life are due in so many
 OWN_ERROR_SECONDS = 3.0  # an error that all processes meet is told by each in its own words
-_OWN_ERRORS = (
-    "RESOURCE_EXHAUSTED",
-    "INVALID_ARGUMENT",
-    "UNIMPLEMENTED",
-)  # of JAX: of memory and compilers, not of links
 UNWIND_SECONDS = 10.0  # that a failed process has to close what it has open
 
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
@@ -112,7 +108,7 @@ class Peers:
         """Tells the others that this process ends; does not return if it is only the victim of another's end."""
         if self._failure is not None or self._board is None:
             return
-        if is_consequence(error):  # of what the judge is about to find out
+        if is_consequence(error) or self._is_first_silent():  # of what the judge is about to find out
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
         message = next((line for line in str(error).splitlines() if line.strip()), "")
         words = f"{type(error).__name__}: {message}"
@@ -123,6 +119,15 @@ class Peers:
                 self._board.post_verdict(self._verdict_on_failure(0, failure))
             else:
                 self._board.post_failure(failure)
+
+    def _is_first_silent(self) -> bool:
+        """Whether the first process, with which all can go wrong, gives no sign of life from now on for a while."""
+        began = time.monotonic()
+        while self._threads and self.process_id != 0 and self._seen_at[0] <= began:
+            if time.monotonic() - began > SILENCE_SECONDS:
+                return True
+            time.sleep(0.05)
+        return False
 
     def end(self, wait_for_all: Callable[[], object]) -> None:
         """The last thing before the process ends: does not return if it failed."""
@@ -271,7 +276,7 @@ def is_consequence(error: BaseException) -> bool:
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)
-    return any(isinstance(e, jax.errors.JaxRuntimeError) and not str(e).startswith(_OWN_ERRORS) for e in chain)
+    return any(isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e) for e in chain)
 
 
 def say(message: str) -> None:
