@@ -28,7 +28,7 @@ def named(activation: jax.Array, name: str) -> jax.Array:
 
 @contextlib.contextmanager
 def placed_by(place: Place) -> Iterator[None]:
-    """Context in which a step is traced: `place` receives every named activation and returns it with its layout."""
+    """Context, or decorator, of a step while it is traced: `place` gives every named activation its layout."""
     token = _place.set(place)
     try:
         yield

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.cost.tiny_networks import TINY_RESNET
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.cost.convolutions import Convolution
 from vit_jax.cost.flops import exaflops, forward_macs, training_flops_per_image
@@ -14,22 +15,6 @@ JFT_IMAGES = 303e6
 
 TINY = Architecture(
     name="tiny", image_size=(8, 12), patch_size=(4, 4), num_classes=5, width=8, depth=2, mlp_dim=16, num_heads=2
-)
-# Maps: 8 x 6 after the root, 4 x 3 after pooling and in the first stage, 2 x 2 in the second.
-TINY_RESNET = Architecture(
-    name="tiny",
-    family="resnet",
-    image_size=(16, 12),
-    patch_size=(1, 1),
-    num_classes=5,
-    width=256,
-    depth=0,
-    mlp_dim=0,
-    num_heads=0,
-    units=(2, 1),
-    width_factor=0.5,
-    pool="gap",
-    residual_unit="preactivation",
 )
 
 

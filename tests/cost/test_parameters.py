@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cost.tiny_networks import TINY_RESNET
 from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.cost.parameters import GROUPS, count_parameters, parameter_groups
@@ -27,21 +28,6 @@ TINY = Architecture(
 TINY_BLOCK = 16 + 16 + 4 * 72 + (8 * 16 + 16) + (16 * 8 + 8)  # two norms, four projections, two dense layers
 
 # 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
-TINY_RESNET = Architecture(
-    name="tiny",
-    family="resnet",
-    image_size=(16, 12),
-    patch_size=(1, 1),
-    num_classes=5,
-    width=256,
-    depth=0,
-    mlp_dim=0,
-    num_heads=0,
-    units=(2, 1),
-    width_factor=0.5,
-    pool="gap",
-    residual_unit="preactivation",
-)
 TINY_CONVOLUTIONS = (
     (32 * 32 + 9 * 32 * 32 + 32 * 128 + 32 * 128)  # the last is the shortcut
     + (128 * 32 + 9 * 32 * 32 + 32 * 128)

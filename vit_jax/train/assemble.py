@@ -6,6 +6,7 @@ for devices that are not there.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -99,15 +100,6 @@ def assemble(
     objective = build_objective(config.objective)
     settings = _step_settings(config, steps, architecture)
 
-    def placed(step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, whose activations find their places when it is traced."""
-
-        def step_on_mesh(state: TrainState, batch: Batch) -> Any:
-            with placed_by(place_activations(mesh)):
-                return step(state, batch)
-
-        return step_on_mesh
-
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
@@ -117,6 +109,10 @@ def assemble(
     abstract = jax.eval_shape(init)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+    on_mesh = placed_by(place_activations(mesh))  # a decorator: activations find their places when a step is traced
+    jit_step = functools.partial(
+        jax.jit, in_shardings=(shardings, batch_sharding(mesh)), compiler_options=compiler_options(mesh)
+    )
     return Assembly(
         config=config,
         steps=steps,
@@ -126,18 +122,14 @@ def assemble(
         abstract_state=abstract,
         init_state=jax.jit(init, out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
-        train_step=jax.jit(
-            placed(make_train_step(settings, objective, optimizer, schedule)),
-            in_shardings=(shardings, batch_sharding(mesh)),
+        train_step=jit_step(
+            on_mesh(make_train_step(settings, objective, optimizer, schedule)),
             out_shardings=(shardings, replicated(mesh)),
             donate_argnums=0,
-            compiler_options=compiler_options(mesh),
         ),
-        evaluation_step=jax.jit(
-            placed(make_evaluation_step(settings, objective)),
-            in_shardings=(shardings, batch_sharding(mesh)),
+        evaluation_step=jit_step(
+            on_mesh(make_evaluation_step(settings, objective)),
             out_shardings=replicated(mesh),
-            compiler_options=compiler_options(mesh),
         ),
     )
 
