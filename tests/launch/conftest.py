@@ -47,7 +47,7 @@ class Stage:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, program: str | None = None) -> list[list[str]]:
-        """What the stand-ins were asked, in order; of one program without its name."""
+        """What the stand-ins were asked, in the order in which they wrote it down; of one program without its name."""
         file = self.folder / "calls"
         if not file.exists():
             return []
