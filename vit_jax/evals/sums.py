@@ -13,13 +13,19 @@ Sums = dict[str, jax.Array]
 OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
 
 
-def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], judged: Any) -> dict[str, np.ndarray]:
+def sum_over(
+    open_batches: OpenBatches,
+    step: Callable[[Any, Batch], Sums],
+    judged: Any,
+    after_batch: Callable[[], object] = lambda: None,
+) -> dict[str, np.ndarray]:
     """Adds up, in float64, what `step` gives for every batch; empty where there is no batch.
 
     Args:
       open_batches: gives the split's batches, padded with mask 0, the same number in every process.
       step: (judged, batch) -> sums over the examples that count.
       judged: a training state or a model.
+      after_batch: called as often in every process; may end it all with an error of its own.
     """
     totals: dict[str, np.ndarray] = {}
     pending: Sums = {}
@@ -28,6 +34,7 @@ def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], judg
             sums = step(judged, batch)
             _add(totals, pending)  # read one batch late, so that the devices never wait
             pending = sums
+            after_batch()
     _add(totals, pending)
     return totals
 

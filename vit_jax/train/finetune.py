@@ -123,7 +123,7 @@ def _train(
             f"starting at step 0 with the weights of {config.init_from}",
         )
         start_step = int(jax.device_get(state.step))
-        seconds_before = store.metadata(start_step)["wall_seconds"] if store.latest_step() is not None else 0.0
+        before = {"wall_seconds": 0.0} if store.latest_step() is None else store.metadata(start_step)
         writers = Writers(folder, config, start_step, enabled=is_first)
         stack.callback(writers.close)
 
@@ -134,7 +134,9 @@ def _train(
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
-        evaluator = ClassificationEvaluator(split, lambda: open_evaluation_batches(run, data.test), run.evaluation_step)
+        evaluator = ClassificationEvaluator(
+            split, lambda: open_evaluation_batches(run, data.test), run.evaluation_step, interruption.obey
+        )
         profiler = Profiler(
             folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first
         )
@@ -160,11 +162,23 @@ def _train(
                 display.show(step, metrics, clock.seconds_left(step, total))
 
         def save_state(step: int, results: dict[str, float]) -> None:
-            seconds = seconds_before + time.perf_counter() - began
-            store.save(step, items_of(state), metadata=metadata | {"wall_seconds": seconds}, metrics=results)
+            progress = {
+                "wall_seconds": before["wall_seconds"] + time.perf_counter() - began,
+                "owes_evaluation": evaluate.is_due(step) and not results,
+            }
+            store.save(step, items_of(state), metadata=metadata | progress, metrics=results)
+
+        def evaluate_state(step: int) -> dict[str, float]:
+            results = dict(evaluator.run(state))
+            writers.write(step, results)
+            display.say(overview.results_line(step, total, results))
+            return results
 
         late = LateMetrics(report)
         results: dict[str, float] = {}
+        if before.get("owes_evaluation"):
+            with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
+                results = evaluate_state(start_step)
         for step in range(start_step + 1, total + 1):
             profiler.before_step(step)
             state, metrics = train_step(state, next(batches))
@@ -172,19 +186,20 @@ def _train(
             profiler.after_step(step, metrics)
             watchdog.step_done(step)
 
-            is_stopping = interruption.is_requested() and step < total
+            is_stopping = interruption.is_requested()
             if evaluate.is_due(step) or save.is_due(step) or is_stopping:
                 late.flush()
                 with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
-                    if is_stopping:  # first of all: whoever asks for an end may not wait for an evaluation
-                        save_state(step, {})
-                        store.wait()
-                    results = dict(evaluator.run(state)) if evaluate.is_due(step) else {}
-                    if results:
-                        writers.write(step, results)
-                        display.say(overview.results_line(step, total, results))
-                    if not is_stopping and (save.is_due(step) or (results and config.checkpoint.keep_best)):
+                    results = {}
+                    if evaluate.is_due(step) and not is_stopping:
+                        try:
+                            results = evaluate_state(step)
+                        except Interrupted:  # whoever asks for an end may not wait for an evaluation
+                            is_stopping = True
+                    if is_stopping or save.is_due(step) or (results and config.checkpoint.keep_best):
                         save_state(step, results)
+                    if is_stopping:
+                        store.wait()
             if is_stopping:
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
 
@@ -192,7 +207,7 @@ def _train(
             results = results or dict(evaluator.run(state))  # nothing was left to train
             store.wait()
             summary = overview.summary(run, state, train_metrics | results, split=split)
-    summary["wall_seconds"] = seconds_before + time.perf_counter() - began
+    summary["wall_seconds"] = before["wall_seconds"] + time.perf_counter() - began
     summary["learning_rate"] = config.schedule.learning_rate
     if is_first:
         write_summary(folder, summary)

@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once.
 
-The notice of a platform that takes a machine away is such a SIGTERM.
+The notice of a platform that takes a machine away is such a SIGTERM. An evaluation is broken off; the run that goes on
+makes up for it.
 
 Before the first step there is nothing to save, and both end it at once.
 """
@@ -24,12 +25,12 @@ class Interruption:
     """Context in which signals are noted instead of obeyed.
 
     With several processes JAX's own preemption service, which sees SIGTERM in any of them from the moment they have
-    joined, makes all agree on the step after which they stop.
+    joined, makes all agree on the step, or the batch of an evaluation, after which they stop.
     """
 
     def __init__(self) -> None:
         self._requested = False
-        self._num_steps = 0  # over all runs of the command: the service counts them, and passes over none
+        self._num_questions = 0  # over all runs of the command: the service counts them, and passes over none
         self._previous: dict[int, Any] = {}
         self._notice = Notice()
 
@@ -49,16 +50,21 @@ class Interruption:
 
     def is_requested(self) -> bool:
         """Whether the run has to end after this step; asked once after each, the same answer in every process."""
-        self._num_steps += 1
+        self._num_questions += 1
         if jax.process_count() > 1:
-            return bool(multihost_utils.reached_preemption_sync_point(self._num_steps))
+            return bool(multihost_utils.reached_preemption_sync_point(self._num_questions))
         return self._requested
+
+    def obey(self) -> None:
+        """Asks as well, after a batch of an evaluation, and raises `Interrupted` if the run has to end."""
+        if self.is_requested():
+            raise Interrupted("stopped while evaluating; the same command goes on")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_second, self._requested = self._requested, True
-        if number == signal.SIGINT and (is_second or self._num_steps == 0):
+        if number == signal.SIGINT and (is_second or self._num_questions == 0):
             raise KeyboardInterrupt
-        if self._num_steps == 0:  # one process; with several the service has the signal
+        if self._num_questions == 0:  # one process; with several the service has the signal
             raise Interrupted("stopped before the first step: there is nothing to save; the same command starts again")
         if jax.process_count() > 1:  # handed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,73 @@
+"""A run that is asked to end, at a step or in an evaluation, goes on as if nothing had happened."""
+
+import itertools
+
+import pytest
+
+from tests.integration import commands
+from tests.train import small_runs as runs
+from vit_jax.checkpoint import CheckpointStore
+from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.pretrain import pretrain
+
+LENGTH = ["total=6 steps", "evaluation.every=3 steps", "checkpoint.every=4 steps", "logging.every=1 steps"]
+THREE_BATCHES = ["evaluation.global_batch=120"]
+STOPS = {  # the question that is answered yes: one follows each step and each batch of an evaluation
+    2: ("a plain step", 2, False),
+    3: ("an evaluated step", 3, True),
+    5: ("an evaluation", 3, True),
+    6: ("the last batch of an evaluation", 3, True),
+    9: ("the last step", 6, True),
+    11: ("the last evaluation", 6, True),
+}
+
+
+@pytest.fixture(scope="module")
+def config(data_dir):
+    return runs.config(*LENGTH, *THREE_BATCHES, "polyak.factor=0.9", f"input.data_dir={data_dir}")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    return pretrain(config, str(workdir)), curve(workdir)
+
+
+def curve(workdir):
+    return [(line["step"], line.get("train_loss"), line.get("test_loss")) for line in commands.metrics(workdir)]
+
+
+def ask_to_end_at(question, monkeypatch):
+    """The run hears of its end when it asks for the n-th time, as it would after a signal."""
+    count = itertools.count(1)
+    monkeypatch.setattr(Interruption, "is_requested", lambda self: next(count) == question)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", STOPS, ids=[where.replace(" ", "_") for where, *_ in STOPS.values()])
+def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_path, monkeypatch):
+    _, step, owes = STOPS[question]
+    ask_to_end_at(question, monkeypatch)
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
+        pretrain(config, str(tmp_path))
+    store = CheckpointStore(tmp_path, read_only=True)
+    assert store.latest_step() == step
+    assert store.metadata(step)["owes_evaluation"] is owes
+    store.close()
+    ask_to_end_at(None, monkeypatch)
+    summary = pretrain(config, str(tmp_path))
+    assert curve(tmp_path) == uninterrupted[1]
+    for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
+        assert summary[name] == uninterrupted[0][name], name
+
+
+def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, uninterrupted, tmp_path, monkeypatch):
+    ask_to_end_at(5, monkeypatch)
+    with pytest.raises(Interrupted):
+        pretrain(config, str(tmp_path))
+    ask_to_end_at(2, monkeypatch)
+    with pytest.raises(Interrupted, match="stopped while evaluating"):
+        pretrain(config, str(tmp_path))
+    ask_to_end_at(None, monkeypatch)
+    assert pretrain(config, str(tmp_path))["parameters_sha256"] == uninterrupted[0]["parameters_sha256"]
+    assert curve(tmp_path) == uninterrupted[1]
