@@ -1,6 +1,7 @@
 """The harness: eight CPU devices, strict dtype promotion, no accelerator, nothing written outside temporary folders."""
 
 import os
+import signal
 
 # Programs here are compiled once and run a few times: without optimisation they compile several times faster.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -12,6 +13,9 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A shell's background job is started with Ctrl-C ignored, and what tests start and interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
