@@ -78,6 +78,25 @@ def test_big_vision_files(network, style, prefix, tmp_path):
     assert {fate.name for fate in weights.fates if fate.words.startswith("ignored")} == set(others)
 
 
+@pytest.mark.parametrize("prefix", ["params/", "params/img/", "opt/target/"])
+def test_checkpoints_of_training_are_read_and_their_bookkeeping_is_ignored(prefix, tmp_path):
+    state = dict.fromkeys(("opt/0/count", "epoch", "state"), np.int32(3))
+    state |= dict.fromkeys(("chrono/accum_program_time", "extra/accum_train_time"), np.float64(3.5))
+    path = tmp_path / "w.npz"
+    np.savez(path, **prefixed(prefix, released_arrays(SQUARE, BIG_VISION)), **state)
+    weights = load_weights(path)
+    assert_same(weights.parameters, networks.parameters(SQUARE))
+    ignored = {fate.name: fate.words for fate in weights.fates if fate.words.startswith("ignored")}
+    assert ignored.pop("opt/0/count") == "ignored (optimiser state)"
+    assert ignored == dict.fromkeys(state.keys() - {"opt/0/count"}, "ignored (bookkeeping of training)")
+
+
+def test_without_a_prefix_nothing_may_stand_beside_the_network(tmp_path):
+    path = write(tmp_path, arrays_of(SQUARE, "released") | {"chrono/accum_train_time": np.zeros(1, np.float32)})
+    with pytest.raises(ValueError, match=r"left over: chrono/accum_train_time \(1,\)"):
+        load_weights(path)
+
+
 def test_a_class_token_row_that_big_vision_folded_gets_zeros(tmp_path):
     arrays = released_arrays(VIT, STACKED)
     arrays["pos_embedding"] = arrays["pos_embedding"][:, 1:]

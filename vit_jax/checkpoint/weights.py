@@ -25,6 +25,7 @@ from vit_jax.config.architecture import Architecture
 
 CLASSES_SUFFIX = ".classes.txt"  # beside a .npz whose metadata has no room for them
 HEAD = "head/linear/kernel"
+_IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], li
     if any(fate.dtype == "float64" for fate in fates):
         notes.append("Arrays of float64 were rounded to float32.")
     for name in found.ignored:
-        words = "ignored (optimiser state)" if name.startswith("opt/") else "ignored (not part of this network)"
+        words = f"ignored ({_IGNORED.get(name.partition('/')[0], 'not part of this network')})"
         fates.append(Fate(name, (), file.arrays[name].shape, str(file.arrays[name].dtype), words))
     return apart, fates, notes
 

@@ -12,7 +12,13 @@ from vit_jax.checkpoint.names.entry import STACKED, Rule
 from vit_jax.checkpoint.names.facts import Facts, count, counts, length_of, shape_of
 from vit_jax.checkpoint.names.ours import Shape
 
-PREFIXES = ("params/img/", "params/", "opt/target/", "")
+_STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
+BESIDE = {  # prefix of the network → what may stand beside it
+    "params/img/": rf"{_STATE}|params/(?!img/)",
+    "params/": _STATE,
+    "opt/target/": _STATE,
+    "": r"(?!)",
+}
 BIG_VISION_POSITIONS = "pos_embedding"
 
 
@@ -75,15 +81,14 @@ def rules(style: Style) -> list[Rule]:
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Names without prefix → names in the file; None where the file is of another format.
 
-    With a prefix, optimiser state and other networks are left out, nothing else.
+    With a prefix, the state of training and other networks are left out, nothing else.
     """
     names = set(names)
-    prefix = next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in names), None)
+    prefix = next((prefix for prefix in BESIDE if f"{prefix}embedding/kernel" in names), None)
     if prefix is None:
         return None
     kept = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    beside = {"params/img/": r"opt/|params/(?!img/)", "params/": r"opt/", "opt/target/": r"opt/"}.get(prefix)
-    left = {name for name in names if not name.startswith(prefix) and not (beside and re.match(beside, name))}
+    left = {name for name in names if not name.startswith(prefix) and not re.match(BESIDE[prefix], name)}
     return kept | {name: name for name in left}
 
 
