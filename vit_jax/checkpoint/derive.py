@@ -5,61 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.checkpoint.answers import refuse_contradictions
+from vit_jax.checkpoint.description import MOST_STAGES, bounded_architecture
 from vit_jax.checkpoint.names import Facts
-from vit_jax.config.architecture import Architecture, read_architecture
+from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES
 
-MOST_LAYERS, MOST_STAGES = 10_000, 8
-ANSWERS = (
-    "image_size",
-    "num_heads",
-    "gelu",
-    "layer_norm_epsilon",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
-    "position_embedding",
-)
 _OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
 _OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
 _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
-
-
-def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, before anything is counted by it: the numbers may be anybody's.
-
-    Raises:
-      ValueError: fields of the wrong type, that do not fit together, or of more layers than any network has.
-    """
-    a = read_architecture(fields)
-    if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
-        raise ValueError(
-            f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"
-        )
-    return a
-
-
-def normal_answers(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers that are given, pairs as tuples.
-
-    Raises:
-      ValueError: an image size that is not two numbers.
-    """
-    given = {name: value for name, value in answers.items() if value is not None}
-    if "image_size" in given:
-        given["image_size"] = tuple(given["image_size"])
-        if len(given["image_size"]) != 2 or not all(
-            type(pixels) is int and pixels > 0 for pixels in given["image_size"]
-        ):
-            raise ValueError(f"image_size={answers['image_size']!r}: give height and width in pixels, such as 224,224")
-    return given
-
-
-def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], source: str) -> None:
-    """Raises ValueError for an answer to what is known, if it is another."""
-    for name, value in given.items():
-        if known.get(name) is not None and known[name] != value:
-            raise ValueError(f"{name}={value!r} is given, but {source} says {known[name]!r}: leave it out")
 
 
 def complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, bool, list[str]]:

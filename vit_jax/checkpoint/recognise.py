@@ -8,12 +8,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.checkpoint.derive import bounded_architecture, complete, normal_answers, refuse_contradictions
+from vit_jax.checkpoint.answers import normal_answers, refuse_contradictions
+from vit_jax.checkpoint.derive import complete
+from vit_jax.checkpoint.description import stored_architecture
 from vit_jax.checkpoint.formats import StoredArray
 from vit_jax.checkpoint.names import FORMATS, Entry, Facts, Shape, released
 from vit_jax.config.architecture import Architecture
-
-FORMAT_VERSION = 1  # of the metadata that we write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def recognise(
       arrays: what the file announces.
       metadata: what we wrote into it; empty for a file from elsewhere.
       stated: fields of the architecture that a configuration beside the file gives, and its `pool`.
-      answers: fields of the architecture from `derive.ANSWERS` that the user gives; they count more than `stated`.
+      answers: fields of the architecture from `answers.ANSWERS` that the user gives; they count more than `stated`.
 
     Raises:
       ValueError: an unknown format, a network that ours cannot compute, an answer that is missing or contradicts
@@ -84,21 +84,6 @@ def recognise(
         is_class_row_missing=is_row_missing,
         assumptions=assumptions,
     )
-
-
-def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture in metadata that we, or somebody who says so, wrote.
-
-    Raises:
-      ValueError: it is from a newer version, or no architecture.
-    """
-    version = metadata.get("format_version", FORMAT_VERSION)
-    if type(version) is not int or version > FORMAT_VERSION:
-        raise ValueError(f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax")
-    fields = metadata.get("architecture")
-    if not isinstance(fields, Mapping):
-        raise ValueError("its metadata describes no network: there is no 'architecture' in it")
-    return bounded_architecture(fields)
 
 
 def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoint.derive import format_defaults
+from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.formats import write_npz, write_safetensors
 from vit_jax.checkpoint.formats.metadata import to_comment
 from vit_jax.checkpoint.formats.whole import write_whole
 from vit_jax.checkpoint.library_config import write_library_config
 from vit_jax.checkpoint.names import FORMATS, Entry, refuse_unwritable, stacked_shapes, unstack
-from vit_jax.checkpoint.recognise import FORMAT_VERSION
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.sidecar import WEIGHTS
 from vit_jax.checkpoint.weights import CLASSES_SUFFIX, Weights
@@ -74,15 +74,7 @@ def _without_head(weights: Weights) -> Weights:
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
     """The metadata that weights carry, in any format."""
-    a = weights.architecture
-    return {
-        "format_version": FORMAT_VERSION,
-        "architecture": dataclasses.asdict(a),
-        "grid": list(a.grid),
-        "num_class_tokens": int(a.has_transformer and a.pool == "token"),
-        "class_names": None if weights.class_names is None else list(weights.class_names),
-        "preprocessing": weights.preprocessing,
-    }
+    return describe(weights.architecture, weights.class_names, weights.preprocessing)
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:

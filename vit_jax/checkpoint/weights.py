@@ -12,11 +12,12 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint import hub
-from vit_jax.checkpoint.derive import ANSWERS, normal_answers, refuse_contradictions
+from vit_jax.checkpoint.answers import ANSWERS, normal_answers, refuse_contradictions
+from vit_jax.checkpoint.description import stored_architecture
 from vit_jax.checkpoint.formats import ArrayFile, open_arrays
 from vit_jax.checkpoint.formats.failures import naming
 from vit_jax.checkpoint.names import stack, stacked_shapes
-from vit_jax.checkpoint.recognise import Recognised, recognise, stored_architecture
+from vit_jax.checkpoint.recognise import Recognised, recognise
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.sidecar import WEIGHTS, Sidecar, read_sidecar
 from vit_jax.checkpoint.store import has_checkpoints
@@ -69,7 +70,7 @@ def load_weights(
       source: a .npz or .safetensors file; a folder with model.safetensors; a workdir of ours; or "hf://owner/name".
       polyak: of a workdir, take the Polyak average where there is one.
       class_names: of a file that does not tell them.
-      **answers: what the file does not tell, from `derive.ANSWERS`: image_size, num_heads, gelu, ...
+      **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that the file

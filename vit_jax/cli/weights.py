@@ -18,7 +18,7 @@ _READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of wei
 
 def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
-    from vit_jax.checkpoint.derive import ANSWERS
+    from vit_jax.checkpoint.answers import ANSWERS
 
     options, _ = split(
         words,
@@ -192,7 +192,7 @@ def _split_weights(
     switches: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """`_split` for a verb that reads weights: it takes every answer about them."""
-    from vit_jax.checkpoint.derive import ANSWERS
+    from vit_jax.checkpoint.answers import ANSWERS
 
     return split(
         words,
@@ -230,7 +230,7 @@ def _classifier(options: Mapping[str, str], sharding: "jax.sharding.Sharding | N
 
 def _answers(options: Mapping[str, str]) -> dict[str, Any]:
     """What the user says of weights whose file does not tell it, in the types that `load_weights` takes."""
-    from vit_jax.checkpoint.derive import ANSWERS
+    from vit_jax.checkpoint.answers import ANSWERS
 
     answers: dict[str, Any] = {name: options[name] for name in ANSWERS if name in options}
     kinds = {"num_heads": int} | {name: float for name in ANSWERS if name.endswith("epsilon")}

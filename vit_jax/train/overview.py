@@ -1,6 +1,5 @@
 """What a run tells of itself: the table of parameters at the start, the summary at the end."""
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import pathlib
@@ -12,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import pytree
+from vit_jax.checkpoint.description import describe
 from vit_jax.config import Architecture, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
 from vit_jax.train.assemble import Assembly, Datasets
@@ -103,18 +103,15 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
 def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
+    preprocessing = {
+        "image_size": list(architecture.image_size),
+        "resize": config.input.test_resize,
+        "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
+        "pixel_range": [-1.0, 1.0],
+    }
     return {
+        **describe(architecture, data.train.class_names, preprocessing),
         "config": to_dict(config),
-        "architecture": dataclasses.asdict(architecture),
-        "grid": list(architecture.grid),
-        "num_class_tokens": int(architecture.pool == "token"),
-        "class_names": list(data.train.class_names),
-        "preprocessing": {
-            "image_size": list(architecture.image_size),
-            "resize": config.input.test_resize,
-            "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
-            "pixel_range": [-1.0, 1.0],
-        },
         "data": config.data,
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
