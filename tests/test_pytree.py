@@ -30,7 +30,7 @@ def test_first_match_takes_the_first_and_refuses_gaps():
 def test_differences_lists_everything_and_the_nearest():
     given = {"a/bb": jnp.zeros(2), "a/c": jnp.ones((3, 2))}
     assert pytree.differences(pytree.named_leaves(TREE), given) == [
-        "left over: a/bb (2,)",
+        "left over: a/bb (2,) (nearest: a/b)",
         "missing: a/b (2,) (nearest: a/bb)",
         "shape: a/c is (3, 2), the model has (3, 1)",
     ]

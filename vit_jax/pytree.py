@@ -62,15 +62,18 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 
 def differences(expected: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """One line for each name that only one side has or whose shapes differ, the nearest name offered."""
-    lines = []
-    for name in expected.keys() - given.keys():
-        near = difflib.get_close_matches(name, list(given.keys() - expected.keys()), n=1)
-        lines.append(f"missing: {name} {_shape(expected[name])}" + (f" (nearest: {near[0]})" if near else ""))
-    lines += [f"left over: {name} {_shape(given[name])}" for name in given.keys() - expected.keys()]
+    missing, left = expected.keys() - given.keys(), given.keys() - expected.keys()
+    lines = [f"missing: {name} {_shape(expected[name])}{_nearest(name, left)}" for name in missing]
+    lines += [f"left over: {name} {_shape(given[name])}{_nearest(name, missing)}" for name in left]
     for name in expected.keys() & given.keys():
         if _shape(expected[name]) != _shape(given[name]):
             lines.append(f"shape: {name} is {_shape(given[name])}, the model has {_shape(expected[name])}")
     return sorted(lines)
+
+
+def _nearest(name: str, others: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(others), n=1, cutoff=0.5)
+    return f" (nearest: {near[0]})" if near else ""
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ def test_the_number_of_heads_is_asked_for_where_no_size_tells():
         recognise(arrays, {}, answers={"image_size": (8, 12)})
     found = recognise(arrays, {}, answers={"image_size": (8, 12), "num_heads": 8})
     assert found.architecture == dataclasses.replace(VIT, num_heads=8, gelu="exact")
-    with pytest.raises(ValueError, match=r"width=16 is not divisible by model\.num_heads=3"):
+    with pytest.raises(ValueError, match="num_heads=3 does not divide the width: give a divisor of 16"):
         recognise(arrays, {}, answers={"image_size": (8, 12), "num_heads": 3})
 
 

@@ -213,6 +213,28 @@ def test_what_is_missing_and_left_over_is_listed_at_once(tmp_path):
     assert "shape: Transformer/encoderblock_1/LayerNorm_0/bias is (5,), the model has (16,)" in text
 
 
+@pytest.mark.parametrize(
+    ("a", "format_name", "suffix", "kernel", "renamed"),
+    [
+        (SQUARE, "released", ".npz", "head/kernel", "head/weights"),
+        (RESNET, "bit", ".npz", "resnet/head/conv2d/kernel", "resnet/head/conv2d/weights"),
+        (SQUARE, "timm", ".safetensors", "head.weight", "head.weights"),
+        (RESNET, "timm", ".safetensors", "head.fc.weight", "head.fc.weights"),
+        (SQUARE, "huggingface", ".safetensors", "classifier.weight", "classifier.weights"),
+    ],
+)
+def test_a_kernel_of_the_head_under_another_name_is_missed(a, format_name, suffix, kernel, renamed, tmp_path):
+    arrays = arrays_of(a, format_name)
+    arrays[renamed] = arrays.pop(kernel)
+    answers = {"image_size": a.image_size} | ({"num_heads": 2} if a.has_transformer else {})
+    with pytest.raises(ValueError, match="not those of") as error:
+        load_weights(write(tmp_path, arrays, f"w{suffix}"), **answers)
+    shape = str(arrays[renamed].shape)
+    lines = [f"missing: {kernel} {shape} (nearest: {renamed})", f"left over: {renamed} {shape} (nearest: {kernel})"]
+    found = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert sorted(found) == sorted(lines)
+
+
 def test_nothing_is_read_of_a_file_that_is_not_whole(tmp_path, monkeypatch):
     arrays = arrays_of(SQUARE, "released")
     del arrays["Transformer/encoder_norm/bias"]

@@ -73,6 +73,8 @@ def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
     if facts.num_heads is not None:
         return facts.num_heads
     if given is not None:
+        if given < 1 or facts.width % given:
+            raise ValueError(f"num_heads={given} does not divide the width: give a divisor of {facts.width}")
         return given
     numbers = (facts.width, facts.depth, facts.mlp_dim)
     for name, size in VIT_SIZES.items():

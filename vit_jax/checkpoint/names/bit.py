@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vit_jax.checkpoint.names.entry import Rule
-from vit_jax.checkpoint.names.facts import Facts, counts, invert, length_of, shape_of
+from vit_jax.checkpoint.names.facts import Facts, classes_of, counts, invert, shape_of
 from vit_jax.checkpoint.names.ours import Shape
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
@@ -61,6 +61,6 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         units=counts(shapes, r"resnet/block(\d+)/unit(\d+)/"),
         root_channels=shape_of(shapes, ROOT, 4)[-1],
         pool="gap",
-        num_classes=length_of(shapes, "resnet/head/conv2d/kernel", -1),
+        num_classes=classes_of(shapes, "resnet/head/conv2d/kernel", -1, "resnet/head/conv2d/bias"),
         defaults={"residual_unit": "preactivation"},
     )

@@ -54,9 +54,15 @@ def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
     return shapes[name]
 
 
-def length_of(shapes: Mapping[str, Shape], name: str, axis: int) -> int:
-    """One length of an array that need not be there; 0 where it is not."""
-    shape = shapes.get(name, ())
+def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -> int:
+    """How many classes the head has; 0 where there is none.
+
+    The bias tells it too, so that a kernel under another name is missed and its name is told.
+    """
+    return _length_of(shapes.get(kernel, ()), axis) or _length_of(shapes.get(bias, ()), 0)
+
+
+def _length_of(shape: Shape, axis: int) -> int:
     return shape[axis] if -len(shape) <= axis < len(shape) else 0
 
 

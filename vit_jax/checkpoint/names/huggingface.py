@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vit_jax.checkpoint.names.entry import Rule
-from vit_jax.checkpoint.names.facts import Facts, count, invert, length_of, shape_of
+from vit_jax.checkpoint.names.facts import Facts, classes_of, count, invert, shape_of
 from vit_jax.checkpoint.names.ours import Shape
 from vit_jax.checkpoint.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
 
@@ -81,7 +81,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         num_heads=None,
         pool="token",
         head="mlp" if f"{POOLER}.weight" in shapes else "linear",
-        num_classes=length_of(shapes, "classifier.weight", 0),
+        num_classes=classes_of(shapes, "classifier.weight", 0, "classifier.bias"),
         position_rows=shape_of(shapes, "vit.embeddings.position_embeddings", 3)[1],
         class_rows=(1,),
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-12},

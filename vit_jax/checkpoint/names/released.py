@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vit_jax.checkpoint.names.entry import STACKED, Rule
-from vit_jax.checkpoint.names.facts import Facts, count, counts, length_of, shape_of
+from vit_jax.checkpoint.names.facts import Facts, classes_of, count, counts, shape_of
 from vit_jax.checkpoint.names.ours import Shape
 
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
@@ -139,7 +139,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         root_channels=shape_of(shapes, "conv_root/kernel", 4)[-1] if has_stem else 64,
         pool=pool,
         head="mlp" if "pre_logits/kernel" in shapes else "linear",
-        num_classes=length_of(shapes, "head/kernel", -1),
+        num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
         position_rows=shape_of(shapes, style.positions, 3)[1] if style.positions in shapes else None,
         class_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},

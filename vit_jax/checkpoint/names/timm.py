@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax.checkpoint.names.entry import Rule
-from vit_jax.checkpoint.names.facts import Facts, count, counts, length_of, shape_of
+from vit_jax.checkpoint.names.facts import Facts, classes_of, count, counts, shape_of
 from vit_jax.checkpoint.names.ours import Shape
 from vit_jax.checkpoint.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
 from vit_jax.config.architecture import Architecture
@@ -133,7 +133,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
         pool=pool,
-        num_classes=length_of(shapes, "head.weight", 0),
+        num_classes=classes_of(shapes, "head.weight", 0, "head.bias"),
         position_rows=shape_of(shapes, "pos_embed", 3)[1] if "pos_embed" in shapes else None,
         class_rows=(0, 1) if pool == "token" else (0,),
         fixed_positions="none",
@@ -148,6 +148,6 @@ def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
         units=counts(shapes, r"stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, "stem.conv.weight", 4)[0],
         pool="gap",
-        num_classes=length_of(shapes, "head.fc.weight", 0),
+        num_classes=classes_of(shapes, "head.fc.weight", 0, "head.fc.bias"),
         defaults={"residual_unit": "preactivation", **RESNET_DEFAULTS},
     )
