@@ -117,9 +117,17 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     _, notes = save_weights(weights, path, "released")
     assert (tmp_path / "w.npz.classes.txt").read_text().splitlines() == list(names)
     assert any("no room for 9,000 class names: they are in" in note for note in notes)
-    assert load_weights(path).class_names == names
-    (tmp_path / "w.npz.classes.txt").unlink()
-    assert load_weights(path).class_names is None
+    read = load_weights(path)
+    assert (read.class_names, read.notes) == (names, [])
+    (tmp_path / "w.npz.classes.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"w\.npz\.classes\.txt: 'utf-8' codec can't decode"):
+        load_weights(path)
+    moved = path.rename(tmp_path / "moved.npz")
+    read = load_weights(moved)
+    assert read.class_names is None
+    note = f"Its class names should stand in {moved}.classes.txt, which is not there: bring it, or give class_names."
+    assert read.notes == [note]
+    assert load_weights(moved, class_names=names).class_names == names
     odd = dataclasses.replace(weights, class_names=("two\nlines", *names[1:]))
     with pytest.raises(ValueError, match="class names of several lines"):
         save_weights(odd, path, "released")

@@ -272,6 +272,12 @@ def test_a_folder_with_several_files_is_ambiguous(tmp_path):
     assert load_weights(tmp_path, num_heads=2).source.endswith("model.safetensors (timm)")
 
 
+def test_a_file_has_no_average_to_pass_over(tmp_path):
+    path = write(tmp_path, arrays_of(SQUARE, "released"))
+    with pytest.raises(ValueError, match=r"w\.npz has no Polyak average to pass over, .*: leave out --raw"):
+        load_weights(path, polyak=False)
+
+
 def test_unknown_answers_are_the_programmers_error(tmp_path):
     with pytest.raises(TypeError, match="unknown answers: heads; known are image_size"):
         load_weights(tmp_path / "w.npz", heads=3)

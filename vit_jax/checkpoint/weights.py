@@ -68,7 +68,7 @@ def load_weights(
 
     Args:
       source: a .npz or .safetensors file; a folder with model.safetensors; a workdir of ours; or "hf://owner/name".
-      polyak: of a workdir, take the Polyak average where there is one.
+      polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not tell them.
       **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
 
@@ -82,7 +82,10 @@ def load_weights(
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, answers)
     else:
-        weights = _load_file(_weights_file(path) if path.is_dir() else path, answers)
+        file = _weights_file(path) if path.is_dir() else path
+        if file.is_file() and not polyak:
+            raise ValueError(f"{file} has no Polyak average to pass over, only a workdir of ours has: leave out --raw.")
+        weights = _load_file(file, answers)
     return _with_class_names(weights, class_names)
 
 
@@ -126,7 +129,7 @@ def _load_file(path: pathlib.Path, answers: Mapping[str, Any]) -> Weights:
             sidecar = Sidecar() if file.metadata else sidecar
             found = recognise(file.arrays, file.metadata, stated=sidecar.fields, answers=answers)
             _require_all(found, file)
-            class_names, preprocessing = _carried(file, sidecar)
+            class_names, preprocessing, lost = _carried(file, sidecar)
         apart, fates, notes = _read(file, found)
     a = found.architecture
     if found.is_class_row_missing:
@@ -137,7 +140,7 @@ def _load_file(path: pathlib.Path, answers: Mapping[str, Any]) -> Weights:
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
-    notes = [*found.assumptions, *sidecar.notes, *notes]
+    notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     return Weights(a, parameters, class_names, preprocessing, f"{path} ({found.format})", fates, notes)
 
 
@@ -153,16 +156,22 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
 
 
-def _carried(file: ArrayFile, sidecar: Sidecar) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None]:
-    """Class names and preprocessing, from the file, beside it, or from nowhere."""
+def _carried(file: ArrayFile, sidecar: Sidecar) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
+    """Class names and preprocessing, from the file, beside it, or from nowhere; a note where they were lost."""
     if not file.metadata:
-        return sidecar.class_names, sidecar.preprocessing
+        return sidecar.class_names, sidecar.preprocessing, []
     names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
     beside = file.path.with_name(file.path.name + CLASSES_SUFFIX)
-    if names is None and file.metadata.get("class_names_beside") and beside.is_file():
-        names = beside.read_text(encoding="utf-8").splitlines()
+    lost = []
+    if names is None and file.metadata.get("class_names_beside"):
+        if beside.is_file():
+            with naming(str(beside)):
+                names = beside.read_text(encoding="utf-8").splitlines()
+        else:
+            lost = [f"Its class names should stand in {beside}, which is not there: bring it, or give class_names."]
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return tuple(names) if is_list and names else None, preprocessing if isinstance(preprocessing, dict) else None
+    preprocessing = preprocessing if isinstance(preprocessing, dict) else None
+    return tuple(names) if is_list and names else None, preprocessing, lost
 
 
 def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], list[Fate], list[str]]:

@@ -244,5 +244,8 @@ def _answers(options: Mapping[str, str]) -> dict[str, Any]:
         path = pathlib.Path(options["class_names"]).expanduser()
         if not path.is_file():
             raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
-        answers["class_names"] = path.read_text(encoding="utf-8").splitlines()
+        try:
+            answers["class_names"] = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
     return answers
