@@ -139,6 +139,49 @@ def test_another_pooling_beside_the_file_is_refused():
         recognise(headers(VIT, "timm"), {}, stated={"pool": "gap"}, answers={"image_size": (8, 12), "num_heads": 2})
 
 
+OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"depth": 12, "width": 999}, "width 999 there, 16 in the file; depth 12 there, 2 in the file. Bring both"),
+        ({"mlp_dim": 25}, "mlp_dim 25 there, 24 in the file"),
+        ({"num_classes": 10}, "num_classes 10 there, 3 in the file"),
+        ({"patch_size": (4, 8)}, r"patch_size \(4, 8\) there, \(4, 4\) in the file"),
+    ],
+)
+def test_a_configuration_of_another_network_is_refused(wrong, words):
+    answers = {"image_size": (8, 12), "num_heads": 2}
+    for format_name in ("timm", "huggingface"):
+        arrays = headers(VIT, format_name)
+        expected = as_read(VIT, format_name)
+        assert recognise(arrays, {}, stated=OF_VIT, answers=answers).architecture == expected
+        with pytest.raises(ValueError, match=f"the configuration beside it is of another network: {words}"):
+            recognise(arrays, {}, stated=OF_VIT | wrong, answers=answers)
+
+
+@pytest.mark.parametrize(("in_file", "stated"), [(0, 3), (3, 0)])
+def test_of_the_head_one_side_may_have_none(in_file, stated):
+    a = dataclasses.replace(VIT, num_classes=in_file)
+    answers = {"image_size": (8, 12), "num_heads": 2}
+    found = recognise(headers(a, "timm"), {}, stated={"num_classes": stated}, answers=answers)
+    assert found.architecture.num_classes == in_file
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+def test_a_border_that_no_patch_covers_is_left_out_and_told(format_name):
+    stated = {"image_size": (14, 15), "num_heads": 2}
+    found = recognise(headers(SQUARE, format_name), {}, stated=stated)
+    assert found.architecture == as_read(SQUARE, format_name)
+    said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
+    assert [said in text for text in found.assumptions] == [True]
+    with pytest.raises(ValueError, match=r"image_size=\(14, 15\) is no multiple of its patches .* such as 12,12"):
+        recognise(headers(SQUARE, format_name), {}, stated=stated, answers={"image_size": (14, 15)})
+    with pytest.raises(ValueError, match=r"image_size=\(3, 15\) is no multiple .* such as 4,12"):
+        recognise(headers(SQUARE, format_name), {}, stated=stated | {"image_size": (3, 15)})
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -16,6 +16,10 @@ def read(tmp_path, config, processor=None):
 HUGGINGFACE = {
     "model_type": "vit",
     "image_size": 384,
+    "patch_size": 16,
+    "hidden_size": 768,
+    "num_hidden_layers": 6,
+    "intermediate_size": 3072,
     "num_attention_heads": 12,
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
@@ -24,8 +28,16 @@ HUGGINGFACE = {
 TIMM = {
     "architecture": "vit_base_patch16_224",
     "global_pool": "avg",
+    "num_classes": 2,
     "label_names": ["cat", "dog"],
-    "model_args": {"num_heads": 4, "act_layer": "gelu_tanh"},
+    "model_args": {
+        "num_heads": 4,
+        "act_layer": "gelu_tanh",
+        "depth": 6,
+        "embed_dim": 336,
+        "mlp_ratio": 816 / 336,
+        "patch_size": [16, 8],
+    },
     "pretrained_cfg": {
         "input_size": [3, 224, 256],
         "mean": [0.485, 0.456, 0.406],
@@ -40,12 +52,26 @@ def test_nothing_beside(tmp_path):
 
 
 def test_hugging_face(tmp_path):
-    processor = {"size": {"height": 384, "width": 320}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    processor = {"size": {"height": 384, "width": 384}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     found = read(tmp_path, HUGGINGFACE, processor)
-    assert found.fields == {"image_size": (384, 384), "num_heads": 12, "layer_norm_epsilon": 1e-12, "gelu": "exact"}
+    assert found.fields == {
+        "image_size": (384, 384),
+        "patch_size": (16, 16),
+        "num_classes": 2,
+        "width": 768,
+        "depth": 6,
+        "mlp_dim": 3072,
+        "num_heads": 12,
+        "layer_norm_epsilon": 1e-12,
+        "gelu": "exact",
+    }
     assert found.class_names == ("cat", "dog")
-    assert found.preprocessing is not None
-    assert found.preprocessing["image_size"] == [384, 320]
+    assert found.preprocessing == {
+        "image_size": [384, 384],
+        "resize": "direct",
+        "crop_fraction": 1.0,
+        "pixel_range": [-1.0, 1.0],
+    }
     assert found.notes == ()
 
 
@@ -56,14 +82,19 @@ def test_labels_that_the_library_made_up_are_none(tmp_path):
 
 def test_timm(tmp_path):
     found = read(tmp_path, TIMM)
-    assert found.fields == {"image_size": (224, 256), "num_heads": 4, "gelu": "tanh", "pool": "gap"}
-    assert found.class_names == ("cat", "dog")
-    assert found.preprocessing == {
-        "image_size": [224, 256],
-        "resize": "short_side",
-        "crop_fraction": 0.9,
-        "pixel_range": [-1.0, 1.0],
+    assert found.fields == {
+        "image_size": (224, 256),
+        "patch_size": (16, 8),
+        "num_classes": 2,
+        "width": 336,
+        "depth": 6,
+        "mlp_dim": 816,
+        "num_heads": 4,
+        "gelu": "tanh",
+        "pool": "gap",
     }
+    assert found.class_names == ("cat", "dog")
+    assert found.preprocessing == {"image_size": [224, 256], "resize": "short_side", "crop_fraction": 0.9}
     assert len(found.notes) == 1
     assert "mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]; our networks take [-1, 1]" in found.notes[0]
 
@@ -88,11 +119,31 @@ def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
 
 def test_odd_values_are_passed_over(tmp_path):
     chance = random.Random(0)
-    odd = [None, True, "x", -1, 1.5, [], {}, [1], ["a", 2], {"a": 1}, {"0": 3}, {"²": "x"}, [[1], [2]], [0.5, "x"]]
+    odd = [
+        None,
+        True,
+        False,
+        "x",
+        -1,
+        1.5,
+        10**400,
+        float("inf"),
+        float("nan"),
+        [],
+        {},
+        [1],
+        ["a", 2],
+        {"a": 1},
+        {"0": 3},
+        {"²": "x"},
+        [[1], [2]],
+        [0.5, "x"],
+    ]
     for base in (HUGGINGFACE, TIMM, TIMM["pretrained_cfg"] | {"architecture": "x"}):
-        for name in [*base, "size", "label_names"]:
+        for name in [*base, "size", "label_names", "crop_pct", "interpolation"]:
             for value in odd:
-                processor = {"size": chance.choice(odd), "image_mean": chance.choice(odd), "image_std": value}
+                names = ("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "image_mean")
+                processor = {"image_std": value} | {name: chance.choice(odd) for name in names}
                 try:
                     found = read(tmp_path, {**base, name: value}, processor)
                 except ValueError as error:

@@ -301,6 +301,39 @@ def test_a_config_beside_the_weights_is_used(tmp_path):
     assert any(note.startswith("WARNING: these weights were trained on pixels") for note in weights.notes)
 
 
+CONFIG = {"image_size": 12, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
+
+
+def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp_path):
+    file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    weights = load_weights(tmp_path)
+    assert weights.architecture == SQUARE
+    assert weights.notes == []
+    bare = load_weights(file, num_heads=2)
+    assert bare.architecture == dataclasses.replace(SQUARE, gelu="exact", layer_norm_epsilon=1e-12)
+    note = "config.json beside it is not read, since it may be another file's: where it is its own, give the folder."
+    assert note in bare.notes
+    save_weights(weights_of(SQUARE), file, "huggingface")  # a file that tells everything needs none
+    assert not any("config.json" in note for note in load_weights(file).notes)
+
+
+def test_layers_that_were_lost_are_missed(tmp_path):
+    write(tmp_path, arrays_of(SQUARE, "huggingface"), "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 12, "hidden_size": 999}))
+    with pytest.raises(ValueError, match=r"model.safetensors: the configuration .*width 999 there, 16 in .*depth 12"):
+        load_weights(tmp_path)
+
+
+def test_preprocessing_goes_with_the_images_of_the_network(tmp_path):
+    write(tmp_path, arrays_of(SQUARE, "huggingface"), "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"image_size": 15}))
+    weights = load_weights(tmp_path)
+    assert weights.architecture == SQUARE
+    assert weights.preprocessing["image_size"] == [12, 12]
+    assert any("says 15x15 images" in note for note in weights.notes)
+
+
 @pytest.mark.parametrize("polyak", [True, False])
 def test_a_workdir_of_a_sharded_run(polyak, tmp_path):
     """Saved from eight devices, read into memory; the newest step, and the average where there is one."""

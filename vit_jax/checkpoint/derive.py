@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.checkpoint.answers import refuse_contradictions
@@ -11,6 +11,7 @@ from vit_jax.checkpoint.names import Facts
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES
 
+DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file, whatever is said of it
 _OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
 _OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
 _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
@@ -32,6 +33,7 @@ def complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> 
             f"the configuration beside it asks for another pooling than the file's parameters ({facts.pool}): "
             "our networks have a class token only where they read it"
         )
+    _require_same_network(facts, {name: stated.pop(name) for name in DECIDED if name in stated})
     known: dict[str, Any] = {"num_heads": facts.num_heads}
     if facts.position_rows is not None:
         known["position_embedding"] = "learned_1d"
@@ -42,7 +44,8 @@ def complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> 
     fields = format_defaults(facts)
     assumptions: list[str] = []
     fields["num_heads"] = _num_heads(facts, choice.get("num_heads"), assumptions)
-    fields["image_size"], is_row_missing = _image_size(facts, choice.get("image_size"), assumptions)
+    size, is_given = choice.get("image_size"), "image_size" in given
+    fields["image_size"], is_row_missing = _image_size(facts, size, is_given, assumptions)
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
         fields["position_embedding"] = facts.fixed_positions
@@ -53,6 +56,24 @@ def complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> 
             )
     fields |= {name: value for name, value in choice.items() if name not in ("image_size", "num_heads")}
     return bounded_architecture(fields), is_row_missing, assumptions
+
+
+def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:
+    """What stands beside the file is of it: of fewer layers than it says, a file could be whole and yet not all.
+
+    Only of the head one side may have none: it was left out of the file, or a library is to build none.
+    """
+    headless = facts.num_classes == 0 or stated.get("num_classes") == 0
+    different = [
+        f"{name} {value} there, {getattr(facts, name)} in the file"
+        for name, value in stated.items()
+        if value != getattr(facts, name) and not (name == "num_classes" and headless)
+    ]
+    if different:
+        raise ValueError(
+            f"the configuration beside it is of another network: {'; '.join(different)}. Bring both from one place, or "
+            "take the configuration away and answer what it tells"
+        )
 
 
 def format_defaults(facts: Facts) -> dict[str, Any]:
@@ -87,11 +108,37 @@ def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
     )
 
 
-def _image_size(facts: Facts, given: Sequence[int] | None, assumptions: list[str]) -> tuple[tuple[int, int], bool]:
-    """Height and width in pixels, and whether the table of positions lacks the row of a class token."""
+def _pixels_of_a_patch(facts: Facts) -> tuple[int, int]:
     halvings = 2 + max(len(facts.units) - 1, 0) if facts.family == "hybrid" else 0
-    height, width = (patch * 2 ** min(halvings, MOST_STAGES + 2) for patch in facts.patch_size)
-    size = None if given is None else (given[0], given[1])
+    height, width = facts.patch_size
+    factor = 2 ** min(halvings, MOST_STAGES + 2)
+    return height * factor, width * factor
+
+
+def _whole_patches(
+    size: tuple[int, int], patch: tuple[int, int], is_given: bool, assumptions: list[str]
+) -> tuple[int, int]:
+    """The size; of one that a configuration states, what is left without a border that no patch covers."""
+    height, width = (pixels // part * part for pixels, part in zip(size, patch, strict=True))
+    if (height, width) == size:
+        return size
+    patches = f"patches of {patch[0]}x{patch[1]} pixels"
+    if is_given or height < 1 or width < 1:
+        near = f"{max(height, patch[0])},{max(width, patch[1])}"
+        raise ValueError(f"image_size={size} is no multiple of its {patches}: give image_size, such as {near}")
+    assumptions.append(
+        f"The configuration beside it says {size[0]}x{size[1]} images, where {patches} leave out a border; ours show "
+        f"all of the image in {height}x{width}."
+    )
+    return height, width
+
+
+def _image_size(
+    facts: Facts, stated: tuple[int, int] | None, is_given: bool, assumptions: list[str]
+) -> tuple[tuple[int, int], bool]:
+    """Height and width in pixels, and whether the table of positions lacks the row of a class token."""
+    height, width = patch = _pixels_of_a_patch(facts)
+    size = None if stated is None else _whole_patches(stated, patch, is_given, assumptions)
     if facts.position_rows is None:
         if size is None:
             raise ValueError("the file does not tell the image size: give image_size, height and width in pixels")

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.checkpoint.preprocessing import of_huggingface, of_timm, pair, typed
+
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 16 * 2**20
 _ACTIVATIONS = {
@@ -31,9 +33,9 @@ class Sidecar:
     """Facts beside a file of weights.
 
     Attributes:
-      fields: of the architecture.
+      fields: of the architecture, and those that the file decides, to compare.
       class_names: in the order of the logits.
-      preprocessing: as our checkpoints have it.
+      preprocessing: as our checkpoints have it; without pixel_range where that is another.
       notes: sentences for the report.
     """
 
@@ -71,42 +73,53 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Sidecar:
-    size = _pair(_of(processor, "size", dict, int) or config.get("image_size"))
-    epsilon, heads = _of(config, "layer_norm_eps", float, int), _of(config, "num_attention_heads", int)
+    labels = config.get("id2label")
     fields = {
-        "image_size": _pair(config.get("image_size")),
-        "num_heads": heads,
-        "layer_norm_epsilon": None if epsilon is None else float(epsilon),
-        "gelu": _gelu(_of(config, "hidden_act", str)),
+        "image_size": pair(config.get("image_size")),
+        "patch_size": pair(config.get("patch_size")),
+        "num_classes": len(labels) if isinstance(labels, dict) else None,
+        "width": typed(config, "hidden_size", int),
+        "depth": typed(config, "num_hidden_layers", int),
+        "mlp_dim": typed(config, "intermediate_size", int),
+        "num_heads": typed(config, "num_attention_heads", int),
+        "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int),
+        "gelu": _gelu(typed(config, "hidden_act", str)),
     }
-    preprocessing = {"image_size": list(size), "resize": "direct", "crop_fraction": 1.0} if size else None
-    notes = _range_notes(processor, "image_mean", "image_std")
-    return Sidecar(_known(fields), _names(config.get("id2label")), _with_range(preprocessing), notes)
+    preprocessing, notes = of_huggingface(config, processor)
+    return Sidecar(_known(fields), _names(labels), preprocessing, notes)
 
 
 def _from_timm(config: Mapping[str, Any]) -> Sidecar:
-    pretrained = _of(config, "pretrained_cfg", dict) or config
-    arguments = _of(config, "model_args", dict) or {}
-    input_size = _of(pretrained, "input_size", list)
-    size = _pair(arguments.get("img_size")) or _pair(input_size[-2:] if input_size else None)
+    pretrained = typed(config, "pretrained_cfg", dict) or config
+    arguments = typed(config, "model_args", dict) or {}
+    input_size = typed(pretrained, "input_size", list)
+    size = pair(arguments.get("img_size")) or pair(input_size[-2:] if input_size else None)
+    width = typed(arguments, "embed_dim", int)
     fields = {
         "image_size": size,
-        "num_heads": _of(arguments, "num_heads", int),
-        "gelu": _gelu(_of(arguments, "act_layer", str)),
+        "patch_size": pair(arguments.get("patch_size")),
+        "num_classes": typed(config, "num_classes", int),
+        "width": width,
+        "depth": typed(arguments, "depth", int),
+        "mlp_dim": _product(width, typed(arguments, "mlp_ratio", float, int)),
+        "num_heads": typed(arguments, "num_heads", int),
+        "gelu": _gelu(typed(arguments, "act_layer", str)),
         "pool": _POOLS.get(str(config.get("global_pool"))),
     }
-    crop = _of(pretrained, "crop_pct", float, int)
-    is_direct = pretrained.get("crop_mode") == "squash"
-    preprocessing = (
-        {"image_size": list(size), "resize": "direct" if is_direct else "short_side", "crop_fraction": float(crop)}
-        if size and crop
-        else None
-    )
-    names = config.get("label_names", pretrained.get("label_names"))
-    notes = _range_notes(pretrained, "mean", "std")
+    preprocessing, notes = of_timm(pretrained, size)
     if "siglip" in str(config.get("architecture")) and fields["gelu"] is None:
         notes += (_SIGLIP_NOTE,)
-    return Sidecar(_known(fields), _names(names), _with_range(preprocessing), notes)
+    return Sidecar(
+        _known(fields), _names(config.get("label_names", pretrained.get("label_names"))), preprocessing, notes
+    )
+
+
+def _product(width: int | None, ratio: float | None) -> int | None:
+    """The whole part, as timm takes it; a ratio is written with rounding errors."""
+    try:
+        return None if width is None or ratio is None else int(width * ratio + 1e-6)
+    except (OverflowError, ValueError):  # of numbers that are not finite
+        return None
 
 
 def _gelu(activation: str | None) -> str | None:
@@ -118,38 +131,8 @@ def _gelu(activation: str | None) -> str | None:
     return None if activation is None else _ACTIVATIONS[activation]
 
 
-def _range_notes(values: Mapping[str, Any], mean: str, std: str) -> tuple[str, ...]:
-    """Our networks take [-1, 1], which is a mean and a deviation of one half."""
-    found = {name: values.get(name) for name in (mean, std) if values.get(name) is not None}
-    if all(isinstance(value, list) and all(part == 0.5 for part in value) for value in found.values()):
-        return ()
-    text = ", ".join(f"{name}={value}" for name, value in found.items())
-    return (
-        f"WARNING: these weights were trained on pixels normalised by {text}; our networks take [-1, 1] "
-        "(0.5 and 0.5), so accuracy suffers until they are fine-tuned.",
-    )
-
-
-def _with_range(preprocessing: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if preprocessing is None else {**preprocessing, "pixel_range": [-1.0, 1.0]}
-
-
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _of(values: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    value = values.get(name)
-    return value if isinstance(value, kinds) and not isinstance(value, bool) else None
-
-
-def _pair(size: Any) -> tuple[int, int] | None:
-    if isinstance(size, dict):
-        size = [size.get("height"), size.get("width")]
-    if isinstance(size, int):
-        size = [size, size]
-    is_pair = isinstance(size, list) and len(size) == 2 and all(type(pixels) is int for pixels in size)
-    return (size[0], size[1]) if is_pair else None
 
 
 def _names(labels: Any) -> tuple[str, ...] | None:

@@ -19,7 +19,7 @@ from vit_jax.checkpoint.formats.failures import naming
 from vit_jax.checkpoint.names import stack, stacked_shapes
 from vit_jax.checkpoint.recognise import Recognised, recognise
 from vit_jax.checkpoint.report import Fate
-from vit_jax.checkpoint.sidecar import WEIGHTS, Sidecar, read_sidecar
+from vit_jax.checkpoint.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.checkpoint.workdir import open_workdir
 from vit_jax.config.architecture import Architecture
@@ -67,7 +67,7 @@ def load_weights(
     """Reads weights in any format, from a file, a folder or the Hub.
 
     Args:
-      source: a .npz or .safetensors file; a folder with model.safetensors; a workdir of ours; or "hf://owner/name".
+      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors; a workdir of ours; or "hf://owner/name".
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not tell them.
       **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
@@ -85,7 +85,7 @@ def load_weights(
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average to pass over, only a workdir of ours has: leave out --raw.")
-        weights = _load_file(file, answers)
+        weights = _load_file(file, _beside(path, file), answers)
     return _with_class_names(weights, class_names)
 
 
@@ -122,14 +122,23 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
     )
 
 
-def _load_file(path: pathlib.Path, answers: Mapping[str, Any]) -> Weights:
-    sidecar = read_sidecar(path.parent) if path.name == WEIGHTS else Sidecar()
+def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
+    """What belongs to a file: all of a folder does, and what has the libraries' names."""
+    if source.is_dir() or file.name == WEIGHTS:
+        return read_sidecar(file.parent)
+    if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
+        return Sidecar()
+    note = f"{CONFIG} beside it is not read, since it may be another file's: where it is its own, give the folder."
+    return Sidecar(notes=(note,))
+
+
+def _load_file(path: pathlib.Path, sidecar: Sidecar, answers: Mapping[str, Any]) -> Weights:
     with open_arrays(path) as file:
         with naming(str(path)):
             sidecar = Sidecar() if file.metadata else sidecar
             found = recognise(file.arrays, file.metadata, stated=sidecar.fields, answers=answers)
             _require_all(found, file)
-            class_names, preprocessing, lost = _carried(file, sidecar)
+            class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
         apart, fates, notes = _read(file, found)
     a = found.architecture
     if found.is_class_row_missing:
@@ -156,10 +165,13 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
 
 
-def _carried(file: ArrayFile, sidecar: Sidecar) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
+def _carried(
+    file: ArrayFile, sidecar: Sidecar, image_size: tuple[int, int]
+) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
     """Class names and preprocessing, from the file, beside it, or from nowhere; a note where they were lost."""
     if not file.metadata:
-        return sidecar.class_names, sidecar.preprocessing, []
+        preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
+        return sidecar.class_names, preprocessing, []
     names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
     beside = file.path.with_name(file.path.name + CLASSES_SUFFIX)
     lost = []
