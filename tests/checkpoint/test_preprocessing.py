@@ -72,7 +72,7 @@ def test_other_pixels_than_ours_are_warned_of_and_not_written_down_as_ours(proce
 
 def test_another_size_than_the_networks_is_told():
     _, (note,) = of_huggingface({"image_size": 32}, HALF | {"size": SMALL})
-    assert note == "Their images were prepared as [32, 48]; their network takes [32, 32], so ours do."
+    assert note == "Their images were made [32, 48], but config.json says [32, 32], which counts."
 
 
 def test_another_interpolation_is_told():

@@ -25,9 +25,7 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
     notes = () if found else _unknown(processor, "do_resize", "size", "do_center_crop", "crop_size")
     network = pair(config.get("image_size"))
     if found and network and found["image_size"] != list(network):
-        notes = (
-            f"Their images were prepared as {found['image_size']}; their network takes {list(network)}, so ours do.",
-        )
+        notes = (f"Their images were made {found['image_size']}, but config.json says {list(network)}, which counts.",)
     resample = typed(processor, "resample", int)
     return _with_range(found, processor, "image_mean", "image_std", (*notes, *_resampled(_RESAMPLING.get(resample))))
 
