@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.interruption import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -16,10 +18,29 @@ def test_noted_after_the_first_step(number):
         assert interruption.is_requested()
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Interrupted), (signal.SIGINT, KeyboardInterrupt)])
-def test_before_the_first_step_there_is_nothing_to_wait_for(number, error):
-    with pytest.raises(error), Interruption():
-        os.kill(os.getpid(), number)
+def test_before_the_first_step_ctrl_c_has_nothing_to_wait_for():
+    with pytest.raises(KeyboardInterrupt), Interruption():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+IN_A_CALLBACK = """
+import gc, os, signal
+from vit_jax.train.interruption import Interruption
+
+with Interruption():
+    gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    gc.collect()
+print("was not ended")
+"""
+
+
+def test_before_the_first_step_sigterm_ends_it_wherever_python_is():
+    """What is raised in a callback of the garbage collector, and JAX has one, is printed and forgotten."""
+    result = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (75, "")
+    assert result.stderr == (
+        "vit-jax: stopped before the first step: there is nothing to save; the same command starts again\n"
+    )
 
 
 def test_a_second_ctrl_c_ends_at_once():
