@@ -89,7 +89,7 @@ def _end(process: Peers, service: Popen | None) -> None:
 
 def _leave(exit_code: int, service: Popen | None) -> None:
     _dismiss(service, seconds=10)  # so that the others can hear why
-    peers.leave_at_once(exit_code)
+    exits.leave_at_once(exit_code)
 
 
 def _dismiss(service: Popen | None, seconds: int) -> None:

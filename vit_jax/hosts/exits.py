@@ -1,5 +1,11 @@
 """How a process of a run ends: the exit codes that launchers act on; `train/README.md` has the table for people."""
 
+import contextlib
+import multiprocessing
+import os
+import sys
+from typing import NoReturn
+
 FAILED = 1  # an error that starting again does not mend by itself: a full disk, a loss that is not finite, a bug
 MISUSED = 2  # the user has to change something: an option, the data, the workdir
 PREEMPTED = 75  # asked to end, saved; sysexits.h: "temporary failure, try again"
@@ -14,3 +20,19 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return STOPPED
     return MISUSED if isinstance(error, ValueError) else FAILED
+
+
+def say(message: str) -> None:
+    """A line of its own in the log, in one piece."""
+    sys.stdout.flush()
+    os.write(2, f"vit-jax: {message}\n".encode(errors="replace"))
+
+
+def leave_at_once(exit_code: int) -> NoReturn:
+    """Ends without waiting for anybody; workers do not outlive it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(exit_code)

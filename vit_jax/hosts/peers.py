@@ -6,18 +6,15 @@ process look after it: one talks to the others, one judges by what was heard, an
 
 import contextlib
 import faulthandler
-import multiprocessing
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn
 
 import jax
 
 from vit_jax.hosts import exits
+from vit_jax.hosts.exits import leave_at_once, say
 from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
 
 POLL_SECONDS = 1.0
@@ -277,19 +274,3 @@ def is_consequence(error: BaseException) -> bool:
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)
     return any(isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e) for e in chain)
-
-
-def say(message: str) -> None:
-    """A line of its own in the log, in one piece."""
-    sys.stdout.flush()
-    os.write(2, f"vit-jax: {message}\n".encode(errors="replace"))
-
-
-def leave_at_once(exit_code: int) -> NoReturn:
-    """Ends without waiting for anybody; workers do not outlive it."""
-    for child in multiprocessing.active_children():
-        child.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(exit_code)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax.hosts import exits, peers
+from vit_jax.hosts import exits
 from vit_jax.hosts.notice import Notice
 
 
@@ -67,7 +67,7 @@ class Interruption:
             raise KeyboardInterrupt
         if self._num_questions == 0:  # one process; with several the service has the signal
             # An exception from here would be lost where Python happens to be in a callback of the garbage collector.
-            peers.say("stopped before the first step: there is nothing to save; the same command starts again")
-            peers.leave_at_once(exits.PREEMPTED)
+            exits.say("stopped before the first step: there is nothing to save; the same command starts again")
+            exits.leave_at_once(exits.PREEMPTED)
         if jax.process_count() > 1:  # handed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)
