@@ -18,11 +18,8 @@ from vit_jax import pytree
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import (
     VIT_SIZES,
-    Architecture,
     FinetuneConfig,
-    ModelConfig,
     PretrainConfig,
-    adapt_architecture,
     build_architecture,
     load_recipe,
     resolve,
@@ -363,19 +360,17 @@ def test_bad_argument(recipe: str, message: str) -> None:
 # The step that would run.
 
 
-def network_of(config: PretrainConfig | FinetuneConfig, num_classes: int) -> Architecture:
-    """The network of a run; of a fine-tuning run, what it makes of weights with the head of ImageNet-21k."""
-    if isinstance(config, PretrainConfig):
-        return architecture_of(config, num_classes)
-    given = ModelConfig(name=config.model.name or "ViT-B/16")
-    source = build_architecture(given, image_size=(224, 224), num_classes=21_843)
-    return adapt_architecture(source, config.model, image_size=config.input.image_size, num_classes=num_classes)
-
-
 def trace_step(config: PretrainConfig | FinetuneConfig, dataset: Dataset, num_devices: int) -> tuple[Any, Any, Any]:
-    """Abstract state before a step, and abstract state and metrics after it; takes no memory."""
+    """Abstract state before a step, and abstract state and metrics after it; takes no memory.
+
+    A recipe for weights of any network is given those of ViT-B/16.
+    """
+    if isinstance(config, FinetuneConfig) and config.model.name is None:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, name="ViT-B/16"))
     devices = jax.devices()[:num_devices]
-    run = assemble(config, network_of(config, dataset.num_classes), num_examples=dataset.num_examples, devices=devices)
+    run = assemble(
+        config, architecture_of(config, dataset.num_classes), num_examples=dataset.num_examples, devices=devices
+    )
     batch = abstract_batch(config.global_batch, run.architecture.image_size, run.batch_sharding)
     return run.abstract_state, *jax.eval_shape(run.train_step, run.abstract_state, batch)
 

@@ -31,3 +31,9 @@ def test_command(capsys):
     assert "images_per_second" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["bench", "--config=configs/digits.py", "--steps=none"])
+
+
+def test_fine_tuning_is_timed_too(capsys):
+    recipe = "--config=configs/finetune.py:ViT-mu/16,own,image_size=32"
+    cli.main(["bench", recipe, "--steps=1", "--config.global_batch=8"])
+    assert "images_per_second" in capsys.readouterr().out

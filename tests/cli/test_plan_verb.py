@@ -74,7 +74,15 @@ def test_what_is_refused(words, message, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_only_pretraining_is_planned(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"])
-    assert "only pre-training is planned" in capsys.readouterr().err
+def test_fine_tuning_counts_its_search(capsys):
+    cli.main(["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"])
+    out = capsys.readouterr().out
+    assert "ViT-B/16 on 384x384 images, 512 a step" in out
+    assert "4 learning rates and the final run: 50,000 steps, 25,600,000 images" in out
+
+
+def test_fine_tuning_of_any_weights_names_no_network(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["plan", "--config=configs/finetune.py:any,cifar10", "--topology=h100:8"])
+    assert exit_.value.code == 2
+    assert "--config.model.name=ViT-B/16" in capsys.readouterr().err

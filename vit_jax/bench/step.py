@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from vit_jax.arrays import Batch
-from vit_jax.config import PretrainConfig
+from vit_jax.config import RunConfig
 from vit_jax.cost.chips import find_chip, mfu
 from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
@@ -15,8 +15,8 @@ from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble
 WARM_UP_STEPS = 3
 
 
-def bench_step(config: PretrainConfig, *, num_steps: int, num_classes: int = 1000) -> Iterator[tuple[str, float]]:
-    """Times the very step that `pretrain` would run, on made-up images; no dataset is needed.
+def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) -> Iterator[tuple[str, float]]:
+    """Times the very step that the run would take, on made-up images; no dataset is needed.
 
     Args:
       config: of the run.
@@ -54,7 +54,7 @@ def bench_step(config: PretrainConfig, *, num_steps: int, num_classes: int = 100
         yield "mfu", mfu(images_per_second * training_flops_per_image(run.architecture) / len(devices), chip)
 
 
-def bench_input(config: PretrainConfig, *, num_steps: int) -> Iterator[tuple[str, float]]:
+def bench_input(config: RunConfig, *, num_steps: int) -> Iterator[tuple[str, float]]:
     """Times the input pipeline alone, from stored records to arrays on the devices.
 
     Yields:

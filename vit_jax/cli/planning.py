@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.cli.words import UsageError, split, whole
 
 if TYPE_CHECKING:
-    from vit_jax.config import PretrainConfig
+    from vit_jax.config import RunConfig
     from vit_jax.plan.dataset import Dataset
     from vit_jax.plan.topology import Topology
 
@@ -27,15 +27,13 @@ def plan(words: Sequence[str]) -> None:
     )
     _check_combination(options)
     os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is run, so no accelerator is taken
-    from vit_jax.config import PretrainConfig, load_recipe
+    from vit_jax.config import load_recipe
     from vit_jax.plan.dataset import choose_dataset
     from vit_jax.plan.topology import parse_topology
 
     price = _price(options)
     topology = parse_topology(options["topology"], num_slices=whole(options, "slices") if "slices" in options else None)
     config = load_recipe(options["config"], overrides)
-    if not isinstance(config, PretrainConfig):
-        raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}: only pre-training is planned.")
     counts = {name: whole(options, name) for name in ("num_examples", "num_classes") if name in options}
     dataset = choose_dataset(options["config"], config, **counts)
     if "search" in options:
@@ -46,7 +44,7 @@ def plan(words: Sequence[str]) -> None:
 
 def _single(
     options: Mapping[str, str],
-    config: "PretrainConfig",
+    config: "RunConfig",
     topology: "Topology",
     dataset: "Dataset",
     price: float | None,
@@ -67,7 +65,7 @@ def _single(
 
 def _search(
     options: Mapping[str, str],
-    config: "PretrainConfig",
+    config: "RunConfig",
     topology: "Topology",
     dataset: "Dataset",
     price: float | None,

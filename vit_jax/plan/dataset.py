@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from vit_jax.config import PretrainConfig
+from vit_jax.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,8 @@ _OF_DATA = {
     "tfds:imagenet21k_resized": IMAGENET_21K,
     "tfds:cifar10": Dataset("CIFAR-10", 50_000, 10, "its training split"),
     "tfds:cifar100": Dataset("CIFAR-100", 50_000, 100, "its training split"),
+    "tfds:oxford_iiit_pet": Dataset("Oxford-IIIT Pets", 3_680, 37, "its training split"),
+    "tfds:oxford_flowers102": Dataset("Oxford Flowers-102", 1_020, 102, "its training split"),
 }
 _OF_RECIPE = {
     "pretrain_imagenet1k": IMAGENET,
@@ -36,7 +38,7 @@ _OF_RECIPE = {
 
 
 def choose_dataset(
-    recipe: str, config: PretrainConfig, *, num_examples: int | None = None, num_classes: int | None = None
+    recipe: str, config: RunConfig, *, num_examples: int | None = None, num_classes: int | None = None
 ) -> Dataset:
     """The numbers to plan with: those given, else those of `config.data`, else those of the recipe's paper.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config import PretrainConfig
+from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
@@ -34,7 +34,7 @@ class Plan:
       reason: why nothing was compiled, or why it did not fit, in a sentence; "".
     """
 
-    config: PretrainConfig
+    config: RunConfig
     topology: Topology
     dataset: Dataset
     run: Assembly
@@ -49,6 +49,10 @@ class Plan:
     reason: str
 
     @property
+    def num_runs(self) -> int:
+        return num_runs(self.config)
+
+    @property
     def is_compiled(self) -> bool:
         return self.compile_seconds > 0
 
@@ -61,8 +65,13 @@ class Plan:
         return self.timeline.seconds if self.timeline is not None else self.roofline.seconds
 
 
+def num_runs(config: RunConfig) -> int:
+    """How often a recipe trains: a search for a learning rate does so for each, and once more with the best."""
+    return 1 + len(config.search.learning_rates) if isinstance(config, FinetuneConfig) else 1
+
+
 def make_plan(
-    config: PretrainConfig,
+    config: RunConfig,
     topology: Topology,
     dataset: Dataset,
     *,
@@ -116,7 +125,7 @@ def make_plan(
         totals=run_totals(
             run.architecture,
             topology,
-            steps=run.steps.total,
+            steps=run.steps.total * num_runs(config),
             global_batch=config.global_batch,
             step_seconds=timeline.seconds if timeline is not None else bound.seconds,
             price_per_chip_hour=price_per_chip_hour,

@@ -92,7 +92,8 @@ def _step(plan: Plan) -> Iterator[str]:
 def _totals(plan: Plan) -> Iterator[str]:
     total, cores = plan.totals, plan.topology.fabric.cores_per_chip
     counted = f"TensorCores, {cores} a chip" if plan.topology.is_tpu else "GPUs"
-    yield f"recipe   {total.steps:,} steps, {total.images:,} images, {total.exaflops:,.4g} exaFLOPs"
+    runs = f"{plan.num_runs - 1} learning rates and the final run: " if plan.num_runs > 1 else ""
+    yield f"recipe   {runs}{total.steps:,} steps, {total.images:,} images, {total.exaflops:,.4g} exaFLOPs"
     yield (
         f"         {total.days:,.2f} days, {total.chip_hours:,.0f} chip-hours, {total.core_days:,.0f} core-days "
         f"({counted}); at this MFU {total.tpu_v3_core_days:,.0f} core-days of a TPU v3"
@@ -121,6 +122,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "dataset": dataclasses.asdict(plan.dataset),
         "basis": "compiled" if plan.is_compiled else "arithmetic" if plan.memory is not None else "compiler gave up",
         "reason": plan.reason,
+        "num_runs": plan.num_runs,
         "compile_seconds": plan.compile_seconds,
         "fits": plan.fits,
         "memory": None if plan.memory is None else dataclasses.asdict(plan.memory),

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vit_jax.config import PretrainConfig, ShardingConfig, resolve
+from vit_jax.config import RunConfig, ShardingConfig, resolve
 from vit_jax.config.schema import Remat
 from vit_jax.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
@@ -35,7 +35,7 @@ class Candidate:
       plan: compiled; None where that was not tried.
     """
 
-    config: PretrainConfig
+    config: RunConfig
     needed_bytes: int
     step_seconds: float
     plan: Plan | None = None
@@ -70,7 +70,7 @@ class Found:
 
 
 def search(
-    config: PretrainConfig,
+    config: RunConfig,
     topology: Topology,
     dataset: Dataset,
     *,
@@ -139,7 +139,7 @@ def _worth_trying(candidates: list[Candidate], usable_bytes: int, limit: float) 
 
 
 def _candidates(
-    config: PretrainConfig, topology: Topology, dataset: Dataset, other_batches: bool, refusals: list[str]
+    config: RunConfig, topology: Topology, dataset: Dataset, other_batches: bool, refusals: list[str]
 ) -> Iterator[Candidate]:
     found = []
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
@@ -200,7 +200,7 @@ def _accumulating(config: Any, steps: int) -> Any:
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, accumulation_steps=steps))
 
 
-def _overrides(before: PretrainConfig, after: PretrainConfig) -> Iterator[str]:
+def _overrides(before: RunConfig, after: RunConfig) -> Iterator[str]:
     fields = (
         "global_batch",
         "model.remat",

@@ -10,10 +10,10 @@ from vit_jax.plan.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """A whole run.
+    """A whole recipe.
 
     Attributes:
-      steps: updates.
+      steps: updates, of all its runs.
       images: seen, repeats included.
       exaflops: 1e18 FLOPs, forward and backward, nothing computed twice.
       images_per_second: on all chips.

@@ -14,7 +14,15 @@ import jax
 
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config import Architecture, PretrainConfig, RunConfig, RunSteps, build_architecture, resolve
+from vit_jax.config import (
+    Architecture,
+    ModelConfig,
+    RunConfig,
+    RunSteps,
+    adapt_architecture,
+    build_architecture,
+    resolve,
+)
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
 from vit_jax.data.sources import Source, open_source
@@ -72,9 +80,22 @@ class Assembly:
         return compiled  # type: ignore[no-any-return]
 
 
-def architecture_of(config: PretrainConfig, num_classes: int) -> Architecture:
-    """The network that a pre-training run trains."""
-    return build_architecture(config.model, image_size=config.input.image_size, num_classes=num_classes)
+def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
+    """The network that a run trains; of a fine-tuning run the one it names, before any weights are read.
+
+    Raises:
+      ValueError: a fine-tuning recipe names none.
+    """
+    model, image_size = config.model, config.input.image_size
+    if isinstance(model, ModelConfig):
+        return build_architecture(model, image_size=image_size, num_classes=num_classes)
+    if model.name is None:
+        raise ValueError(
+            "This recipe fine-tunes weights of any network, so without them its network is not known: name one, "
+            "--config=configs/finetune.py:ViT-B/16,... or --config.model.name=ViT-B/16."
+        )
+    named = build_architecture(ModelConfig(name=model.name), image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)
 
 
 def assemble(
