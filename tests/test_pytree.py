@@ -1,3 +1,5 @@
+import difflib
+
 import jax.numpy as jnp
 import pytest
 
@@ -35,3 +37,16 @@ def test_differences_lists_everything_and_the_nearest():
         "shape: a/c is (3, 2), the model has (3, 1)",
     ]
     assert pytree.differences(given, given) == []
+
+
+def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch):
+    compared, compare = [], difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k))
+    kinds = {"attention/query": "attn/q_proj", "attention/value": "attn/v_proj", "mlp/up": "mlp/fc_up"}
+    ours = {f"blocks/{layer}/{kind}/kernel": jnp.zeros(2) for layer in range(100) for kind in kinds}
+    theirs = {f"layers/{layer}/{kind}/kernel": jnp.zeros(2) for layer in range(100) for kind in kinds.values()}
+    lines = pytree.differences(ours, theirs)
+    assert len(compared) == 6, "each of a hundred layers would take minutes"
+    assert len(lines) == 600
+    assert "missing: blocks/17/attention/query/kernel (2,) (nearest: layers/17/attn/q_proj/kernel)" in lines
+    assert "left over: layers/99/mlp/fc_up/kernel (2,) (nearest: blocks/99/mlp/up/kernel)" in lines

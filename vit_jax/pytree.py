@@ -5,13 +5,15 @@ A name is the path with "/" between its parts, without the `value` that Flax var
 """
 
 import difflib
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 
 T = TypeVar("T")
+_NUMBER = re.compile(r"\d+")
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -63,17 +65,28 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 def differences(expected: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """One line for each name that only one side has or whose shapes differ, the nearest name offered."""
     missing, left = expected.keys() - given.keys(), given.keys() - expected.keys()
-    lines = [f"missing: {name} {_shape(expected[name])}{_nearest(name, left)}" for name in missing]
-    lines += [f"left over: {name} {_shape(given[name])}{_nearest(name, missing)}" for name in left]
+    lines = [f"missing: {name} {_shape(expected[name])}{near}" for name, near in _with_nearest(missing, left)]
+    lines += [f"left over: {name} {_shape(given[name])}{near}" for name, near in _with_nearest(left, missing)]
     for name in expected.keys() & given.keys():
         if _shape(expected[name]) != _shape(given[name]):
             lines.append(f"shape: {name} is {_shape(given[name])}, the model has {_shape(expected[name])}")
     return sorted(lines)
 
 
-def _nearest(name: str, others: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(others), n=1, cutoff=0.5)
-    return f" (nearest: {near[0]})" if near else ""
+def _with_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each name, and in words the nearest of the others; the names of all layers of one kind are compared once."""
+    kinds: dict[str, list[str]] = {}
+    for other in sorted(others):
+        kinds.setdefault(_kind(other), []).append(other)
+    nearest_kind = functools.cache(lambda kind: difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5))
+    for name in names:
+        near = [other for kind in nearest_kind(_kind(name)) for other in kinds[kind]]
+        same_layer = [other for other in near if _NUMBER.findall(other) == _NUMBER.findall(name)]
+        yield name, f" (nearest: {(same_layer or near)[0]})" if near else ""
+
+
+def _kind(name: str) -> str:
+    return _NUMBER.sub("#", name)
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

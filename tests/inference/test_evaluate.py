@@ -245,4 +245,7 @@ def test_two_processes_stop_together_at_an_image_of_one(tmp_path, compilation_ca
     assert codes == [2, 2], complaints
     assert said == [[], []]
     assert all("1 images cannot be read, and --max_unreadable is 0" in text for text in complaints)
-    assert sum("ant/000.png. Replace" in text for text in complaints) == 1, "who met it names it"
+    # Who met it names it; the other has not seen it, and at most tells of the first, if it is slow to fail itself.
+    own = [text for text in complaints if " of 2 (" not in text]
+    assert any("ant/000.png. Replace" in text for text in complaints)
+    assert sum("ant/000.png. Replace" in text for text in own) <= 1
