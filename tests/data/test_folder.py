@@ -1,5 +1,6 @@
 """Image folders: which files, which classes, which split, and what each mistake is told."""
 
+import hashlib
 import pickle
 
 import numpy as np
@@ -50,6 +51,14 @@ def test_holdout_is_a_fraction_of_every_class_and_fixed(make_folder, make_config
     assert [n[4:] for n in test if n.startswith("cat")] != [n[4:] for n in test if n.startswith("dog")]
 
 
+def test_the_holdout_of_a_seed_never_changes(make_folder, make_config):
+    """Weights are judged on images that they were not trained on only as long as this is so."""
+    by_hash = sorted(flat(20), key=lambda name: hashlib.sha256(b"7/" + name.encode()).digest())
+    expected = {name for c in ("cat", "dog") for name in [n for n in by_hash if n.startswith(c)][:3]}
+    _, names = open_names(make_folder(flat(20)), "test", make_config(holdout_fraction=0.15), seed=7)
+    assert names == sorted(expected)
+
+
 def test_a_class_named_like_a_split_is_a_class(make_folder, make_config):
     path = make_folder({f"{name}/{i}.png": i for name in ("bus", "train") for i in range(4)})
     assert open_names(path, "train", make_config())[0].class_names == ("bus", "train")
@@ -74,13 +83,20 @@ def test_labels_follow_classes(make_folder, make_config):
         ({"a.png": 1}, "train", {}, "at least two classes; it has none"),
         ({"cat/a.png": 1}, "train", {}, "only one, 'cat'"),
         ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*has no images"),
-        ({**flat(), "emu/a.png": 1}, "train", {}, "emu.*has one image"),
+        ({**flat(), "emu/a.png": 1}, "train", {}, "with one image, .*: emu"),
         (flat(), "val", {}, "'val'.*'train', 'test'"),
         (flat(), "train", {"test_split": "train"}, "must differ"),
         (flat(), "train[:90%]", {"train_split": "train[:90%]"}, "parts of splits exist only for TFDS"),
         (flat(), "train", {"holdout_fraction": 0.0}, "holdout_fraction is 0.0"),
-        ({f"train/{n}": 1 for n in flat()}, "test", {}, r"no split 'test'; it has \['train'\]"),
+        (
+            {f"train/{n}": 1 for n in flat()},
+            "test",
+            {},
+            r"no split 'test'; it has \['train'\]\. Give folder:.*images/train, and a part of it is held out",
+        ),
         ({f"training/{n}": 1 for n in flat()} | {f"test/{n}": 1 for n in flat()}, "train", {}, "no split 'train'"),
+        (flat(), "all", {"test_split": "all"}, "must differ"),
+        (flat(), "trian", {}, "'trian'.*allowed are .*'train', 'test', 'all'"),
         (
             {f"train/{n}": 1 for n in flat()} | {"test/cat/a.png": 1, "test/emu/b.png": 1},
             "test",
@@ -116,6 +132,46 @@ def test_names_that_clash(make_folder, make_config, names, message, layout):
     path = make_folder(dict.fromkeys(sorted(files), 1))
     with pytest.raises(ValueError, match=message):
         open_source(f"folder:{path}", "test", make_config(), 0)
+
+
+def test_the_whole_of_a_folder_without_splits(make_folder, make_config):
+    """Also where a class has one image, of which none could be held out."""
+    files = {**flat(3), "emu/a.png": 1}
+    source, names = open_names(make_folder(files), "all", make_config())
+    assert names == sorted(files)
+    assert source.labels.tolist() == [0, 0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("names", [("Test", "Train"), ("test_set", "training_set")])
+def test_splits_under_other_names_are_no_classes(make_folder, make_config, names):
+    """Otherwise a network would learn to tell training images from test images."""
+    path = make_folder({f"{split}/{name}": level for split in names for name, level in flat(2).items()})
+    test, train = names
+    message = f"'{test}', '{train}' .*look like splits.*'cat', 'dog'.*train_split={train} and .*test_split={test} "
+    with pytest.raises(ValueError, match=message):
+        open_source(f"folder:{path}", "train", make_config(), 0)
+    config = make_config(train_split=train, test_split=test)
+    assert open_names(path, test, config)[1] == [f"{test}/{name}" for name in flat(2)]
+
+
+@pytest.mark.parametrize("more", [{"dog/9.png": 1}, {"dog/new/9.png": 1}, {"emu/9.png": 1}])
+def test_classes_may_hold_folders(make_folder, make_config, more):
+    files = {f"{name}/old/{i}.png": i for name in ("cat", "dog") for i in range(2)} | more
+    assert open_names(make_folder(files), "all", make_config())[1] == sorted(files)
+
+
+def test_files_that_are_passed_over_are_told_once(make_folder, make_config, caplog):
+    others = {f"cat/{i}.heic": b"" for i in range(12)} | {
+        "dog/notes.TXT": b"",
+        "dog/LICENSE": b"",
+        "dog/.DS_Store": b"",
+    }
+    path = make_folder({**flat(2), "dog/same.JFIF": 1, **others})
+    names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
+    assert sorted(names) == sorted([*flat(2), "dog/same.JFIF"])
+    (record,) = caplog.records
+    assert record.message.endswith(" we read: 12 .heic, 1 .txt, 1 without extension.")
+    assert str(path) in record.message
 
 
 def test_links_in_circles_end(make_folder, make_config):

@@ -107,6 +107,13 @@ def test_direct_resize_keeps_everything(make_config):
     assert np.abs(found - expected).max() <= 1
 
 
+def test_direct_resize_samples_and_does_not_average(make_config):
+    """Columns 0, 0, 0, 200 repeated, to a quarter: the middle two of every four are 0, their mean would be 50."""
+    image = np.broadcast_to(np.tile([0, 0, 0, 200], 4).astype(np.uint8)[None, :, None], (16, 16, 3))
+    found = build_evaluation_transform(make_config(image_size=(4, 4), test_resize="direct"))(Record(image, 0))
+    assert np.unique(found).tolist() == [0]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -74,29 +74,29 @@ def test_workers_leave_with_the_run(tmp_path, end):
     ("cores", "expected"),
     [(1, (0, 1)), (2, (0, 2)), (8, (0, 8)), (12, (2, 6)), (16, (2, 6)), (64, (10, 6)), (224, (37, 6))],
 )
-def test_choice_by_cores(monkeypatch, make_config, cores, expected):
+def test_choice_by_cores(monkeypatch, cores, expected):
     monkeypatch.setattr(workers, "available_cores", lambda: cores)
-    assert choose_parallelism(make_config(), batch_bytes=1) == expected
+    assert choose_parallelism(batch_bytes=1) == expected
 
 
-def test_numbers_of_the_config_are_kept(monkeypatch, make_config):
+def test_given_numbers_are_kept(monkeypatch):
     monkeypatch.setattr(workers, "available_cores", lambda: 64)
-    assert choose_parallelism(make_config(num_workers=3, num_threads=2), 1) == Parallelism(3, 2)
-    assert choose_parallelism(make_config(num_workers=0), 1) == Parallelism(0, 8)
-    assert choose_parallelism(make_config(num_workers=32), 1) == Parallelism(32, 2)
+    assert choose_parallelism(3, 2, batch_bytes=1) == Parallelism(3, 2)
+    assert choose_parallelism(0, batch_bytes=1) == Parallelism(0, 8)
+    assert choose_parallelism(32, batch_bytes=1) == Parallelism(32, 2)
 
 
 @pytest.mark.parametrize("fields", [{"num_workers": -1}, {"num_threads": 0}])
-def test_impossible_numbers(make_config, fields):
+def test_impossible_numbers(fields):
     with pytest.raises(ValueError, match="give at least 0 workers and 1 thread"):
-        choose_parallelism(make_config(**fields), 1)
+        choose_parallelism(**fields, batch_bytes=1)
 
 
-def test_too_little_shared_memory(make_config, tmp_path):
+def test_too_little_shared_memory(tmp_path):
     with pytest.raises(ValueError, match=r"--shm-size=.*num_workers=0"):
-        choose_parallelism(make_config(num_workers=2), batch_bytes=2**60, shared_memory=str(tmp_path))
-    assert choose_parallelism(make_config(num_workers=0, num_threads=1), 2**60, str(tmp_path)) == Parallelism(0, 1)
-    assert choose_parallelism(make_config(num_workers=2, num_threads=1), 2**60, str(tmp_path / "absent")) == (2, 1)
+        choose_parallelism(2, batch_bytes=2**60, shared_memory=str(tmp_path))
+    assert choose_parallelism(0, 1, batch_bytes=2**60, shared_memory=str(tmp_path)) == Parallelism(0, 1)
+    assert choose_parallelism(2, 1, batch_bytes=2**60, shared_memory=str(tmp_path / "absent")) == (2, 1)
 
 
 def test_workers_load_no_jax_and_no_tensorflow_of_ours():

@@ -56,7 +56,7 @@ def _to_rgb(pixels: np.ndarray) -> np.ndarray:
 
 
 def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize` and the training crop's.
+    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize`, for crops and whole images.
 
     Args:
       image: uint8 (H, W, 3).

@@ -4,6 +4,7 @@ Files and folders whose names start with a dot are passed over. Links are follow
 twice and none that the walk started inside of, so links in a circle end.
 """
 
+import collections
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from vit_jax.data.images import UnreadableImage
 
 EXTENSIONS = (
-    *(".avif", ".bmp", ".dib", ".gif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
 """What OpenCV decodes to 8 bits; compared without regard to case."""
@@ -22,11 +23,21 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
-def image_files(folder: str) -> list[str]:
-    """Image files below a folder, at any depth, sorted; each path starts with `folder`."""
-    return sorted(
-        os.path.join(parent, name) for parent in walk_folders(folder) for name in os.listdir(parent) if is_image(name)
-    )
+def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+    """Image files below a folder, at any depth, sorted; each path starts with `folder`.
+
+    Args:
+      folder: must exist.
+      others: where files that are not named like images are counted, by their extension.
+    """
+    found = []
+    for parent in walk_folders(folder):
+        for entry in os.scandir(parent):
+            if is_image(entry.name):
+                found.append(entry.path)
+            elif others is not None and not entry.name.startswith(".") and entry.is_file():
+                others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
+    return sorted(found)
 
 
 def walk_folders(folder: str) -> Iterator[str]:

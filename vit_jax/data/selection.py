@@ -1,12 +1,11 @@
 """What a config chooses of a dataset: some of its classes, and for training a few examples of each."""
 
 import difflib
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, few
 from vit_jax.data.subset import SubsetSource, checked_labels, first_by_hash
 
 
@@ -29,7 +28,7 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if training:
         _require_examples(np.bincount(labels[indices], minlength=len(class_names)), class_names, per_class or 1)
     if not len(indices):
-        raise ValueError(f"No example of this split is of the classes {_listing(class_names)}; choose others.")
+        raise ValueError(f"No example of this split is of the classes {few(class_names, repr)}; choose others.")
     if training and per_class is not None:
         counts = np.full(len(class_names), per_class)
         indices = indices[first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
@@ -43,11 +42,11 @@ def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
             near = difflib.get_close_matches(name, known, n=3)
             raise ValueError(
                 f"config.input.classes names {name!r}, which the data does not have. "
-                + (f"Nearest: {_listing(near)}." if near else f"It has {_listing(known)}.")
+                + (f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}.")
             )
     repeated = [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]
     if repeated or len(chosen) < 2:
-        found = f"{_listing(repeated)} more than once" if repeated else f"only {chosen[0]!r}"
+        found = f"{few(repeated, repr)} more than once" if repeated else f"only {chosen[0]!r}"
         raise ValueError(f"config.input.classes names {found}; give at least two different classes.")
     numbers = {name: number for number, name in enumerate(chosen)}
     return np.array([numbers.get(name, -1) for name in known])
@@ -57,10 +56,6 @@ def _require_examples(sizes: np.ndarray, class_names: tuple[str, ...], needed: i
     short = [f"{name!r} has {size}" for name, size in zip(class_names, sizes.tolist(), strict=True) if size < needed]
     if short:
         raise ValueError(
-            f"Training needs {needed} example(s) of each class; {_listing(short, str)}. Lower "
+            f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
             "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
         )
-
-
-def _listing(names: Sequence[str], shown: Callable[[str], str] = repr) -> str:
-    return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -5,12 +5,18 @@ live in their own files and are imported only when asked for.
 """
 
 import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+
+
+def few(names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+    """The first ten of the names, and how many more there are."""
+    return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 class Record(NamedTuple):

@@ -70,7 +70,9 @@ class SubsetSource:
         return self.source.key_of(int(self._indices[index]))
 
 
-def hold_out(source: Source, fraction: float, seed: int) -> tuple[SubsetSource, SubsetSource]:
+def hold_out(
+    source: Source, fraction: float, seed: int, purpose: bytes = b"hold-out/"
+) -> tuple[SubsetSource, SubsetSource]:
     """Splits a source, class by class, into the rest and a held-out part, each in the order of the source.
 
     Of a class with two examples or more at least one comes to either side; the only example of a class stays in the
@@ -80,6 +82,7 @@ def hold_out(source: Source, fraction: float, seed: int) -> tuple[SubsetSource, 
       source: what to split.
       fraction: of each class that is held out, above 0 and below 1.
       seed: chooses the examples.
+      purpose: chooses others with the same seed.
 
     Raises:
       ValueError: the fraction lies outside its range, or no class has two examples.
@@ -91,7 +94,7 @@ def hold_out(source: Source, fraction: float, seed: int) -> tuple[SubsetSource, 
     counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
     if not counts.any():
         raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
-    held = first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/hold-out/" % seed)
+    held = first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose))
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
 
 

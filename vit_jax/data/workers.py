@@ -12,8 +12,6 @@ import threading
 import time
 from typing import NamedTuple
 
-from vit_jax.config.schema import InputConfig
-
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
 BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one being consumed
@@ -27,30 +25,35 @@ class Parallelism(NamedTuple):
     num_threads: int
 
 
-def choose_parallelism(config: InputConfig, batch_bytes: int, shared_memory: str = "/dev/shm") -> Parallelism:
-    """Numbers of the config, and for those it leaves open a choice that suits the cores of this process.
+def choose_parallelism(
+    num_workers: int | None = None,
+    num_threads: int | None = None,
+    *,
+    batch_bytes: int,
+    shared_memory: str = "/dev/shm",
+) -> Parallelism:
+    """The numbers given, and for those left open a choice that suits the cores of this process.
 
     Args:
-      config: `num_workers` and `num_threads`.
+      num_workers: processes; None: a choice.
+      num_threads: in each process; None: a choice.
       batch_bytes: size of the batch this process supplies, for the check of shared memory.
       shared_memory: where workers put batches; not checked where it does not exist.
 
     Raises:
       ValueError: a number is too small, or shared memory too small for the workers.
     """
-    if (config.num_workers or 0) < 0 or (config.num_threads is not None and config.num_threads < 1):
+    if (num_workers or 0) < 0 or (num_threads is not None and num_threads < 1):
         raise ValueError(
-            f"num_workers={config.num_workers}, num_threads={config.num_threads}; give at least 0 workers and 1 "
+            f"num_workers={num_workers}, num_threads={num_threads}; give at least 0 workers and 1 "
             "thread, or None for a choice by the number of cores."
         )
     cores = available_cores()
-    workers = config.num_workers
-    if workers is None:
-        workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
-    threads = config.num_threads or _default_threads(cores, workers)
-    if workers:
-        _require_shared_memory(workers * BATCHES_PER_WORKER * batch_bytes, workers, shared_memory)
-    return Parallelism(workers, threads)
+    if num_workers is None:
+        num_workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
+    if num_workers:
+        _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, shared_memory)
+    return Parallelism(num_workers, num_threads or _default_threads(cores, num_workers))
 
 
 def available_cores() -> int:

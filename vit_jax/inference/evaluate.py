@@ -11,7 +11,7 @@ from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import InputConfig
 from vit_jax.data.pipeline import evaluation_batches
 from vit_jax.data.placement import local_rows, place, prefetch
-from vit_jax.data.sources import Source, open_source
+from vit_jax.data.sources import Source, few, open_source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
@@ -52,13 +52,13 @@ def open_labelled(data: str, split: str, config: InputConfig, weights: Weights, 
     unknown = [name for name in source.class_names if name not in known]
     if unknown:
         raise ValueError(
-            f"{data} has classes that {weights.source} does not know: {_few(unknown)}. It knows {_few(known)}. To "
+            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
             "evaluate on some classes of the data only, name them: --classes=A,B."
         )
     if source.class_names == known:
         return source
     if clashing := [name for name in source.class_names if known.count(name) > 1]:
-        raise ValueError(f"{weights.source} has more than one class named {_few(clashing)}: names cannot match them.")
+        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
     relabel = np.array([known.index(name) for name in source.class_names])
     return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
@@ -85,7 +85,7 @@ def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_u
 
     @contextlib.contextmanager
     def open_batches() -> Iterator[Iterator[Batch]]:
-        parallelism = choose_parallelism(_NO_PREFERENCE, batch_bytes=len(rows) * height * width * 3)
+        parallelism = choose_parallelism(batch_bytes=len(rows) * height * width * 3)
         with evaluation_batches(
             source, classifier.transform, global_batch=global_batch, rows=rows, parallelism=parallelism
         ) as batches:
@@ -97,7 +97,7 @@ def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_u
 
     result = PerClassEvaluator(open_batches, jax.jit(step, out_shardings=replicated(mesh))).run(classifier.model)
     if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
-        names = _few([source.name_of(index) for index in log.reasons])
+        names = few([source.name_of(index) for index in log.reasons])
         raise ValueError(
             f"{missing} images cannot be read, and --max_unreadable is {max_unreadable}{names and f': {names}'}. "
             "Replace or remove them, or raise it."
@@ -112,10 +112,3 @@ def report(result: PerClassResult, classifier: Classifier) -> str:
         text = f"{value:,.0f}" if name == "images" else f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
         lines.append(f"{name:<14} {text}")
     return "\n".join(lines)
-
-
-_NO_PREFERENCE = InputConfig(train_split="train", test_split="test", image_size=(1, 1))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -242,7 +242,8 @@ def open_evaluation_batches(assembly: Assembly, source: Source) -> Iterator[Iter
 
 def _parallelism(config: RunConfig, num_rows: int) -> Parallelism:
     height, width = config.input.image_size
-    return choose_parallelism(config.input, batch_bytes=num_rows * height * width * 3)
+    inputs = config.input
+    return choose_parallelism(inputs.num_workers, inputs.num_threads, batch_bytes=num_rows * height * width * 3)
 
 
 def _placed(

@@ -1,0 +1,114 @@
+"""A folder with a sub-folder of images for each class, as a source: which classes it has, and which files.
+
+What splits such folders have is said in `folder`, which files count as images in `listing`.
+"""
+
+import collections
+import functools
+import logging
+import os
+import unicodedata
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax import hosts
+from vit_jax.data.listing import EXTENSIONS, image_files, read_file
+from vit_jax.data.sources import Record, few
+
+
+class FolderSource:
+    """Files of image folders, ordered by class and then by name.
+
+    Paths are held in one numpy array of bytes: a million Python strings would be slow to send to each worker.
+    """
+
+    def __init__(self, root: Path, files: list[list[str]], class_names: tuple[str, ...]) -> None:
+        """Takes `files[label]`, the paths of each class relative to `root`."""
+        self.root, self.class_names = str(root), class_names
+        self._paths = np.array([os.fsencode(path) for paths in files for path in paths])
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(paths) for paths in files])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(read_file(self.name_of(index)), int(self.labels[index]))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def key_of(self, index: int) -> bytes:
+        return bytes(self._paths[index])
+
+
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """The classes of a folder, by the alphabet.
+
+    Raises:
+      ValueError: there are fewer than two, or two whose names differ in case or Unicode normal form alone.
+    """
+    names = tuple(subfolders(path))
+    if len(names) < 2:
+        found = f"only one, {names[0]!r}" if names else "none"
+        raise ValueError(
+            f"{str(path)!r} needs a sub-folder of images for each of at least two classes; it has {found}."
+        )
+    require_distinct(path, names)
+    return names
+
+
+def require_distinct(path: Path, names: Sequence[str]) -> None:
+    """Refuses names that some systems take for one, or that look the same: they are one class under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
+        if other != name:
+            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
+            difference = "upper and lower case" if case else f"how Unicode spells them, {other!a} and {name!a}"
+            raise ValueError(
+                f"The classes {other!r} and {name!r} of {str(path)!r} differ only in {difference}. Put their images "
+                "into one folder, or rename one of them."
+            )
+
+
+def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FolderSource:
+    """Image files of every class at any depth, relative to `path`; classes that are not present have none.
+
+    Raises:
+      ValueError: a class that is present has none.
+    """
+    files: list[list[str]] = []
+    others: collections.Counter[str] = collections.Counter()
+    for name in class_names:
+        found = image_files(os.path.join(path, name), others) if name in present else []
+        if name in present and not found:
+            raise ValueError(
+                f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
+                "add images or remove the folder."
+            )
+        files.append([os.path.relpath(file, path) for file in found])
+    if others:
+        kinds = [
+            f"{count:,} {extension}"
+            for extension, count in sorted(others.items(), key=lambda kind: (-kind[1], kind[0]))
+        ]
+        _say_once(f"{path}: files are passed over that are not named like images we read: {few(kinds)}.")
+    return FolderSource(path, files, class_names)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    """A flat folder is read for either of its parts."""
+    if hosts.is_first():
+        logging.getLogger(__name__).warning(message)
+
+
+def subfolders(path: Path) -> list[str]:
+    """Names of the folders directly inside, sorted, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
