@@ -15,7 +15,7 @@ EXPECTED = {  # rows and columns of patches (of the map for a ResNet), class tok
 @pytest.mark.parametrize("network", EXPECTED)
 def test_what_is_described_is_read_back(network):
     a = NETWORKS[network]
-    metadata = describe(a, ("cat", "dog", "eel"), None)
+    metadata = describe(a, ("cat", "dog", "eel"), None, None)
     assert (metadata["grid"], metadata["num_class_tokens"]) == EXPECTED[network]
     assert metadata["format_version"] == 1
     assert metadata["class_names"] == ["cat", "dog", "eel"]
@@ -23,7 +23,7 @@ def test_what_is_described_is_read_back(network):
 
 
 def test_metadata_without_grid_and_class_tokens_is_read():
-    metadata = {"architecture": describe(VIT, None, None)["architecture"]}
+    metadata = {"architecture": describe(VIT, None, None, None)["architecture"]}
     assert stored_architecture(metadata) == VIT
 
 
@@ -38,4 +38,4 @@ def test_metadata_without_grid_and_class_tokens_is_read():
 )
 def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
     with pytest.raises(ValueError, match=f"its metadata contradicts itself: {words}"):
-        stored_architecture(describe(a, None, None) | wrong)
+        stored_architecture(describe(a, None, None, None) | wrong)

@@ -14,16 +14,20 @@ from vit_jax.checkpoint.formats import open_arrays
 from vit_jax.checkpoint.names import FORMATS
 from vit_jax.checkpoint.saving import OWN, save_weights
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.checkpoint.weights import load_weights
 from vit_jax.models import build_model
 
 PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
 NAMES = ("cat", "naïve dog", "a, b")
+TRAINING = TrainingData(
+    data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="test", classes=NAMES
+)
 
 
 def detailed(a):
     names = NAMES if a.num_classes else None
-    return weights_of(a, class_names=names, preprocessing=PREPROCESSING)
+    return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=TRAINING)
 
 
 @pytest.mark.parametrize(("format_name", "network"), [*PAIRS, (OWN, "learned_2d"), (OWN, "postactivation")])
@@ -34,7 +38,7 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     fates, _ = save_weights(written, path, format_name)
     read = load_weights(path)
     assert read.architecture == a
-    assert (read.class_names, read.preprocessing) == (written.class_names, PREPROCESSING)
+    assert (read.class_names, read.preprocessing, read.training) == (written.class_names, PREPROCESSING, TRAINING)
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
@@ -119,6 +123,10 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     assert any("no room for 9,000 class names: they are in" in note for note in notes)
     read = load_weights(path)
     assert (read.class_names, read.notes) == (names, [])
+    for classes, expected in (((), dataclasses.replace(TRAINING, classes=())), (names, None)):  # no room for these
+        trained = dataclasses.replace(weights, training=dataclasses.replace(TRAINING, classes=classes))
+        save_weights(trained, path, "released")
+        assert load_weights(path).training == expected
     (tmp_path / "w.npz.classes.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"w\.npz\.classes\.txt: 'utf-8' codec can't decode"):
         load_weights(path)

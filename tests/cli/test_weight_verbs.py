@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import types
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,8 @@ from vit_jax import cli, pytree
 from vit_jax.checkpoint.formats import write_npz
 from vit_jax.checkpoint.saving import OWN, describe_weights, save_weights
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.checkpoint.weights import load_weights
-from vit_jax.cli import weights as weight_verbs
 from vit_jax.inference.classifier import build_classifier
 
 
@@ -314,18 +313,45 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here, run):
 
 
 def test_evaluate_the_parts_of_a_folder_without_splits(weights, here, run):
-    """Two classes of ten images: training leaves out a tenth of each, unless it was told otherwise."""
+    """Two classes of ten images: all of them, unless a part is asked for."""
     data = write_folder(here / "images", [0] * 10 + [3] * 10, sample_pixels(20))
-    for words, images in (
-        ([], "2"),
-        (["--split=train"], "18"),
-        (["--holdout_fraction=0.3"], "6"),
-        (["--split=train", "--holdout_fraction=0.3"], "14"),
-        (["--split=train", "--classes=ant,dog"], "18"),
+    for words, part, images in (
+        ([], "all", "20"),
+        (["--split=test"], "test", "2"),
+        (["--holdout_fraction=0.3"], "test", "6"),
+        (["--split=train", "--holdout_fraction=0.3", "--seed=1"], "train", "14"),
+        (["--split=train", "--classes=ant,dog"], "train", "18"),
     ):
         code, out, err = run("evaluate", "w.npz", data, *words)
         assert (code, err) == (0, "")
         assert figures(out)["images"] == images, words
+        assert figures(out)["data"] == f"{part} of {data.removeprefix('--data=')}, {images} of 20 images"
+
+
+@pytest.mark.parametrize("form", ["npz", "safetensors", "vit_jax"])
+def test_evaluate_exported_weights_on_what_their_training_held_out(here, run, form):
+    """The figures are those of the run's own workdir, also given from another folder and in other words."""
+    data = write_folder(here / "images", [0] * 10 + [3] * 10, sample_pixels(20))
+    training = TrainingData(
+        data=f"folder:{here}/images", seed=7, holdout_fraction=0.3, train_split="train", test_split="test", classes=()
+    )
+    save_weights(sample_weights(training=training), here / "run", OWN)
+    words = ["export", "run", f"--to={form}", "--output=out.npz" if form == "npz" else "--output=out.safetensors"]
+    assert run(*(["convert", "run", "out"] if form == "vit_jax" else words))[0] == 0
+    written = "out" if form == "vit_jax" else f"out.{form}"
+    (_, expected, _), (code, out, err) = (
+        run("evaluate", "run", data),
+        run("evaluate", written, "--data=folder:./images/"),
+    )
+    assert (code, err) == (0, "")
+    assert (figures(out)["images"], figures(out)["loss"]) == ("6", figures(expected)["loss"])
+    assert figures(out)["data"] == "test of folder:./images/, 6 of 20 images"
+
+
+def test_evaluate_refuses_what_has_no_effect(weights, here, fails):
+    data = write_folder(here / "images/test", [0, 1], sample_pixels(2)).removesuffix("/test")
+    words = ("--holdout_fraction=0.5", "--seed=7")
+    assert "--seed, --holdout_fraction: without effect on folder:" in fails("evaluate", "w.npz", data, *words)
 
 
 def test_evaluate_weights_without_names_says_how_it_matches(here, run):
@@ -341,7 +367,7 @@ def test_a_table_that_cannot_be_written_does_not_cost_the_figures(weights, here,
     data = write_folder(here / "images", [0, 0, 1, 1], sample_pixels(4))
     code, out, err = run("evaluate", "w.npz", data, "--csv=nowhere/table.csv")
     assert code == 2
-    assert figures(out)["images"] == "2"
+    assert figures(out)["images"] == "4"
     assert "table.csv cannot be written" in err
 
 
@@ -451,15 +477,3 @@ def test_a_program_needs_to_know_how_images_are_prepared(here, run, fails):
     beside = json.loads((here / "p.json").read_text())
     assert beside["preprocessing"] == {"resize": "short_side", "crop_fraction": 0.875}
     assert beside["class_names"] == ["0", "1", "2"]
-
-
-def test_data_of_the_training_run_are_split_as_they_were_then():
-    """Another seed or fraction would evaluate on images that the network was trained on."""
-    inputs = {"test_split": "val", "train_split": "train", "classes": ["a", "b"], "holdout_fraction": 0.3}
-    training = {"data": "folder:img", "seed": 7, "input": inputs}
-    weights = types.SimpleNamespace(training=training)
-    then = {"split": "val", "train_split": "train", "classes": "a,b", "seed": "7", "holdout_fraction": "0.3"}
-    assert weight_verbs._as_in_training(weights, "folder:img") == then
-    usual = weight_verbs._as_in_training(weights, "folder:other")
-    assert usual == weight_verbs._as_in_training(types.SimpleNamespace(training=None), "folder:img")
-    assert (usual["seed"], usual["holdout_fraction"], usual["classes"]) == ("0", "0.1", "")

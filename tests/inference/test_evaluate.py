@@ -21,14 +21,13 @@ from tests.inference.samples import (
     to_png,
 )
 from vit_jax.checkpoint.saving import OWN, save_weights
-from vit_jax.config import InputConfig
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.per_class import PerClassResult
 from vit_jax.inference.classifier import build_classifier
-from vit_jax.inference.evaluate import evaluate, open_labelled, replicated_everywhere, report
+from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
+from vit_jax.inference.labelled import open_labelled
 
 ROOT = pathlib.Path(__file__).parents[2]
-CONFIG = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
 PIXELS = sample_pixels(len(LABELS))
 
@@ -80,7 +79,7 @@ def write_folder(folder, names, labels, pixels):
 
 
 def evaluate_folder(weights, data, max_unreadable=0):
-    source = open_labelled(data, "test", CONFIG, weights)
+    source = open_labelled(data, weights).source
     classifier = build_classifier(weights, sharding=replicated_everywhere(jax.devices()))
     return evaluate(classifier, source, global_batch=16, max_unreadable=max_unreadable)
 
@@ -106,31 +105,10 @@ def test_a_subset_of_the_classes(tmp_path):
     assert lines[7].startswith("gnu,3,")
 
 
-def test_classes_that_the_weights_do_not_know(tmp_path):
-    data = write_folder(tmp_path, ("bee", "emu", "gnat", "gnu"), [0, 1, 2, 3], PIXELS[:4])
-    with pytest.raises(ValueError, match=r"has classes that .* does not know: emu, gnat\. It knows ant, bee, cat"):
-        open_labelled(data, "test", CONFIG, sample_weights())
-    many = [f"class{number}" for number in range(12)]
-    data = write_folder(tmp_path / "many", many, [0], PIXELS[:1])
-    with pytest.raises(ValueError, match=r"class7 and 2 more\."):
-        open_labelled(data, "test", CONFIG, sample_weights())
-
-
-def test_names_that_weights_have_twice(tmp_path):
-    weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
-    with pytest.raises(ValueError, match="more than one class named bee: names cannot match"):
-        open_labelled(write_folder(tmp_path / "both", ("bee", "cat"), [0, 1], PIXELS[:2]), "test", CONFIG, weights)
-    source = open_labelled(write_folder(tmp_path / "else", ("cat", "dog"), [0, 1], PIXELS[:2]), "test", CONFIG, weights)
-    assert source.labels.tolist() == [2, 3]
-
-
 def test_weights_without_names_are_matched_by_number(tmp_path):
     weights = sample_weights(class_names=None)
     data = write_folder(tmp_path / "seven", NAMES, LABELS, PIXELS)
     assert_same_result(evaluate_folder(weights, data), expected_of(weights, PIXELS, LABELS))
-    data = write_folder(tmp_path / "two", ("a", "b"), [0, 1], PIXELS[:2])
-    with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):
-        open_labelled(data, "test", CONFIG, weights)
 
 
 def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
@@ -154,7 +132,7 @@ def test_the_stored_preparation_is_used(tmp_path):
     for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
         weights = sample_weights(preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction})
         transform = build_classifier(weights).transform
-        source = open_labelled(data, "test", CONFIG, weights)
+        source = open_labelled(data, weights).source
         prepared = np.stack([transform(source[index]) for index in range(len(source))])
         found = evaluate_folder(weights, data)
         assert_same_result(found, expected_of(weights, prepared, source.labels))
@@ -165,8 +143,9 @@ def test_the_stored_preparation_is_used(tmp_path):
 def test_the_report():
     result = PerClassResult(0.51234, np.array([1000.0, 250]), np.array([900.0, 100]), np.array([1000.0, 250]))
     classifier = build_classifier(sample_weights())
-    assert report(result, classifier).splitlines() == [
+    assert report(result, classifier, "test of digits, 9 of 9 images").splitlines() == [
         "weights        w.npz (released)",
+        "data           test of digits, 9 of 9 images",
         "images         1,250",
         "top1_accuracy  80.00%",
         "top5_accuracy  100.00%",
@@ -174,7 +153,7 @@ def test_the_report():
     ]
 
 
-FIGURES = ("weights ", "images ", "top1_accuracy ", "top5_accuracy ", "loss ")
+FIGURES = ("weights ", "data ", "images ", "top1_accuracy ", "top5_accuracy ", "loss ")
 
 
 def start_evaluate(words, compilation_cache, devices, **environment):
@@ -227,7 +206,10 @@ def test_two_processes_evaluate_as_one(tmp_path, compilation_cache):
     codes, said, complaints = finish([one, *two])
     assert codes == [0, 0, 0], complaints
     assert len(said[0]) == len(FIGURES)
-    assert said[0][1] == "images         11"
+    assert said[0][1:3] == [
+        f"data           test of {data.removeprefix('--data=')}, 11 of 11 images",
+        "images         11",
+    ]
     assert said[1] == said[0]
     assert said[2] == [], "only the first process speaks"
     assert complaints[2] == ""

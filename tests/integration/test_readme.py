@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from jax import export
 
+from vit_jax.checkpoint.weights import load_weights
+
 ROOT = pathlib.Path(__file__).parents[2]
 SHORTER = {"pretrain": ["--config.total=2 epochs"], "finetune": ["--config.total=2 epochs"]}
 
@@ -56,6 +58,9 @@ def test_evaluation_sees_the_test_images_of_training(walked):
     folder, outputs = walked
     (trained,) = re.findall(r"^test accuracy ([\d.]+%)", outputs["finetune"], re.MULTILINE)
     assert re.search(r"top1_accuracy +([\d.]+%)", outputs["evaluate"])[1] == trained
+    assert re.search(r"^data +test of folder:my-images, 89 of 896 images$", outputs["evaluate"], re.MULTILINE)
+    training = load_weights(folder / "runs/mine").training
+    assert (training.data, training.test_split) == (f"folder:{folder.resolve()}/my-images", "test")
     assert (folder / "classes.csv").read_text().startswith("class,images,")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config.architecture import Architecture, read_architecture
 
 FORMAT_VERSION = 1  # of the metadata that we write
@@ -11,7 +12,10 @@ MOST_LAYERS, MOST_STAGES = 10_000, 8
 
 
 def describe(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
+    a: Architecture,
+    class_names: Sequence[str] | None,
+    preprocessing: Mapping[str, Any] | None,
+    training: TrainingData | None,
 ) -> dict[str, Any]:
     """The metadata that weights carry.
 
@@ -19,6 +23,7 @@ def describe(
       a: the network.
       class_names: in the order of the logits; None where nobody knows.
       preprocessing: image_size, resize, crop_fraction and pixel_range; None where nobody knows.
+      training: the data of the run that made the weights; None where nobody knows.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -26,6 +31,7 @@ def describe(
         **_counts(a),
         "class_names": None if class_names is None else list(class_names),
         "preprocessing": preprocessing,
+        "training": None if training is None else dataclasses.asdict(training),
     }
 
 

@@ -74,7 +74,7 @@ def _without_head(weights: Weights) -> Weights:
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
     """The metadata that weights carry, in any format."""
-    return describe(weights.architecture, weights.class_names, weights.preprocessing)
+    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training)
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
@@ -90,7 +90,8 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
         raise ValueError(f"{path}: class names of several lines cannot stand in {beside.name}: write .safetensors.")
     with write_whole(beside) as file:
         file.write("".join(f"{name}\n" for name in weights.class_names).encode())
-    write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True})
+    training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
+    write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})
     return [
         f"A .npz has no room for {len(weights.class_names):,} class names: they are in {beside}; keep both together."
     ]

@@ -21,6 +21,7 @@ from vit_jax.checkpoint.recognise import Recognised, recognise
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
 from vit_jax.checkpoint.store import has_checkpoints
+from vit_jax.checkpoint.training_data import TrainingData, stored_training_data
 from vit_jax.checkpoint.workdir import open_workdir
 from vit_jax.config.architecture import Architecture
 
@@ -41,7 +42,7 @@ class Weights:
       source: "PATH (format)".
       fates: of every array that was read.
       notes: sentences: what was assumed, and what is odd.
-      training: the config of the run that made them, as nested dictionaries; None for a file.
+      training: the data of the run that made them; None where nobody knows.
     """
 
     architecture: Architecture
@@ -51,7 +52,7 @@ class Weights:
     source: str = ""
     fates: Sequence[Fate] = ()
     notes: Sequence[str] = ()
-    training: Mapping[str, Any] | None = None
+    training: TrainingData | None = None
 
     def warnings(self) -> list[str]:
         """What whoever uses these weights as they are should know."""
@@ -107,7 +108,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, answers: Mapping[str, Any]) 
         stored.metadata.get("preprocessing"),
         f"{path} (vit_jax, {what} of step {stored.step})",
         fates,
-        training=stored.metadata.get("config"),
+        training=stored_training_data(stored.metadata),
     )
 
 
@@ -150,7 +151,8 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, answers: Mapping[str, Any])
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
-    return Weights(a, parameters, class_names, preprocessing, f"{path} ({found.format})", fates, notes)
+    source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
+    return Weights(a, parameters, class_names, preprocessing, source, fates, notes, training)
 
 
 def _require_all(found: Recognised, file: ArrayFile) -> None:

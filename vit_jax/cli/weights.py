@@ -79,50 +79,28 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
 
     from vit_jax import hosts
     from vit_jax.checkpoint.formats.whole import write_whole
-    from vit_jax.config import InputConfig
-    from vit_jax.inference.evaluate import evaluate, open_labelled, replicated_everywhere, report
+    from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
+    from vit_jax.inference.labelled import Choice, open_labelled
 
-    classifier, weights = _classifier(options, sharding=replicated_everywhere(jax.devices()))
-    options = _as_in_training(weights, options["data"]) | dict(options)
-    wanted, train_split = options["split"], options["train_split"]
-    config = InputConfig(
-        train_split=train_split,
-        test_split="test" if wanted == train_split else wanted,
-        image_size=classifier.architecture.image_size,
+    choice = Choice(
+        split=options.get("split"),
+        train_split=options.get("train_split"),
+        classes=tuple(filter(None, options["classes"].split(","))) if "classes" in options else None,
+        seed=whole(options, "seed") if "seed" in options else None,
+        holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
         data_dir=options.get("data_dir"),
-        classes=tuple(filter(None, options["classes"].split(","))),
-        holdout_fraction=fraction(options, "holdout_fraction"),
     )
-    seed = whole(options, "seed")
-    source = open_labelled(options["data"], wanted, config, weights, seed)
+    classifier, weights = _classifier(options, sharding=replicated_everywhere(jax.devices()))
+    source, words, notes = open_labelled(options["data"], weights, choice)
     result = evaluate(classifier, source, global_batch=global_batch, max_unreadable=max_unreadable)
     if not hosts.is_first():
         return
-    print(report(result, classifier), flush=True)
-    if weights.class_names is None:
-        print("note: the weights do not name their classes: matched by number with the data's.", file=sys.stderr)
+    print(report(result, classifier, words), flush=True)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if "csv" in options:
         with write_whole(pathlib.Path(options["csv"]).expanduser()) as file:
             file.write(result.to_csv(source.class_names).encode("utf-8", "surrogateescape"))
-
-
-def _as_in_training(weights: "Weights", data: str) -> dict[str, str]:
-    """How the data are split, where the options do not say: as in the run that made the weights, if it had these data.
-
-    Otherwise the hold-out of a folder would be another one, with images in it that the network was trained on.
-    """
-    usual = {"split": "test", "train_split": "train", "classes": "", "seed": "0", "holdout_fraction": "0.1"}
-    trained = weights.training
-    if trained is None or trained.get("data") != data:
-        return usual
-    inputs = trained["input"]
-    return {
-        "split": inputs["test_split"],
-        "train_split": inputs["train_split"],
-        "classes": ",".join(inputs["classes"]),
-        "seed": str(trained["seed"]),
-        "holdout_fraction": str(inputs["holdout_fraction"]),
-    }
 
 
 def predict(words: Sequence[str]) -> None:

@@ -79,6 +79,12 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
     return CachedSource(source)
 
 
+def located(data: str) -> str:
+    """The same text for every way to write one folder; other data as they are."""
+    kind, _, name = data.partition(":")
+    return f"folder:{Path(name).expanduser().resolve()}" if kind == "folder" else data
+
+
 def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits":

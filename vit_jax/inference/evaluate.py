@@ -4,15 +4,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import jax
-import numpy as np
 
 from vit_jax.arrays import Batch, normalise
-from vit_jax.checkpoint.weights import Weights
-from vit_jax.config import InputConfig
 from vit_jax.data.pipeline import evaluation_batches
 from vit_jax.data.placement import local_rows, place, prefetch
-from vit_jax.data.sources import Source, few, open_source
-from vit_jax.data.subset import SubsetSource
+from vit_jax.data.sources import Source, few
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
 from vit_jax.evals.per_class import PerClassEvaluator, PerClassResult, per_class_sums
@@ -23,44 +19,6 @@ from vit_jax.sharding import batch_sharding, build_mesh, replicated
 def replicated_everywhere(devices: Sequence[jax.Device]) -> jax.sharding.NamedSharding:
     """Whole on every device: what `evaluate` expects of the classifier's parameters."""
     return replicated(build_mesh(devices))
-
-
-def open_labelled(data: str, split: str, config: InputConfig, weights: Weights, seed: int = 0) -> Source:
-    """A split of a dataset, its labels in the numbering of the weights' classes.
-
-    Classes are matched by name; where the weights have no names, by number, if there are as many.
-
-    Args:
-      data: as in a recipe.
-      split: of the dataset.
-      config: where data is kept, and which splits a folder has.
-      weights: whose classes count.
-      seed: of the hold-out of a folder without splits: that of the training run.
-
-    Raises:
-      ValueError: the data cannot be opened, or has classes that the weights do not have, or have twice.
-    """
-    source = open_source(data, split, config, seed)
-    known = weights.class_names
-    if known is None:
-        if weights.architecture.num_classes != source.num_classes:
-            raise ValueError(
-                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
-                "names to match them by."
-            )
-        return source
-    unknown = [name for name in source.class_names if name not in known]
-    if unknown:
-        raise ValueError(
-            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
-            "evaluate on some classes of the data only, name them: --classes=A,B."
-        )
-    if source.class_names == known:
-        return source
-    if clashing := [name for name in source.class_names if known.count(name) > 1]:
-        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
-    relabel = np.array([known.index(name) for name in source.class_names])
-    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
 
 def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_unreadable: int) -> PerClassResult:
@@ -105,9 +63,9 @@ def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_u
     return result
 
 
-def report(result: PerClassResult, classifier: Classifier) -> str:
-    """The figures, one to a line, under where the weights come from."""
-    lines = [f"weights        {classifier.source}"]
+def report(result: PerClassResult, classifier: Classifier, data: str) -> str:
+    """The figures, one to a line, under where the weights come from and what they were judged on."""
+    lines = [f"weights        {classifier.source}", f"data           {data}"]
     for name, value in result.values():
         text = f"{value:,.0f}" if name == "images" else f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
         lines.append(f"{name:<14} {text}")

@@ -12,8 +12,10 @@ from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.checkpoint.description import describe
-from vit_jax.config import Architecture, to_dict
+from vit_jax.checkpoint.training_data import TrainingData
+from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
+from vit_jax.data.sources import located
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -110,13 +112,25 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "pixel_range": [-1.0, 1.0],
     }
     return {
-        **describe(architecture, data.train.class_names, preprocessing),
+        **describe(architecture, data.train.class_names, preprocessing, _training_data(config)),
         "config": to_dict(config),
         "data": config.data,
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
         "seed": config.seed,
     }
+
+
+def _training_data(config: RunConfig) -> TrainingData:
+    assert config.data is not None  # or there would be no data to train on
+    return TrainingData(
+        data=located(config.data),
+        seed=config.seed,
+        holdout_fraction=config.input.holdout_fraction,
+        train_split=config.input.train_split,
+        test_split=config.input.test_split,
+        classes=config.input.classes,
+    )
 
 
 def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float], *, split: str) -> dict[str, Any]:

@@ -1,0 +1,180 @@
+"""Which images are judged: those held out in training, however they are given, and all of a folder for testing."""
+
+import dataclasses
+import re
+
+import pytest
+
+from tests.inference.samples import NAMES, sample_weights
+from vit_jax.checkpoint.training_data import TrainingData
+from vit_jax.data.sources import located
+from vit_jax.inference.labelled import Choice, open_labelled
+
+TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Makes files, which nobody decodes here; the tests run in the folder around them."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(folder, files=TEN_EACH):
+        for file in files:
+            (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / file).touch()
+        return f"folder:{folder}"
+
+    return make
+
+
+def trained_on(data, **details):
+    """Weights of a run on these data."""
+    usual = {"seed": 7, "holdout_fraction": 0.3, "train_split": "train", "test_split": "test", "classes": ()}
+    return sample_weights(training=TrainingData(data=located(data), **usual | details))
+
+
+def judged(data, weights, **choice):
+    """Names of the images below the folder that was given, and the notes."""
+    source, _, notes = open_labelled(data, weights, Choice(**choice))
+    return [source.name_of(index)[-len(TEN_EACH[0]) :] for index in range(len(source))], notes
+
+
+def test_a_folder_made_for_testing_is_judged_whole(make):
+    """Also a class with one image of it, and whatever the weights were trained on."""
+    files = [*TEN_EACH, "cat/0.png"]
+    data = make("testset", files)
+    for weights in (sample_weights(), trained_on("digits")):
+        source, words, notes = open_labelled(data, weights)
+        assert len(source) == 21
+        assert (words, notes) == ("all of folder:testset, 21 of 21 images", [])
+
+
+def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
+    data = make("my-images")
+    weights = trained_on(data)
+    held_out, notes = judged(data, weights)
+    assert (len(held_out), notes) == (6, [])
+    (tmp_path / "link").symlink_to(tmp_path / "my-images")
+    for other in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
+        assert judged(f"folder:{other}", weights) == (held_out, []), other
+    rest, _ = judged(data, weights, split="train")
+    assert sorted(held_out + rest) == sorted(judged(data, weights, split="all")[0]) == sorted(TEN_EACH)
+    assert open_labelled(data, weights).words == "test of folder:my-images, 6 of 20 images"
+
+
+def test_a_copy_is_not_known_and_that_is_told(make):
+    weights = trained_on(make("my-images"))
+    names, notes = judged(make("copy"), weights)
+    assert len(names) == 20
+    assert len(notes) == 1
+    assert re.search(r"trained on folder:/.*my-images\. If folder:copy holds the same .* --split=test", notes[0])
+    assert judged("folder:copy", weights, split="test") == judged("folder:my-images", weights)
+
+
+def test_names_of_the_run_are_names_here(make):
+    data = make("my-images")
+    weights = trained_on(data, train_split="fit", test_split="val")
+    held_out = judged(data, weights)
+    assert len(held_out[0]) == 6
+    assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
+    assert judged(data, weights, split="fit") == judged(data, weights, split="train")
+    with pytest.raises(ValueError, match=r"--split=vla: .* choose one of train, test, all, fit, val\."):
+        open_labelled(data, weights, Choice(split="vla"))
+
+
+def test_classes_of_the_run_are_those_judged(make):
+    data = make("my-images", [*TEN_EACH, "emu/0.png", "emu/1.png"])
+    assert len(judged(data, trained_on(data, classes=NAMES[:2]))[0]) == 6
+    with pytest.raises(ValueError, match="does not know: emu"):
+        open_labelled(data, trained_on(data))
+    assert len(judged(data, trained_on(data), classes=("bee", "ant"))[0]) == 6
+
+
+def test_a_split_that_does_not_exist(make):
+    with pytest.raises(ValueError, match=r"--split=trian: .* choose one of train, test, all\."):
+        open_labelled(make("images"), sample_weights(), Choice(split="trian"))
+    with pytest.raises(ValueError, match=r"no split 'trian'; it has \['test', 'train'\]\. Did you mean 'train'"):
+        open_labelled(
+            make("splits", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH]),
+            sample_weights(),
+            Choice(split="trian"),
+        )
+
+
+def test_an_option_asks_for_a_holdout(make):
+    data = make("images")
+    names, notes = judged(data, sample_weights(), holdout_fraction=0.2, seed=1)
+    assert (len(names), notes) == (4, [])
+    assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
+    assert len(judged(data, sample_weights(), split="test")[0]) == 2
+    with pytest.raises(ValueError, match=r"holdout_fraction is 1\.0"):
+        open_labelled(data, sample_weights(), Choice(holdout_fraction=1.0))
+
+
+@pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
+def test_another_holdout_than_that_of_training_is_told(make, choice):
+    data = make("images")
+    weights = trained_on(data)
+    names, notes = judged(data, weights, **choice)
+    assert names != judged(data, weights)[0]
+    assert notes == ["training held out 0.3 of each class by seed 7; this is another hold-out."]
+    assert judged(data, weights, seed=7, holdout_fraction=0.3) == judged(data, weights)
+
+
+def test_split_folders(make):
+    files = [f"{split}/{file}" for split in ("test", "Train", "val") for file in TEN_EACH]
+    data = make("splits", [*files, "val/cat/0.png"])
+    for weights in (sample_weights(), trained_on("folder:other", test_split="val")):
+        source, words, notes = open_labelled(data, weights)
+        assert (words, notes) == ("test of folder:splits, 20 of 20 images", [])
+        assert source.class_names == NAMES
+    assert open_labelled(data, sample_weights(), Choice(split="val")).words == "val of folder:splits, 21 of 21 images"
+    own = trained_on(data, train_split="Train", test_split="test", holdout_fraction=0.1)
+    assert open_labelled(data, own).words == "test of folder:splits, 20 of 20 images"
+    assert len(open_labelled(data, own, Choice(split="Train")).source) == 20
+    with pytest.raises(ValueError, match="has classes that 'Train' does not have: cat"):
+        open_labelled(data, own, Choice(split="val"))
+
+
+@pytest.mark.parametrize(
+    ("data", "choice", "message"),
+    [
+        ("folder:flat", {"data_dir": "/nowhere"}, "--data_dir: without effect on folder:flat"),
+        ("folder:flat", {"train_split": "train"}, "--train_split: without effect on folder:flat, which has no split"),
+        ("folder:flat", {"split": "all", "seed": 1}, "--seed: without effect on all of folder:flat"),
+        ("folder:splits", {"seed": 7, "holdout_fraction": 0.5}, r"--seed, --holdout_fraction: .* \['test'\] in it"),
+        ("folder:splits", {"data_dir": "/nowhere"}, "--data_dir: without effect on folder:splits"),
+        ("digits", {"holdout_fraction": 0.1}, "--holdout_fraction: without effect on digits"),
+        ("digits", {"train_split": "train", "seed": 0}, "--train_split, --seed: without effect on digits"),
+    ],
+)
+def test_options_without_effect_are_refused(make, data, choice, message):
+    make("flat")
+    make("splits", [f"test/{file}" for file in TEN_EACH])
+    with pytest.raises(ValueError, match=message):
+        open_labelled(data, sample_weights(), Choice(**choice))
+
+
+def test_classes_that_the_weights_do_not_know(make):
+    data = make("four", [f"{name}/0.png" for name in ("bee", "emu", "gnat", "gnu")])
+    with pytest.raises(ValueError, match=r"has classes that .* does not know: emu, gnat\. It knows ant, bee, cat"):
+        open_labelled(data, sample_weights())
+    data = make("many", [f"class{number:02}/0.png" for number in range(12)])
+    with pytest.raises(ValueError, match=r"class09 and 2 more\."):
+        open_labelled(data, sample_weights())
+
+
+def test_names_that_weights_have_twice(make):
+    weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
+    with pytest.raises(ValueError, match="more than one class named bee: names cannot match"):
+        open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
+    assert open_labelled(make("else", ["cat/0.png", "dog/0.png"]), weights).source.labels.tolist() == [2, 3]
+
+
+def test_weights_without_names_are_matched_by_number_and_that_is_told(make):
+    weights = dataclasses.replace(sample_weights(), class_names=None)
+    source, _, notes = open_labelled(make("seven", [f"{name}/0.png" for name in "gfedcba"]), weights)
+    assert source.labels.tolist() == list(range(7))
+    assert notes == ["the weights do not name their classes: matched by number with the data's."]
+    with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):
+        open_labelled(make("two"), weights)

@@ -1,0 +1,181 @@
+"""Which images of a labelled dataset are judged, and their labels in the numbering of the weights' classes.
+
+Data that the weights were trained on are split as they were then. Of other data the split "test" is judged, but a
+folder without split sub-folders whole: nobody held out a part of it.
+"""
+
+import dataclasses
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.checkpoint.training_data import TrainingData
+from vit_jax.checkpoint.weights import Weights
+from vit_jax.config import InputConfig
+from vit_jax.data.folder import WHOLE, split_folders
+from vit_jax.data.sources import Source, few, located, open_source
+from vit_jax.data.subset import SubsetSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the user asks of the data, named as the options of the command line; None leaves it open.
+
+    Attributes:
+      split: to be judged.
+      train_split: of a folder, the sub-folder that says which classes there are.
+      classes: to be judged on.
+      seed: of the hold-out of a folder without split sub-folders.
+      holdout_fraction: of every class of such a folder.
+      data_dir: where TFDS keeps prepared datasets.
+    """
+
+    split: str | None = None
+    train_split: str | None = None
+    classes: tuple[str, ...] | None = None
+    seed: int | None = None
+    holdout_fraction: float | None = None
+    data_dir: str | None = None
+
+
+class Labelled(NamedTuple):
+    """Images to be judged.
+
+    Attributes:
+      source: with labels in the weights' numbering.
+      words: which split of what, and how many of how many images.
+      notes: what a reader of the figures should know.
+    """
+
+    source: Source
+    words: str
+    notes: list[str]
+
+
+def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> Labelled:
+    """Opens what of a dataset is to be judged.
+
+    Classes are matched by name; where the weights have no names, by number, if there are as many.
+
+    Args:
+      data: as in a recipe.
+      weights: whose classes count, and whose training data are known again.
+      choice: what the user asks for.
+
+    Raises:
+      ValueError: the data cannot be opened, have no such split, or have classes that the weights do not have, or have
+        twice; or an option has no effect on these data.
+    """
+    choice = choice or Choice()
+    split, how, notes = _decide(data, choice, weights)
+    config = InputConfig(
+        train_split=how.train_split,
+        test_split=how.test_split,
+        image_size=weights.architecture.image_size,
+        data_dir=choice.data_dir,
+        classes=how.classes if choice.classes is None else choice.classes,
+        holdout_fraction=how.holdout_fraction,
+    )
+    source = _numbered(open_source(data, split, config, how.seed), data, weights)
+    if weights.class_names is None:
+        notes.append("the weights do not name their classes: matched by number with the data's.")
+    return Labelled(source, f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images", notes)
+
+
+class _Decision(NamedTuple):
+    split: str
+    how: TrainingData  # how the data are split
+    notes: list[str]
+
+
+_USUAL = TrainingData(
+    data="",
+    seed=0,
+    holdout_fraction=InputConfig.holdout_fraction,
+    train_split="train",
+    test_split="test",
+    classes=(),
+)
+
+
+def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
+    known = weights.training
+    own = known if known and known.data == located(data) else None
+    how = own or _USUAL
+    split = choice.split or how.test_split
+    folder = pathlib.Path(data.removeprefix("folder:")).expanduser() if data.startswith("folder:") else None
+    if folder is None:
+        _refuse_idle(data, choice, "train_split", "seed", "holdout_fraction")
+        return _Decision(split, how, [])
+    if not folder.is_dir():
+        return _Decision(split, how, [])  # opening it says so
+    _refuse_idle(data, choice, "data_dir")
+    splits = split_folders(folder, how.train_split, split, choice.train_split or "")
+    if not splits:
+        return _decide_flat(data, choice, weights, own)
+    _refuse_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
+    usual = how.train_split if own or how.train_split in splits else split  # to be judged needs no training images
+    how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split)
+    return _Decision(split, how, [])
+
+
+def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData | None) -> _Decision:
+    """Of a folder without split sub-folders: what the training run held out, the rest, or all."""
+    _refuse_idle(f"{data}, which has no split sub-folders", choice, "train_split")
+    how = own or _USUAL
+    parts = {"train": how.train_split, "test": how.test_split, WHOLE: WHOLE}
+    parts |= {name: name for name in (how.train_split, how.test_split)}
+    asks = choice.seed is not None or choice.holdout_fraction is not None
+    asked = choice.split or (how.test_split if own or asks else WHOLE)
+    if asked not in parts:
+        raise ValueError(f"--split={asked}: {data} has no split sub-folders; choose one of {', '.join(parts)}.")
+    if parts[asked] == WHOLE:
+        _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
+        trained_on = "" if own or weights.training is None else weights.training.data
+        note = f"the weights were trained on {trained_on}. If {data} holds the same images, give --split=test."
+        return _Decision(WHOLE, how, [note] if trained_on.startswith("folder:") else [])
+    then = weights.training or how  # also where it is not recognised: it may be a copy
+    how = dataclasses.replace(
+        how,
+        seed=then.seed if choice.seed is None else choice.seed,
+        holdout_fraction=then.holdout_fraction if choice.holdout_fraction is None else choice.holdout_fraction,
+    )
+    note = f"training held out {then.holdout_fraction:g} of each class by seed {then.seed}; this is another hold-out."
+    return _Decision(parts[asked], how, [note] if own and how != own else [])
+
+
+def _refuse_idle(what: str, choice: Choice, *names: str) -> None:
+    if given := [f"--{name}" for name in names if getattr(choice, name) is not None]:
+        raise ValueError(f"{', '.join(given)}: without effect on {what}; leave it out.")
+
+
+def _numbered(source: Source, data: str, weights: Weights) -> Source:
+    """The source with labels as the weights number their classes."""
+    known = weights.class_names
+    if known is None:
+        if weights.architecture.num_classes != source.num_classes:
+            raise ValueError(
+                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
+                "names to match them by."
+            )
+        return source
+    unknown = [name for name in source.class_names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
+            "evaluate on some classes of the data only, name them: --classes=A,B."
+        )
+    if source.class_names == known:
+        return source
+    if clashing := [name for name in source.class_names if known.count(name) > 1]:
+        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
+    relabel = np.array([known.index(name) for name in source.class_names])
+    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
+
+
+def _whole(source: Source) -> Source:
+    """What parts and classes were chosen of."""
+    while isinstance(source, SubsetSource):
+        source = source.source
+    return source
