@@ -57,6 +57,8 @@ def fails(capsys, data_dir, tmp_path):
         ("data=tfds:cifar10", ["not prepared", "vit-jax prepare cifar10"]),
         ("data=folder:/nowhere/at/all", ["/nowhere/at/all"]),
         ("input.train_split=training", ["training", "train"]),
+        ("input.train_split=test", ["both 'test'", "tested on the images it trains on"]),
+        ("input.holdout_fraction=0.1", ["--config.input.holdout_fraction=0.1: without effect on digits"]),
         ("input.shift_pixels=-1", ["shift_pixels"]),
         ("init_from=/nowhere", ["/nowhere", "there is no such file"]),
         ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
@@ -135,6 +137,18 @@ def test_folders_without_use(fails, tmp_path):
     (single / "cats" / "1.png").write_bytes(b"x")
     assert str(empty) in fails(f"--config.data=folder:{empty}")
     assert "cats" in fails(f"--config.data=folder:{single}")
+
+
+def test_folders_that_have_splits(fails, tmp_path):
+    for name in ("train/cat/1.png", "train/dog/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    data = f"--config.data=folder:{tmp_path}"
+    assert f"Give folder:{tmp_path}/train" in fails(data)
+    assert "both 'train'" in fails(data, "--config.input.test_split=train")
+    (tmp_path / "train").rename(tmp_path / "fit")
+    idle = (data, "--config.input.holdout_fraction=0.5", "--config.input.train_split=fit")
+    assert f"holdout_fraction=0.5: without effect on folder:{tmp_path}; only" in fails(*idle)
 
 
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):

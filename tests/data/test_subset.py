@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.memory import CachedSource, MemorySource
-from vit_jax.data.subset import SubsetSource, hold_out
+from vit_jax.data.subset import SubsetSource, classes_without_examples, hold_out
 
 
 @pytest.fixture
@@ -128,6 +128,12 @@ def test_hold_out_does_not_depend_on_neighbours(make_source):
 def test_fractions_outside_their_range(make_source, fraction):
     with pytest.raises(ValueError, match="The fraction to hold out is"):
         hold_out(make_source(5, 5), fraction, 0)
+
+
+def test_classes_of_which_nothing_is_held_out_are_named(make_source):
+    rest, held = hold_out(make_source(3, 1, 2, 1), 0.5, 0)
+    assert classes_without_examples(rest) == []
+    assert classes_without_examples(held) == [held.class_names[1], held.class_names[3]]
 
 
 def test_nothing_to_hold_out(make_source):

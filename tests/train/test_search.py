@@ -3,9 +3,13 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from vit_jax.config import SearchConfig, load_recipe, resolve
+from vit_jax.data.memory import MemorySource
+from vit_jax.train import finetune
+from vit_jax.train.assemble import Datasets
 from vit_jax.train.search import choose, diverged, forget_checkpoints, table, trial_config, with_learning_rate
 from vit_jax.train.writers import read_summary, write_summary
 
@@ -51,6 +55,17 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
         "0.3                                        diverged",
         "1                                          diverged",
     ]
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
+def test_classes_without_a_validation_image_are_named(monkeypatch, tmp_path, capsys, sizes, said):
+    monkeypatch.setattr(finetune, "_train", lambda *_: trial(0.5, 0.5))
+    labels = np.repeat(np.arange(4), sizes)
+    source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
+    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1,)))
+    finetune._search_and_train(config, None, None, Datasets(source, source), tmp_path, None)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert notes == ([f"note     these classes have no validation image in the search: {said}"] if said else [])
 
 
 def test_the_final_run_has_the_rate_and_no_search():

@@ -15,10 +15,11 @@ vit-jax: train Vision Transformers in JAX.
       Train from scratch, or go on where the workdir's last checkpoint ends.
   vit-jax finetune --config=RECIPE[:ARGUMENT] --workdir=FOLDER --config.init_from=WEIGHTS [--config.… ...]
       Fine-tune weights (a workdir, .npz, .safetensors) on other images, or go on where it was interrupted.
-  vit-jax evaluate CHECKPOINT --data=DATA [--split=test] [--classes=A,B] [--csv=FILE] [--raw] [--data_dir=FOLDER]
+  vit-jax evaluate CHECKPOINT --data=DATA [--split=NAME] [--classes=A,B] [--csv=FILE] [--raw] [--data_dir=FOLDER]
       Top-1, top-5 and loss of weights in any format on a labelled dataset; a table of the classes as CSV. Data
-      that the weights were trained on are split as they were then; else --holdout_fraction=, --seed=, --train_split=.
-      Further --global_batch=, --max_unreadable=.
+      that the weights were trained on are split as they were then. Of others the split "test" is judged, and a folder
+      without split sub-folders whole (--split=all), unless --holdout_fraction= or --seed= asks for a hold-out.
+      Further --train_split=, --global_batch=, --max_unreadable=.
   vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
       Classes of image files, of all in a folder, or of those that match a pattern. For weights that do not say how
       images are prepared: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.

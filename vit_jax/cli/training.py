@@ -1,11 +1,14 @@
 """Verbs that train, and what belongs to it: pretrain, finetune, show, prepare, bench."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vit_jax.cli.words import UsageError, fail, split
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
+
+T = TypeVar("T", bound="PretrainConfig | FinetuneConfig")
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. In the order of what they cost: optimizer.accumulation_steps (smaller micro-batches),
@@ -42,7 +45,22 @@ def _recipe_and_workdir(words: Sequence[str], kind: type[T], verb: str) -> tuple
     config = load_recipe(options["config"], overrides)
     if not isinstance(config, kind):
         raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
+    _refuse_idle_holdout(config.data, config.input, overrides)
     return config, options["workdir"]
+
+
+def _refuse_idle_holdout(data: str | None, inputs: "InputConfig", overrides: Sequence[str]) -> None:
+    """A recipe may set the hold-out in case there is one; who asks for it by an option wants it to have an effect."""
+    asked = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
+    if not asked or data is None:
+        return
+    from vit_jax.data.folder import holds_out
+
+    if not holds_out(data, inputs):
+        raise UsageError(
+            f"{asked[-1]}: without effect on {data}; only of a folder without split sub-folders a part is held out for "
+            "testing. Leave it out."
+        )
 
 
 def _run(loop: Callable[[], object], workdir: str) -> None:

@@ -51,6 +51,13 @@ def split_folders(path: Path, *names: str) -> list[str]:
     return [name for name in subfolders(path) if name in (*SPLIT_NAMES, *names) and _holds_folders(path / name)]
 
 
+def holds_out(data: str, config: InputConfig) -> bool:
+    """Whether `config.holdout_fraction` has an effect: the data are a folder without split sub-folders."""
+    kind, _, name = data.partition(":")
+    path = Path(name).expanduser()
+    return kind == "folder" and not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
+
+
 def _open_split(path: Path, split: str, splits: list[str], train_split: str) -> FolderSource:
     for name in (train_split, split):
         if name not in splits:

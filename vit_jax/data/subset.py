@@ -98,6 +98,12 @@ def hold_out(
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
 
 
+def classes_without_examples(source: Source) -> list[str]:
+    """Names of the classes that no record is of."""
+    sizes = np.bincount(checked_labels(source), minlength=source.num_classes)
+    return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
+
+
 def first_by_hash(
     source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
 ) -> np.ndarray:

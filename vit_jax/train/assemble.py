@@ -181,12 +181,17 @@ def open_datasets(config: RunConfig) -> Datasets:
     """Opens both splits and holds their classes against each other.
 
     Raises:
-      ValueError: no dataset was chosen, one is missing, or the splits have different classes.
+      ValueError: no dataset was chosen, one is missing, or the splits are the same or have different classes.
     """
     if config.data is None:
         raise ValueError(
             "config.data is not set, and this recipe does not choose a dataset: add --config.data=tfds:NAME "
             "for a dataset of the TFDS catalogue or --config.data=folder:PATH for a folder of images."
+        )
+    if config.input.train_split == config.input.test_split:
+        raise ValueError(
+            f"config.input.train_split and config.input.test_split are both {config.input.test_split!r}: the run would "
+            "be tested on the images it trains on. Name two different splits."
         )
     train, test = (
         open_source(config.data, split, config.input, config.seed)

@@ -15,7 +15,8 @@ from vit_jax.checkpoint import CheckpointStore
 from vit_jax.checkpoint.transfer import Fitted
 from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.cost.flops import training_flops_per_image
-from vit_jax.data.subset import hold_out
+from vit_jax.data.sources import few
+from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.evals import ClassificationEvaluator
 from vit_jax.train import overview, search
 from vit_jax.train import workdir as workdirs
@@ -75,6 +76,8 @@ def _search_and_train(
     results: dict[float, dict[str, Any]] = {}
     if config.search.learning_rates:
         parts = Datasets(*hold_out(data.train, config.search.validation_fraction, config.seed))
+        if hosts.is_first() and (unseen := classes_without_examples(parts.test)):
+            print(f"note     these classes have no validation image in the search: {few(unseen)}", flush=True)
         for rate in config.search.learning_rates:
             trial_folder = folder / search.FOLDER / f"learning_rate={rate!r}"
             summary = read_summary(trial_folder)
