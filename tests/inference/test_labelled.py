@@ -62,6 +62,13 @@ def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
     assert open_labelled(data, weights).words == "test of folder:my-images, 6 of 20 images"
 
 
+def test_a_checkpoint_of_before_has_the_path_as_it_was_given(make):
+    data = make("my-images")
+    weights = trained_on(data)
+    old = dataclasses.replace(weights, training=dataclasses.replace(weights.training, data="folder:./my-images"))
+    assert judged(data, old) == judged(data, weights)
+
+
 def test_a_copy_is_not_known_and_that_is_told(make):
     weights = trained_on(make("my-images"))
     names, notes = judged(make("copy"), weights)

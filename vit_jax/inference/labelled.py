@@ -101,7 +101,7 @@ _USUAL = TrainingData(
 
 def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     known = weights.training
-    own = known if known and known.data == located(data) else None
+    own = known if known and located(known.data) == located(data) else None
     how = own or _USUAL
     split = choice.split or how.test_split
     folder = pathlib.Path(data.removeprefix("folder:")).expanduser() if data.startswith("folder:") else None
