@@ -104,6 +104,8 @@ def contents(folder):
         ("evaluate w.npz", "Missing: --data="),
         ("evaluate --data=digits", "Expected CHECKPOINT, given nothing"),
         ("evaluate w.npz --data=digit", "Did you mean 'digits'?"),
+        ("evaluate w.npz --data=.", "Did you mean 'folder:.'?"),
+        ("evaluate nowhere --data=digits", "nowhere: there is no such file or folder."),
         ("evaluate w.npz --data=folder:nowhere", "There is no folder 'nowhere'"),
         ("evaluate w.npz --data=digits --global_batch=0", "--global_batch=0: must be a whole number from 1"),
         ("evaluate w.npz --data=digits --raw", "w.npz has no Polyak average to pass over"),
@@ -258,6 +260,14 @@ def write_run(folder):
     store.save(5, {"model": model, "polyak": average}, metadata=describe_weights(weights), metrics={})
     store.close()
     return model, average
+
+
+@pytest.mark.parametrize("inside", ["checkpoints", "checkpoints/5"])
+def test_a_folder_inside_a_workdir(here, fails, inside):
+    write_run(here / "run")
+    message = fails("evaluate", f"run/{inside}", "--data=digits")
+    assert f"run/{inside} holds no checkpoints of ours" in message
+    assert message.endswith(f": give the workdir, {here}/run.")
 
 
 def test_polyak_average_or_raw_parameters(here, run):

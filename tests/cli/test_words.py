@@ -8,7 +8,7 @@ VERB = {"required": ("data",), "optional": ("top", "data_dir"), "switches": ("js
 
 
 def test_options_switches_and_overrides():
-    options, overrides = split(
+    options, overrides, _ = split(
         ["--config.a.b=1", "--config=x.py", "--data-dir=/here", "--json", "--config.seed=2"],
         required=("config",),
         optional=("data_dir", "top"),
@@ -23,17 +23,19 @@ def test_a_value_may_hold_anything():
 
 
 @pytest.mark.parametrize(
-    ("words", "names", "expected"),
+    ("words", "names", "named", "more"),
     [
-        (["a", "b"], ("FIRST", "SECOND"), {"FIRST": "a", "SECOND": "b"}),
-        (["a", "b"], ("FIRST", "MORE…"), {"FIRST": "a", "MORE…": "b"}),
-        (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"FIRST": "a", "MORE…": "b\nc d\ne"}),
-        (["-", "-x"], ("FIRST", "MORE…"), {"FIRST": "-", "MORE…": "-x"}),
-        ([], (), {}),
+        (["a", "b"], ("FIRST", "SECOND"), {"FIRST": "a", "SECOND": "b"}, ()),
+        (["a", "b"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b",)),
+        (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b", "c d", "e")),
+        (["a", "b\nc", "d"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b\nc", "d")),
+        (["-", "-x"], ("FIRST", "MORE…"), {"FIRST": "-"}, ("-x",)),
+        ([], (), {}, ()),
     ],
 )
-def test_positional_words(words, names, expected):
-    assert split(words, positional=names)[0] == expected
+def test_positional_words(words, names, named, more):
+    options, _, rest = split(words, positional=names)
+    assert (options, rest) == (named, more)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,26 @@ def test_positional_words(words, names, expected):
 def test_wrong_words(words, message):
     with pytest.raises(UsageError, match=message):
         split(words, **VERB)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--init_from=w.npz", r" Did you mean --config.init_from=\?"),
+        ("--learning-rate=0.1", r" Did you mean --config.schedule.learning_rate=\?"),
+        ("--model.width=64", r" Did you mean --config.model.width=\?"),
+        ("--name=adam", r" Did you mean --config.model.name= or --config.optimizer.name=\?"),
+        ("--workdri=x", r" Did you mean --workdir=\?"),
+        ("--model=ViT-B/16", ""),
+        ("--zzz=1", ""),
+    ],
+)
+def test_fields_of_the_config_without_its_name(word, hint):
+    """Where there is a config; other verbs have none to set."""
+    with pytest.raises(UsageError, match=rf"^Unknown argument '{word}'\.{hint} Known: --config=, --workdir=$"):
+        split([word], required=("config", "workdir"))
+    with pytest.raises(UsageError, match=r"'--init_from=x'\. Known: --data="):
+        split(["--init_from=x"], **VERB)
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
     if len(chosen) == 1:
         return chosen[0]
     found = ", ".join(file.name for file in files) or "none"
-    raise ValueError(
-        f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {found}): give a file."
-    )
+    inside = [parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)]
+    wanted = f"give the workdir, {inside[0]}" if inside else "give a file"
+    raise ValueError(f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {found}): {wanted}.")
 
 
 def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:

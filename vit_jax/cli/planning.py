@@ -19,7 +19,7 @@ _OPTIONAL = ("slices", "price", "num_examples", "num_classes", "hlo", "tries")
 
 def plan(words: Sequence[str]) -> None:
     """Plans a recipe on a machine."""
-    options, overrides = split(
+    options, overrides, _ = split(
         words,
         required=("config", "topology"),
         optional=_OPTIONAL,

@@ -41,7 +41,7 @@ def finetune(words: Sequence[str]) -> None:
 def _recipe_and_workdir(words: Sequence[str], kind: type[T], verb: str) -> tuple[T, str]:
     from vit_jax.config import load_recipe
 
-    options, overrides = split(words, required=("config", "workdir"))
+    options, overrides, _ = split(words, required=("config", "workdir"))
     config = load_recipe(options["config"], overrides)
     if not isinstance(config, kind):
         raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
@@ -92,7 +92,7 @@ def show(words: Sequence[str]) -> None:
     """Prints every value of a recipe."""
     from vit_jax.config import load_recipe, to_text
 
-    options, overrides = split(words, required=("config",))
+    options, overrides, _ = split(words, required=("config",))
     print(to_text(load_recipe(options["config"], overrides)), end="")
 
 
@@ -100,7 +100,7 @@ def prepare(words: Sequence[str]) -> None:
     """Writes a dataset as ArrayRecord files."""
     from vit_jax.data.prepare import prepare
 
-    options, _ = split(words, positional=("DATASET",), optional=("data_dir", "manual_dir"))
+    options, *_ = split(words, positional=("DATASET",), optional=("data_dir", "manual_dir"))
     print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))
 
 
@@ -108,7 +108,7 @@ def bench(words: Sequence[str]) -> None:
     """Times a recipe's step or input."""
     from vit_jax.config import load_recipe
 
-    options, overrides = split(words, required=("config",), optional=("steps",), switches=("input",))
+    options, overrides, _ = split(words, required=("config",), optional=("steps",), switches=("input",))
     num_steps = options.get("steps", "20")
     if not num_steps.isdecimal() or num_steps == "0":
         raise UsageError(f"--steps={num_steps}: must be a whole number from 1.")

@@ -20,7 +20,7 @@ def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
     from vit_jax.checkpoint.answers import ANSWERS
 
-    options, _ = split(
+    options, *_ = split(
         words,
         positional=("SOURCE", "DESTINATION"),
         optional=("to", "class_names", *ANSWERS),
@@ -105,11 +105,11 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
 
 def predict(words: Sequence[str]) -> None:
     """Classes of image files."""
-    options, _ = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
+    options, names = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
     top = whole({"top": "3"} | options, "top")
     from vit_jax.data.files import list_images
 
-    images = list_images(options["IMAGE…"].split("\n"))
+    images = list_images(names)
 
     from vit_jax.inference.predict import predict, to_json, to_record, to_table
 
@@ -168,17 +168,18 @@ def _split_weights(
     required: Sequence[str] = (),
     optional: Sequence[str] = (),
     switches: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str]]:
-    """`_split` for a verb that reads weights: it takes every answer about them."""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """`split` for a verb that reads weights: it takes every answer about them, and no overrides."""
     from vit_jax.checkpoint.answers import ANSWERS
 
-    return split(
+    options, _, more = split(
         words,
         positional=positional,
         required=required,
         optional=(*optional, *ANSWERS),
         switches=("raw", *switches),
     )
+    return options, more
 
 
 def _weights(options: Mapping[str, str]) -> "Weights":

@@ -1,10 +1,11 @@
 """The words after a verb: options, switches, positional words, and overrides of the config."""
 
+import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 
 class UsageError(ValueError):
@@ -18,11 +19,11 @@ def split(
     required: Sequence[str] = (),
     optional: Sequence[str] = (),
     switches: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str]]:
-    """Options of the verb by name, and `--config.FIELD=VALUE` overrides in their order.
+) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
+    """Options of the verb by name, `--config.FIELD=VALUE` overrides in their order, and words that have no name.
 
-    A positional name that ends in "…" takes one word or more, joined by newlines. A switch has no value; it is there
-    or not. Options may be written with "-" or "_".
+    Those are what a last positional name that ends in "…" stands for, one or more; other positional words are options
+    by their name. A switch has no value; it is there or not. Options may be written with "-" or "_".
     """
     options: dict[str, str] = {}
     overrides: list[str] = []
@@ -42,28 +43,50 @@ def split(
             continue
         if name not in known:
             shown = [f"--{k}=" for k in known] + [f"--{k}" for k in switches]
-            near = difflib.get_close_matches(name, [*known, *switches], n=1)
-            hint = f" Did you mean --{near[0]}{'=' if near[0] in known else ''}?" if near else ""
-            raise UsageError(f"Unknown argument {word!r}.{hint} Known: {', '.join(shown)}")
+            raise UsageError(f"Unknown argument {word!r}.{_hint(name, known, switches)} Known: {', '.join(shown)}")
         if not equals or not value:
             raise UsageError(f"--{name} needs a value: --{name}=VALUE")
         options[name] = value
-    options |= _take_positional(plain, positional)
+    named, more = _take_positional(plain, positional)
+    options |= named
     missing = [f"--{name}=" for name in required if name not in options]
     if missing:
         raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax --help.")
-    return options, overrides
+    return options, overrides, more
 
 
-def _take_positional(plain: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
+    """What may have been meant: a field of the config, or what is spelled alike."""
+    near = [f"--config.{field}=" for field in _fields_named(name)] if "config" in known else []
+    for match in () if near else difflib.get_close_matches(name, [*known, *switches], n=1):
+        near = [f"--{match}{'=' if match in known else ''}"]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _fields_named(name: str) -> list[str]:
+    """Fields of a recipe that have this name, in full or after their section."""
+    from vit_jax.config import FinetuneConfig, PretrainConfig
+
+    fields = dict.fromkeys([*_fields_of(PretrainConfig), *_fields_of(FinetuneConfig)])
+    return [field for field in fields if name in (field, field.rpartition(".")[2])]
+
+
+def _fields_of(section: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(section):
+        if dataclasses.is_dataclass(field.type):
+            yield from _fields_of(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _take_positional(plain: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     takes_more = bool(names) and names[-1].endswith("…")
     if plain and not names:
         raise UsageError(f"Unknown argument {plain[0]!r}: arguments of this verb begin with --.")
     if len(plain) < len(names) or (len(plain) > len(names) and not takes_more):
         raise UsageError(f"Expected {' '.join(names)}, given {' '.join(plain) or 'nothing'}. See vit-jax --help.")
-    if takes_more:
-        plain = [*plain[: len(names) - 1], "\n".join(plain[len(names) - 1 :])]
-    return dict(zip(names, plain, strict=True))
+    num_named = len(names) - takes_more
+    return dict(zip(names[:num_named], plain[:num_named], strict=True)), tuple(plain[num_named:])
 
 
 def whole(options: Mapping[str, str], name: str) -> int:

@@ -99,8 +99,9 @@ def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
         from vit_jax.data import folder
 
         return folder.open_folder(Path(name).expanduser(), split, config, seed)
-    near = difflib.get_close_matches(kind, ["digits", "tfds", "folder"], n=1)
+    near = [word for word in difflib.get_close_matches(kind, ["digits", "tfds", "folder"], n=1) if word != kind]
+    near = [f"folder:{data}"] if Path(data).expanduser().is_dir() else near
     raise ValueError(
         f'Unknown data {data!r}; allowed are "digits", "tfds:NAME" and "folder:PATH".'
-        + (f" Did you mean {near[0]!r}?" if near and near[0] != kind else "")
+        + (f" Did you mean {near[0]!r}?" if near else "")
     )

@@ -61,7 +61,7 @@ def _require_file(path: pathlib.Path) -> None:
     if not path.exists():
         if path.with_name(f"{path.name}.index").exists():
             raise ValueError(f"this is {_TENSORFLOW}. {_READ}")
-        raise ValueError("there is no such file.")
+        raise ValueError("there is no such file or folder.")
     if not path.is_file():
         raise ValueError(f"this is a device or a pipe. {_READ}")
 
