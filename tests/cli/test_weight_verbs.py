@@ -1,8 +1,10 @@
 """The verbs that use weights, from the words of the command to what they print, write and end with."""
 
+import io
 import json
 import os
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -209,6 +211,24 @@ def test_predict_file_names_that_are_no_text(weights, here, run):
     assert code == 0
     assert json.loads(out)[0]["image"] == name
     assert run("predict", "w.npz", name)[0] == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding):
+    """In the file's name or the class's, in bytes that are no text or in a script that the terminal lacks."""
+    names = (os.fsdecode(b"caf\xe9"), "café", *NAMES[2:])
+    save_weights(sample_weights(class_names=names), here / "w", OWN)
+    pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / os.fsdecode(b"\xe9.png"))
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding, errors="strict"))
+    cli.main(["predict", "w", ".", "--top=7"])
+    text = output.getvalue()
+    assert text.startswith((rb"\udce9.png   ", rb"./\udce9.png   "))
+    assert rb"caf\udce9 " in text
+    assert "café ".encode(encoding, "backslashreplace") in text
+    cli.main(["predict", "w", ".", "--json", "--top=7"])
+    found = json.loads(output.getvalue()[len(text) :])
+    assert {one["class"] for one in found[0]["predictions"]} == set(names)
 
 
 def test_the_stored_preparation_changes_the_answer(here, run):

@@ -132,11 +132,11 @@ def test_json_reads_back_with_one_image_a_line():
 
 
 def test_names_that_are_no_text():
-    """A file name in bytes that are not UTF-8 can be printed, and read back from JSON."""
+    """A file name in bytes that are not UTF-8 can be read back from JSON; the command line can print the table."""
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     record = to_record(Prediction(name, error="The file is empty"), NAMES, 1)
     assert json.loads(to_json([record]).encode("ascii"))[0]["image"] == name
-    assert to_table([record]).encode() == rb"caf\udce9.png   cannot be read: The file is empty"
+    assert to_table([record]) == f"{name}   cannot be read: The file is empty"
 
 
 def test_the_table():

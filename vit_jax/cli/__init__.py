@@ -1,7 +1,9 @@
 """The command line: one subcommand is one verb. Imports stand inside the verbs, so that help comes at once."""
 
 import difflib
+import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -59,8 +61,30 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one verb; errors that a user can mend are one message and exit code 2."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs one verb; errors that a user can mend are one message and exit code 2.
+
+    Ctrl-C and a reader of the output that has gone end it as a shell reports them, where the verb does not end itself.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes need not be text
+    try:
+        try:
+            _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # at exit nobody could answer for it
+    except KeyboardInterrupt:
+        print("vit-jax: stopped", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)  # taking down what is half imported or compiled may crash
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest of the output goes
+        sys.exit(128 + signal.SIGPIPE)
+    except (ValueError, FloatingPointError) as error:
+        if os.environ.get("VIT_JAX_TRACEBACK"):
+            raise
+        fail(str(error), 2 if isinstance(error, ValueError) else 1)
+
+
+def _run(words: Sequence[str]) -> None:
     if not words or words[0] in ("help", "--help", "-h") or "--help" in words:
         print(HELP, end="")
         return
@@ -69,9 +93,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         fail(f"There is no verb {verb!r}.{hint} Verbs: {', '.join(VERBS)}.", 2)
-    try:
-        VERBS[verb](rest)
-    except (ValueError, FloatingPointError) as error:
-        if os.environ.get("VIT_JAX_TRACEBACK"):
-            raise
-        fail(str(error), 2 if isinstance(error, ValueError) else 1)
+    VERBS[verb](rest)

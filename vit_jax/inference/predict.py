@@ -80,13 +80,12 @@ def to_json(records: Sequence[dict[str, Any]]) -> str:
 
 def to_table(records: Sequence[dict[str, Any]]) -> str:
     """One line for each image: its classes, the most probable first."""
-    images = [record["image"].encode("utf-8", "backslashreplace").decode() for record in records]
-    width = max(map(len, images))
+    width = max(len(record["image"]) for record in records)
     lines = []
-    for image, record in zip(images, records, strict=True):
+    for record in records:
         if "error" in record:
             text = f"cannot be read: {record['error']}"
         else:
             text = "   ".join(f"{found['class']} {found['probability']:.1%}" for found in record["predictions"])
-        lines.append(f"{image:<{width}}   {text}")
+        lines.append(f"{record['image']:<{width}}   {text}")
     return "\n".join(lines)
