@@ -261,6 +261,18 @@ def test_a_foreign_file_asks_how_images_are_prepared(here, run, fails):
     assert run(*words, "--resize=short_side", "--crop_fraction=0.5")[1] != out
 
 
+def test_numbers_that_stand_for_names_are_told(here, run):
+    """Weights of folders "5" to "9" without their names would say "2" of a seven."""
+    save_weights(sample_weights(class_names=None), here / "w.npz", "released")
+    write_pngs(here, sample_pixels(1))
+    (here / "names.txt").write_text("\n".join(NAMES))
+    note = "note: the weights do not name their classes: their numbers stand for them; --class_names=FILE gives names"
+    for words in (("predict", "w.npz", "000.png"), ("export", "w.npz", "--to=stablehlo", "--overwrite")):
+        code, _, err = run(*words)
+        assert (code, err) == (0, f"{note}, one a line.\n")
+        assert run(*words, "--class_names=names.txt")[2] == ""
+
+
 def test_a_head_of_zeros_is_warned_of(here, run):
     weights = sample_weights()
     weights.parameters["head/linear/kernel"][:] = 0
@@ -505,5 +517,6 @@ def test_a_program_needs_to_know_how_images_are_prepared(here, run, fails):
     assert "add --resize=direct" in fails(*words)
     assert run(*words, "--resize=short_side", "--crop_fraction=0.875")[0] == 0
     beside = json.loads((here / "p.json").read_text())
-    assert beside["preprocessing"] == {"resize": "short_side", "crop_fraction": 0.875}
+    assert beside["preprocessing"]["resize"] == "short_side"
+    assert beside["preprocessing"]["crop_fraction"] == 0.875
     assert beside["class_names"] == ["0", "1", "2"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import cv2
 import jax
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.checkpoint.small_networks import HYBRID, RESNET
 from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
 from vit_jax.data.sources import Record
+from vit_jax.inference import export as module
 from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.export import export_stablehlo
 from vit_jax.inference.predict import predict
@@ -99,6 +101,56 @@ def test_all_platforms_are_inside(elsewhere):
     assert elsewhere[1] == [f"{name} cpu cuda tpu uint8 float32" for name in BATCHES]
 
 
+def along(positions, size):
+    """Weights (new, old) of linear interpolation, the border repeated."""
+    below = np.clip(np.floor(positions), 0, size - 2).astype(int)
+    part = np.clip(positions - below, 0, 1)
+    weights = np.zeros((len(positions), size))
+    weights[np.arange(len(positions)), below] = 1 - part
+    weights[np.arange(len(positions)), below + 1] = part
+    return weights
+
+
+def bilinear(old, new):
+    return along((np.arange(new) + 0.5) * old / new - 0.5, old)
+
+
+def area(old, new):
+    """Weights (new, old): how much of each new pixel an old one covers."""
+    edges = np.arange(new + 1) * old / new
+    covered = np.minimum.outer(edges[1:], np.arange(old) + 1) - np.maximum.outer(edges[:-1], np.arange(old))
+    return np.maximum(covered, 0) * new / old
+
+
+def resized(image, size, weights):
+    """float64 (*size, 3)."""
+    height, width = (weights(old, new) for old, new in zip(image.shape[:2], size, strict=True))
+    return np.einsum("yh,xw,hwc->yxc", height, width, image.astype(np.float64))
+
+
+CASES = {  # stored size, and what the words of the description come to
+    "direct, smaller": (DIRECT, (20, 27), lambda image: resized(image, (8, 12), bilinear)),
+    "direct, larger": (DIRECT, (5, 7), lambda image: resized(image, (8, 12), bilinear)),
+    # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
+    "short side, smaller": (CROPPED, (20, 27), lambda image: resized(image, (18, 24), area)[5:13, 6:18]),
+    "short side, larger": (CROPPED, (10, 14), lambda image: resized(image, (17, 24), bilinear)[4:12, 6:18]),
+}
+
+
+@pytest.mark.parametrize(("preprocessing", "size", "prepare"), CASES.values(), ids=CASES)
+def test_the_words_on_preparation_are_true(preprocessing, size, prepare):
+    """Followed with arithmetic of one's own, to the rounding; of another filter they would be wrong."""
+    classifier = build_classifier(sample_weights(preprocessing=preprocessing))
+    image = sample_pixels(1, size)[0]
+    bgra = np.dstack([image[..., ::-1], np.full(size, 90, np.uint8)])
+    found = classifier.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
+    assert np.abs(found - prepare(image)).max() <= 1
+    words = module._description(classifier)["preprocessing"]
+    assert words["filter"].startswith("bilinear" if preprocessing is DIRECT else "area")
+    assert ("exif_orientation", "ignored") in words.items()
+    assert ("alpha", "dropped") in words.items()
+
+
 def test_the_description_beside_it_prepares_images(tmp_path):
     """What stands in it is enough to come from a file to the answers of `predict`."""
     weights = sample_weights(preprocessing=CROPPED)
@@ -109,7 +161,16 @@ def test_the_description_beside_it_prepares_images(tmp_path):
         "input": {"dtype": "uint8", "shape": ["batch", 8, 12, 3], "colours": "RGB"},
         "output": {"dtype": "float32", "shape": ["batch", 7], "meaning": "probabilities: softmax of the logits"},
         "class_names": list(NAMES),
-        "preprocessing": {"resize": "short_side", "crop_fraction": 0.5},
+        "preprocessing": {
+            "resize": "short_side",
+            "crop_fraction": 0.5,
+            "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, "
+            "of which the middle is kept; sides are rounded",
+            "filter": "area, the mean over what a new pixel covers, where both sides shrink; else bilinear between "
+            "pixel centres, without antialiasing",
+            "exif_orientation": "ignored",
+            "alpha": "dropped",
+        },
         "platforms": ["cpu", "cuda", "tpu"],
         "weights": "w.npz (released)",
     }

@@ -113,7 +113,8 @@ def predict(words: Sequence[str]) -> None:
 
     from vit_jax.inference.predict import predict, to_json, to_record, to_table
 
-    classifier, _ = _classifier(options)
+    classifier, weights = _classifier(options)
+    _tell_unnamed(weights)
     found = [to_record(prediction, classifier.class_names, top) for prediction in predict(classifier, images)]
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
@@ -142,7 +143,8 @@ def export(words: Sequence[str]) -> None:
     from vit_jax.inference.export import export_stablehlo, require_free
 
     require_free(output, overwrite="overwrite" in options)
-    classifier, _ = _classifier(options)
+    classifier, weights = _classifier(options)
+    _tell_unnamed(weights)
     for path in export_stablehlo(classifier, output, overwrite="overwrite" in options):
         print(path)
 
@@ -205,6 +207,12 @@ def _classifier(options: Mapping[str, str], sharding: "jax.sharding.Sharding | N
         sharding=sharding,
     )
     return classifier, weights
+
+
+def _tell_unnamed(weights: "Weights") -> None:
+    if weights.class_names is None:
+        words = "their numbers stand for them; --class_names=FILE gives names, one a line"
+        print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
 
 
 def _answers(options: Mapping[str, str]) -> dict[str, Any]:

@@ -17,6 +17,16 @@ from vit_jax.inference.classifier import Classifier, probabilities
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # of the form that jax.export writes, with something to spare
+_BILINEAR = "bilinear between pixel centres, without antialiasing"
+_PREPARATION = {
+    "direct": {"meaning": "both sides are resized to those of the input", "filter": _BILINEAR},
+    "short_side": {
+        "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, of "
+        "which the middle is kept; sides are rounded",
+        "filter": f"area, the mean over what a new pixel covers, where both sides shrink; else {_BILINEAR}",
+    },
+}
+"""What `EvaluationTransform` does, for those who have to do it without this package."""
 
 
 def export_stablehlo(
@@ -87,7 +97,13 @@ def _description(classifier: Classifier) -> dict[str, Any]:
             "meaning": "probabilities: softmax of the logits",
         },
         "class_names": list(classifier.class_names),
-        "preprocessing": {"resize": transform.resize, "crop_fraction": transform.crop_fraction},
+        "preprocessing": {
+            "resize": transform.resize,
+            "crop_fraction": transform.crop_fraction,
+            **_PREPARATION[transform.resize],
+            "exif_orientation": "ignored",
+            "alpha": "dropped",
+        },
         "platforms": list(PLATFORMS),
         "weights": classifier.source,
     }
