@@ -34,7 +34,11 @@ def test_by_hand():
         batch(np.float32([1, 2]), np.float32([1, 0]), [1, 1]),
         batch(np.float32([6, 100]), np.float32([1, 1]), [1, 0]),
     ]
-    assert evaluate(batches) == {"test_loss": pytest.approx(6.0), "test_accuracy": pytest.approx(2 / 3)}
+    assert evaluate(batches) == {
+        "test_loss": pytest.approx(6.0),
+        "test_accuracy": pytest.approx(2 / 3),
+        "test_images": 3,
+    }
 
 
 @pytest.mark.parametrize("batches", [[], [batch(np.float32([1]), np.float32([1]), [0])]], ids=["none", "all_masked"])

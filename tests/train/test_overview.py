@@ -1,19 +1,103 @@
-from types import SimpleNamespace
+"""What a run says of its data before it trains, and what it notes of them to find them again."""
+
+import pathlib
+
+import numpy as np
+import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.checkpoint.description import FORMAT_VERSION, stored_architecture
-from vit_jax.train.overview import checkpoint_metadata
+from vit_jax.config import load_recipe
+from vit_jax.data.memory import MemorySource
+from vit_jax.train.assemble import Datasets, open_datasets
+from vit_jax.train.overview import checkpoint_metadata, files_of, opening, results_line, start_of
+from vit_jax.train.workdir import require_same_start
 
 
-class Images(list):
-    class_names = tuple("0123456789")
+def memory(count, class_names):
+    images = np.zeros((count, 8, 8, 1), np.uint8)
+    return MemorySource(images, np.arange(count) % len(class_names), class_names)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten files of each of two classes."""
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "images" / name / f"{number}.png").write_bytes(b"")
+    return tmp_path / "images"
+
+
+def own(folder):
+    return load_recipe("configs/finetune.py:any,own", [f"--config.data=folder:{folder}"])
+
+
+def start(folder):
+    config = own(folder)
+    return start_of(config, open_datasets(config), {"bias": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_opening_names_classes_and_splits(split):
+    names = tuple(f"class {number}" for number in range(12))
+    data = Datasets(memory(160, names), memory(1200, names))
+    lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split=split).splitlines()
+    assert f"data     digits: 160 training and 1,200 {split} images, 12 classes" in lines
+    ten = ", ".join(f"'class {number}'" for number in range(10))
+    assert f"classes  {ten} and 2 more" in lines
+
+
+def test_class_names_in_bytes_that_are_no_text_can_be_printed():
+    names = (b"caf\xe9".decode("utf-8", "surrogateescape"), "tea")
+    data = Datasets(memory(160, names), memory(8, names))
+    text = opening(runs.build(), data, pathlib.Path("x"), split="test")
+    assert rb"classes  'caf\udce9', 'tea'" in text.encode()
+
+
+def test_the_line_of_an_evaluation():
+    results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}
+    assert results_line(5, 20, results) == "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
+
+
+def rename(folder):
+    (folder / "cat" / "0.png").rename(folder / "cat" / "zz.png")
+
+
+def relabel(folder):
+    """Two files change places, and no number does."""
+    (folder / "cat" / "3.png").rename(folder / "dog" / "33.png")
+    (folder / "dog" / "3.png").rename(folder / "cat" / "33.png")
+
+
+@pytest.mark.parametrize("change", [rename, relabel])
+def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, change):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    require_same_start(workdir, start(folder), "w.npz")
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    require_same_start(workdir, start(folder), "w.npz")
+    change(folder)
+    with pytest.raises(ValueError, match=r"other data than there are now:\n  t\w+_files_sha256: then "):
+        require_same_start(workdir, start(folder), "w.npz")
+
+
+def test_a_folder_may_move(folder):
+    before = start(folder)
+    assert start(folder.rename(folder.with_name("pictures"))) == before
+
+
+def test_only_a_folder_is_told_by_its_files(data_dir):
+    config = runs.config(f"input.data_dir={data_dir}")
+    assert files_of(config, open_datasets(config)) == {}
 
 
 def test_a_run_describes_its_network_as_every_format_does():
     run = runs.build("input.test_resize=direct")
-    metadata = checkpoint_metadata(run, SimpleNamespace(train=Images(range(160))))
+    names = tuple("0123456789")
+    metadata = checkpoint_metadata(run, Datasets(memory(160, names), memory(8, names)))
     assert stored_architecture(metadata) == run.architecture
     assert metadata["format_version"] == FORMAT_VERSION
-    assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*"0123456789"])
+    assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
     assert (metadata["num_examples"], metadata["global_batch"]) == (160, 16)

@@ -125,6 +125,12 @@ def test_data_that_changed_between_two_starts(tmp_path, add):
         require_same_start(tmp_path, start("1", num_train_examples=72), "weights.npz")
 
 
+def test_a_run_begun_before_a_fact_was_noted_goes_on(tmp_path):
+    require_same_start(tmp_path, start("1"), "weights.npz")
+    add_checkpoint(tmp_path)
+    require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "weights.npz")
+
+
 @pytest.mark.parametrize("add", BEGUN)
 def test_weights_that_changed_between_two_starts(tmp_path, add):
     require_same_start(tmp_path, start("1"), "runs/pretrain")

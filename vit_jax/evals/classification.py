@@ -27,7 +27,7 @@ class ClassificationEvaluator:
         self.name, self._open_batches, self._step, self._after_batch = name, open_batches, step, after_batch
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yields `NAME_loss` and `NAME_accuracy`, both per example.
+        """Yields `NAME_loss` and `NAME_accuracy`, both per example, and `NAME_images`, the number of examples.
 
         Raises:
           ValueError: not one image of the split could be read.
@@ -37,3 +37,4 @@ class ClassificationEvaluator:
             raise ValueError(f"No image of the {self.name} split could be read, so there is nothing to evaluate.")
         yield f"{self.name}_loss", float(totals["loss"] / totals["weight"])
         yield f"{self.name}_accuracy", float(totals["correct"] / totals["weight"])
+        yield f"{self.name}_images", float(totals["weight"])

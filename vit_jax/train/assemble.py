@@ -230,8 +230,8 @@ def open_train_batches(
 
 
 @contextlib.contextmanager
-def open_evaluation_batches(assembly: Assembly, source: Source) -> Iterator[Iterator[Batch]]:
-    """Placed batches that hold every example of the split once."""
+def open_evaluation_batches(assembly: Assembly, source: Source, log: UnreadableLog) -> Iterator[Iterator[Batch]]:
+    """Placed batches that hold every example of the split once; `log` is the split's, of all evaluations."""
     config, batch = assembly.config, assembly.evaluation_batch
     rows = local_rows(assembly.batch_sharding, batch)
     with evaluation_batches(
@@ -241,7 +241,6 @@ def open_evaluation_batches(assembly: Assembly, source: Source) -> Iterator[Iter
         rows=rows,
         parallelism=_parallelism(config, len(rows)),
     ) as host_batches:
-        log = UnreadableLog(source, config.input.max_unreadable)
         yield _placed(host_batches, log, assembly.batch_sharding, batch)
 
 

@@ -17,6 +17,7 @@ from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.data.sources import few
 from vit_jax.data.subset import classes_without_examples, hold_out
+from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator
 from vit_jax.train import overview, search
 from vit_jax.train import workdir as workdirs
@@ -57,7 +58,7 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     workdirs.refuse_as_source(config.init_from, workdir)
     architecture, fitted, words = adapt(config, data.train)
     folder = workdirs.claim(workdir, config)
-    start = overview.start_of(data, fitted.parameters)
+    start = overview.start_of(config, data, fitted.parameters)
     workdirs.require_same_start(folder, start, config.init_from)
     if hosts.is_first():
         print(words, flush=True)
@@ -74,16 +75,19 @@ def _search_and_train(
     interruption: Interruption,
 ) -> dict[str, Any]:
     results: dict[float, dict[str, Any]] = {}
-    if config.search.learning_rates:
+    rates = config.search.learning_rates
+    if rates:
         parts = Datasets(*hold_out(data.train, config.search.validation_fraction, config.seed))
         if hosts.is_first() and (unseen := classes_without_examples(parts.test)):
             print(f"note     these classes have no validation image in the search: {few(unseen)}", flush=True)
-        for rate in config.search.learning_rates:
+        for number, rate in enumerate(rates, 1):
             trial_folder = folder / search.FOLDER / f"learning_rate={rate!r}"
             summary = read_summary(trial_folder)
             if summary is None:
                 trial = search.trial_config(config, rate)
                 workdirs.claim(str(trial_folder), trial)
+                if hosts.is_first():
+                    print(f"trial {number} of {len(rates)}: learning rate {rate:g}", flush=True)
                 try:
                     summary = _train(trial, architecture, fitted, parts, trial_folder, "validation", interruption)
                 except FloatingPointError as error:
@@ -91,6 +95,8 @@ def _search_and_train(
             search.forget_checkpoints(trial_folder)
             results[rate] = summary
         config = search.with_learning_rate(config, search.choose(results))
+        if hosts.is_first():
+            print(f"the best of {len(rates)}: learning rate {config.schedule.learning_rate:g}", flush=True)
     summary = _train(config, architecture, fitted, data, folder, "test", interruption)
     if results and hosts.is_first():
         print(search.table(results, config.schedule.learning_rate), flush=True)
@@ -132,13 +138,14 @@ def _train(
 
         display = Display(total, start_step, enabled=is_first)
         stack.callback(display.close)
-        display.say(overview.opening(run, data, folder))
+        display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
+        not_judged = UnreadableLog(data.test, config.input.max_unreadable)
         evaluator = ClassificationEvaluator(
-            split, lambda: open_evaluation_batches(run, data.test), run.evaluation_step, interruption.obey
+            split, lambda: open_evaluation_batches(run, data.test, not_judged), run.evaluation_step, interruption.obey
         )
         profiler = Profiler(
             folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first

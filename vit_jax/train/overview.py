@@ -15,7 +15,7 @@ from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
-from vit_jax.data.sources import located
+from vit_jax.data.sources import few, located, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -46,13 +46,21 @@ def parameters_sha256(model: Any) -> str:
     return digest.hexdigest()
 
 
-def start_of(data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
+    """Hashes of the names and classes of a folder's files: what is held out goes by names. Other data have versions."""
+    if config.data is None or not config.data.startswith("folder:"):
+        return {}
+    return {f"{split}_files_sha256": records_sha256(getattr(data, split)) for split in ("train", "test")}
+
+
+def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """What a fine-tuning run that goes on, in a search or after, must find as it was."""
     return {
         "parameters_sha256": parameters_sha256(parameters),
         "num_train_examples": len(data.train),
         "num_test_examples": len(data.test),
         "class_names": list(data.train.class_names),
+        **files_of(config, data),
     }
 
 
@@ -61,8 +69,8 @@ def versions() -> dict[str, str]:
     return {f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES}
 
 
-def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
-    """What is about to be trained, on what, and where it goes."""
+def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
+    """What is about to be trained, on what, and where it goes; `split` names what `data.test` is."""
     config, steps, architecture = run.config, run.steps, run.architecture
     epochs = steps.total * config.global_batch / len(data.train)
     height, width = architecture.image_size
@@ -71,8 +79,9 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
         f"{architecture.name} ({_size(architecture)}) on {height}x{width} images, "
         f"{2 * forward_macs(architecture) / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model),
-        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} test images, "
+        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes",
+        f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
         f"workdir  {folder}",
@@ -96,10 +105,12 @@ def _size(a: Architecture) -> str:
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
     """What an evaluation found."""
-    values = "  ".join(
-        f"{name} {value:.2%}" if "accuracy" in name else f"{name} {value:.4f}" for name, value in results.items()
-    )
+    values = "  ".join(f"{name} {_figure(name, value)}" for name, value in results.items())
     return f"step {step:>6}/{total_steps}  {values}"
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:.2%}" if "accuracy" in name else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
 def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
@@ -118,6 +129,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
         "seed": config.seed,
+        **files_of(config, data),
     }
 
 
@@ -135,7 +147,7 @@ def _training_data(config: RunConfig) -> TrainingData:
 
 def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float], *, split: str) -> dict[str, Any]:
     """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
-    results = (f"{split}_accuracy", f"{split}_loss", "train_loss")
+    results = (f"{split}_accuracy", f"{split}_loss", f"{split}_images", "train_loss")
     images = run.steps.total * run.config.global_batch
     return {
         **{name: metrics[name] for name in results if name in metrics},

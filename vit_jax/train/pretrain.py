@@ -10,6 +10,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointStore
 from vit_jax.config import PretrainConfig
 from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator
 from vit_jax.train import overview
 from vit_jax.train import workdir as workdirs
@@ -76,13 +77,14 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
 
         display = Display(total, start_step, enabled=is_first)
         stack.callback(display.close)
-        display.say(overview.opening(run, data, folder))
+        display.say(overview.opening(run, data, folder, split="test"))
         display.say(origin)
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
+        not_judged = UnreadableLog(data.test, config.input.max_unreadable)
         evaluator = ClassificationEvaluator(
-            "test", lambda: open_evaluation_batches(run, data.test), run.evaluation_step, interruption.obey
+            "test", lambda: open_evaluation_batches(run, data.test, not_judged), run.evaluation_step, interruption.obey
         )
         profiler = Profiler(
             folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first

@@ -98,12 +98,13 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
 def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata: dict[str, Any]) -> TrainState:
     stored = store.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(store.folder))
-    for name in ("data", "num_examples", "class_names", "global_batch", "seed"):
-        if stored.get(name) != metadata[name]:
+    always = ("data", "num_examples", "class_names", "global_batch", "seed")
+    for name in (*always, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
+        if stored.get(name) != metadata.get(name):
             raise ValueError(
                 f"The checkpoint in {store.folder} was trained with {name}={_short(stored.get(name))}, this run has "
-                f"{_short(metadata[name])}: continuing would not see the same images. To start anew from its weights, "
-                f"use config.init_from and another workdir."
+                f"{_short(metadata.get(name))}: continuing would not see the same images. To start anew from its "
+                f"weights, use config.init_from and another workdir."
             )
     restored = store.restore(step, items_of(assembly.abstract_state))
     return TrainState(

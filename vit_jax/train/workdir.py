@@ -67,7 +67,7 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
       source: where the weights come from.
 
     Raises:
-      ValueError: weights or data have changed since; so do weights of a run still going on.
+      ValueError: weights or data have changed since, as far as was noted then; so do weights of a run still going on.
     """
     file = path / START_FILE
     stored = _read_json(file) if file.exists() and _is_begun(path) else None
@@ -81,11 +81,12 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
             f"workdir {str(path)!r} was started from other weights than config.init_from={source!r} holds now. Is a "
             "run still training there? Give the weights it was started from, or another workdir."
         )
-    if changed := [name for name, value in start.items() if stored.get(name) != value]:
-        lines = "\n".join(f"  {name}: then {stored.get(name)!r}, now {start[name]!r}" for name in changed)
+    if changed := [name for name, value in start.items() if stored.get(name, value) != value]:
+        lines = "\n".join(f"  {name}: then {stored[name]!r}, now {start[name]!r}" for name in changed)
         raise ValueError(
-            f"workdir {str(path)!r} was started on other data than there are now:\n{lines}\nIts results cannot be "
-            "compared with new ones: bring the data back, or choose another workdir."
+            f"workdir {str(path)!r} was started on other data than there are now:\n{lines}\n(Files are told by their "
+            "names and classes.) Its results cannot be compared with new ones: bring the data back, or choose another "
+            "workdir."
         )
 
 

@@ -1,0 +1,33 @@
+"""Which checkpoints a run may go on from: those of its own network and data."""
+
+import dataclasses
+import types
+
+import pytest
+
+from tests.train import small_runs as runs
+from vit_jax.train.start import _restore_all
+
+FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
+FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
+
+
+def restore(stored, given):
+    """The step of the state that a run with the facts `given` goes on from."""
+    run = runs.build()
+    metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
+    items = {"progress": {"step": 5}, "model": None, "optimizer": None}
+    store = types.SimpleNamespace(folder="run", metadata=lambda step: metadata, restore=lambda step, items_: items)
+    return _restore_all(run, store, 5, given).step
+
+
+@pytest.mark.parametrize("stored", [FACTS, FACTS | FILES], ids=["before files were noted", "now"])
+def test_the_same_data(stored):
+    assert restore(stored, FACTS | FILES) == 5
+
+
+@pytest.mark.parametrize("name", FACTS | FILES)
+def test_other_data(name):
+    other = 7 if isinstance((FACTS | FILES)[name], int) else "other"
+    with pytest.raises(ValueError, match=rf"trained with {name}=.*: continuing would not see the same images"):
+        restore(FACTS | FILES, FACTS | FILES | {name: other})
