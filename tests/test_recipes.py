@@ -384,8 +384,9 @@ def different_steps() -> list[str]:
     found: dict[Any, str] = {}
     for recipe in RECIPES:
         config = load(recipe)
-        model = dataclasses.replace(config.model, name=re.sub(r"\d+", "", config.model.name or ""))
-        found.setdefault(dataclasses.replace(config, total="", schedule=None, model=model, data=None), recipe)
+        kind = re.sub(r"\d+", "", config.model.name or "")
+        model = dataclasses.replace(config.model, name="ViT-B/16")
+        found.setdefault((kind, dataclasses.replace(config, total="", schedule=None, model=model, data=None)), recipe)
     return list(found.values())
 
 

@@ -85,6 +85,7 @@ def test_a_value_that_cannot_work(fails, override, parts):
         (["prepare"], ["Expected DATASET, given nothing", "vit-jax --help"]),
         (["prepare", "cifar10", "--config.seed=3"], ["Unknown argument '--config.seed=3'"]),
         (["show", f"--config={RECIPE}", "digits"], ["Unknown argument 'digits'", "begin with --"]),
+        (["show", f"--config={RECIPE}", "--config.model.name=ViT-B16"], ["not a known model", "ViT-B/16"]),
         (["bench", f"--config={RECIPE}", "--steps=0"], ["--steps=0: must be a whole number from 1"]),
         (["finetune", f"--config={RECIPE}", "--workdir=x"], ["a recipe for PretrainConfig, not for finetune"]),
     ],

@@ -57,6 +57,8 @@ def test_bad_argument(argument, message):
         ("ViT-B/16", ("ViT-B/16", 7)),
         ("ViT-L/16,epochs=14", ("ViT-L/16", 14)),
         ("ViT-L/16,7", ("ViT-L/16", 7)),
+        ("B/16", ("ViT-B/16", 7)),
+        ("L/16,epochs=14", ("ViT-L/16", 14)),
     ],
 )
 def test_row(argument, row):
@@ -69,7 +71,8 @@ def test_row(argument, row):
     [
         ("ViT-L/16", "several lengths: add epochs=7 or epochs=14"),
         ("ViT-B/16,epochs=14", "no row ViT-B/16,epochs=14. Its rows: ViT-B/16,epochs=7; ViT-L/16,epochs=7; ViT-L/16"),
-        ("B/16", "no row B/16. Its rows"),
+        ("B/32", "no row B/32. Its rows"),
+        ("nonsense", "no row nonsense. Its rows"),
     ],
 )
 def test_no_such_row(argument, message):

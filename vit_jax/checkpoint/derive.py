@@ -9,7 +9,7 @@ from vit_jax.checkpoint.answers import refuse_contradictions
 from vit_jax.checkpoint.description import MOST_STAGES, bounded_architecture
 from vit_jax.checkpoint.names import Facts
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES
+from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 
 DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file, whatever is said of it
 _OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
@@ -109,10 +109,8 @@ def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
 
 
 def _pixels_of_a_patch(facts: Facts) -> tuple[int, int]:
-    halvings = 2 + max(len(facts.units) - 1, 0) if facts.family == "hybrid" else 0
-    height, width = facts.patch_size
-    factor = 2 ** min(halvings, MOST_STAGES + 2)
-    return height * factor, width * factor
+    divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
+    return facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
 
 
 def _whole_patches(
@@ -179,4 +177,4 @@ def _name(facts: Facts, num_heads: int) -> str:
     resnet = f"R{joined.get(facts.units, '-custom')}"
     if facts.family == "resnet":
         return f"{resnet}{factor or 'x1'}"
-    return f"{resnet}{factor}+{size}/{4 * 2 ** (stages - 1) * height}"
+    return f"{resnet}{factor}+{size}/{resnet_downsampling(facts.units) * height}"

@@ -25,6 +25,7 @@ from vit_jax.config.variants import (
     VIT_SIZES,
     ModelName,
     parse_name,
+    resnet_downsampling,
 )
 
 
@@ -94,8 +95,8 @@ class Architecture:
     @property
     def map_size(self) -> tuple[int, int]:
         """Height and width of what is cut into patches: the image or the ResNet's map."""
-        halvings = (2 + max(len(self.units) - 1, 0)) if self.has_resnet else 0  # root, pooling, stages but the first
-        height, width = (-(-pixels // 2**halvings) for pixels in self.image_size)
+        divisor = resnet_downsampling(self.units) if self.has_resnet else 1
+        height, width = (-(-pixels // divisor) for pixels in self.image_size)
         return height, width
 
     def stage_channels(self, stage: int) -> int:
@@ -347,5 +348,5 @@ def _check_family(a: Architecture) -> None:
 
 def _pixels_of_a_patch(a: Architecture) -> tuple[int, int]:
     """What an image must be a multiple of."""
-    downsampling = 4 * 2 ** max(len(a.units) - 1, 0) if a.family == "hybrid" else 1
-    return a.patch_size[0] * downsampling, a.patch_size[1] * downsampling
+    divisor = resnet_downsampling(a.units) if a.family == "hybrid" else 1
+    return a.patch_size[0] * divisor, a.patch_size[1] * divisor

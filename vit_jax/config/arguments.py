@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Collection
 from typing import Any
 
+from vit_jax.config.variants import parse_name
+
 
 def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     """Reads "ViT-L/16,epochs=14" into the defaults' names and types.
@@ -41,7 +43,8 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
     """Reads "ViT-L/16,epochs=14" and finds the row of a paper's table that it names.
 
     Args:
-      argument: model, and epochs where the table has several lengths for the model; "" is the first row.
+      argument: model by any of its names, and epochs where the table has several lengths for the model; "" is the
+        first row.
       rows: model and epochs of every row.
 
     Returns:
@@ -52,7 +55,7 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
     """
     chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
     model, epochs = chosen["model"], chosen["epochs"]
-    found = [row for row in rows if row[0] == model and epochs in (row[1], 0)]
+    found = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -63,6 +66,13 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
         f"The paper's table has no row {model}{f',epochs={epochs}' if epochs else ''}. Its rows: {known}. For another "
         "run take the nearest row and override --config.model.name or --config.total."
     )
+
+
+def _is_same_model(known: str, given: str) -> bool:
+    try:
+        return parse_name(given) == parse_name(known)
+    except ValueError:  # no name at all: the table has no such row either
+        return False
 
 
 def _convert(name: str, text: str, kind: type) -> Any:

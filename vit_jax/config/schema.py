@@ -9,6 +9,8 @@ No jax is imported here, so recipes load anywhere.
 import dataclasses
 from typing import Literal, NewType
 
+from vit_jax.config.variants import parse_name
+
 Duration = NewType("Duration", str)
 """A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
 
@@ -54,6 +56,9 @@ class ModelConfig:
     standardization_epsilon: float | None = None
     standardization_epsilon_added_to: AddedTo | None = None
 
+    def __post_init__(self) -> None:
+        parse_name(self.name)  # an unknown one is refused wherever a config is made, before anything is built
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
@@ -67,6 +72,10 @@ class AdaptConfig:
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
     scan_unroll: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            parse_name(self.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

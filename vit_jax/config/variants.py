@@ -6,6 +6,7 @@ What a name becomes once every number is filled in is `architecture.Architecture
 import dataclasses
 import difflib
 import re
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,15 @@ ROOT_CHANNELS = 64  # times the width factor
 NUM_GROUPS = 32  # of every group norm
 BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
 
+
+def resnet_downsampling(units: Sequence[int]) -> int:
+    """What a ResNet with so many stages divides height and width by: root, pooling, every stage but the first."""
+    return 4 * 2 ** max(len(units) - 1, 0)
+
+
 _NAME = re.compile(
     r"(?:(?P<resnet>R)(?P<depth>(?:[1-9]\d*)?)(?:x(?P<factor>\d+(?:\.\d+)?))?(?:$|\+(?=.)))?"
-    r"(?:(?:ViT-)?(?P<size>[A-Za-z][\w-]*)/(?P<height>\d+)(?:x(?P<width>\d+))?)?"
+    r"(?:(?:ViT-)?(?P<size>[A-Za-z][\w-]*)/(?P<height>[1-9]\d*)(?:x(?P<width>[1-9]\d*))?)?"
 )
 
 
@@ -98,7 +105,7 @@ def parse_name(name: str) -> ModelName:
     units, factor = None, 1.0
     if match["resnet"]:
         depth, factor = int(match["depth"] or 0), float(match["factor"] or 1)
-        if depth not in RESNET_UNITS and (depth or not match["size"]):
+        if not factor or (depth not in RESNET_UNITS and (depth or not match["size"])):
             raise _unknown_name(name)
         units = RESNET_UNITS[depth] if depth else ()
     if not match["size"]:
@@ -112,6 +119,7 @@ def _unknown_name(name: str) -> ValueError:
     resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
     hybrids = [f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")] + ["R+ViT-Ti/16"]
     given = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
+    given = re.sub(r"^(R\d+)$", r"\1x1", given)
     given = re.sub(r"\+(?!ViT-)", "+ViT-", given) if given.startswith("R") else given
     given = given if re.match(r"ViT-|R\d", given) else f"ViT-{given}"
     nearest = difflib.get_close_matches(given, vits + resnets + hybrids, n=3, cutoff=0.3)
