@@ -57,7 +57,6 @@ class ArrayFile(abc.ABC):
       path: the file.
       arrays: shape and dtype of each array by name, in the order of the file; no data has been read for it.
       metadata: what the file was written with by this package; empty for a file from elsewhere.
-      foreign_metadata: other texts in the file's header (safetensors only), such as "format".
     """
 
     def __init__(
@@ -65,13 +64,11 @@ class ArrayFile(abc.ABC):
         path: pathlib.Path,
         arrays: Mapping[str, StoredArray],
         metadata: dict[str, Any],
-        foreign_metadata: dict[str, str],
         resources: contextlib.ExitStack,
     ):
         self.path = path
         self.arrays = arrays
         self.metadata = metadata
-        self.foreign_metadata = foreign_metadata
         self._resources = resources
 
     def read(self, name: str) -> np.ndarray:

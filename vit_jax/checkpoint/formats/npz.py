@@ -35,7 +35,7 @@ class NpzFile(ArrayFile):
         archive: zipfile.ZipFile,
         resources: contextlib.ExitStack,
     ):
-        super().__init__(path, arrays, metadata, {}, resources)
+        super().__init__(path, arrays, metadata, resources)
         self._archive = archive
 
     def _read(self, name: str) -> np.ndarray:

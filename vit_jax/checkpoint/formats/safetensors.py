@@ -40,12 +40,11 @@ class SafetensorsFile(ArrayFile):
         path: pathlib.Path,
         arrays: Mapping[str, StoredArray],
         metadata: dict[str, Any],
-        foreign_metadata: dict[str, str],
         file: BinaryIO,
         offsets: Mapping[str, int],
         resources: contextlib.ExitStack,
     ):
-        super().__init__(path, arrays, metadata, foreign_metadata, resources)
+        super().__init__(path, arrays, metadata, resources)
         self._file = file
         self._offsets = offsets
 
@@ -76,9 +75,9 @@ def open_safetensors(path: pathlib.Path, *, memory_bytes: int | None = None) -> 
                 arrays[name], offsets[name] = _parse_entry(entry)
         _check_adjacent(arrays, offsets, os.fstat(file.fileno()).st_size - data_offset)
         check_fits(arrays.values(), memory_bytes)
-        metadata = metadata_texts.decode(texts.pop(_OURS)) if _OURS in texts else {}
+        metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
         offsets = {name: data_offset + offset for name, offset in offsets.items()}
-        return SafetensorsFile(path, arrays, metadata, texts, file, offsets, resources.pop_all())
+        return SafetensorsFile(path, arrays, metadata, file, offsets, resources.pop_all())
 
 
 def write_safetensors(
