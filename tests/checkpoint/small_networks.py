@@ -60,6 +60,7 @@ NETWORKS = {
     "sincos2d": dataclasses.replace(VIT, pool="gap", position_embedding="sincos2d"),
     "learned_2d": dataclasses.replace(VIT, position_embedding="learned_2d"),
     "headless": dataclasses.replace(VIT, num_classes=0),
+    "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp"),
     "deep": dataclasses.replace(VIT, depth=11),
     "hybrid": HYBRID,
     "root_hybrid": ROOT_HYBRID,

@@ -83,6 +83,35 @@ def test_what_exists_is_not_written_over_unless_asked(source, tmp_path):
         convert(source, str(tmp_path / "empty"))
 
 
+@pytest.mark.parametrize("destination", ["hf://owner/name", "gs://bucket/out.npz"])
+def test_a_destination_elsewhere_is_refused(destination, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"{destination} is no place on this machine: give a file or folder here"):
+        convert(source, destination)
+    assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
+
+
+@pytest.mark.parametrize("destination", [".", "..", "./"])
+def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
+    inside = tmp_path / "empty/deeper"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    convert(source, destination, overwrite=True)
+    folder = inside if destination != ".." else inside.parent
+    assert load_weights(destination).architecture == SQUARE
+    assert {path.name for path in folder.iterdir()} - {"deeper"} == {"checkpoints"}
+
+
+def test_class_names_beside_are_not_written_over_unless_asked(source, tmp_path):
+    beside = tmp_path / "out.npz.classes.txt"
+    beside.write_text("precious")
+    with pytest.raises(ValueError, match=r"out\.npz\.classes\.txt exists: choose another destination, or say --overw"):
+        convert(source, str(tmp_path / "out.npz"))
+    assert beside.read_text() == "precious"
+    assert not (tmp_path / "out.npz").exists()
+    convert(source, str(tmp_path / "out.npz"), overwrite=True)
+
+
 def test_a_failure_leaves_nothing_behind(source, tmp_path):
     with pytest.raises(ValueError, match="bit cannot hold"):
         convert(source, str(tmp_path / "new/out.npz"), to="bit")

@@ -63,19 +63,43 @@ def test_hugging_face_resizes_whole_images(tmp_path):
 )
 def test_published_networks_have_a_name_in_timm(name, expected):
     a = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=3)
-    config = timm_config(a, NAMES, {})
+    config = timm_config(a, NAMES, PREPROCESSING)
     assert config is not None
     assert config["architecture"] == expected
     assert config["label_names"] == list(NAMES)
     assert config["pretrained_cfg"]["input_size"] == [3, 224, 224]
     if a.has_transformer:
         arguments = config["model_args"]
-        assert arguments["embed_dim"] * arguments["mlp_ratio"] == a.mlp_dim
+        assert arguments["mlp_ratio"] == 4
         assert arguments["class_token"] is True
+
+
+def test_timm_rounds_the_hidden_units_to_ours():
+    """Whatever the numbers: it computes int(width * mlp_ratio)."""
+    for width in (16, 48, 336, 384, 1152):
+        for mlp_dim in (816, *range(1, 3 * width, 7)):
+            config = timm_config(dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim), NAMES, PREPROCESSING)
+            assert int(width * config["model_args"]["mlp_ratio"]) == mlp_dim
+    assert int(336 * (816 / 336)) == 815  # why a quotient is not enough
+
+
+@pytest.mark.parametrize("preprocessing", [None, {"image_size": [8, 12]}])
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text("{}")  # of other weights
+    _, notes = save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
+    assert any(note.startswith("How images were resized and cropped for this network is not known") for note in notes)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    if format_name == "timm":
+        pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+        assert not {"crop_pct", "crop_mode", "interpolation"} & pretrained.keys()
+        forget_metadata(tmp_path)
+        assert load_weights(tmp_path).preprocessing is None
 
 
 @pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID])
 def test_what_timm_has_no_name_for_gets_no_config(a, tmp_path):
+    save_weights(weights_of(VIT), tmp_path, "timm")  # what was there does not go with it
     _, notes = save_weights(weights_of(a), tmp_path, "timm")
     assert not (tmp_path / "config.json").exists()
     assert any(note.startswith(f"timm has no model with the ResNet of {a.name}") for note in notes)

@@ -9,6 +9,7 @@ import pytest
 from tests.checkpoint.names.test_formats import PAIRS
 from tests.checkpoint.reference import networks
 from tests.checkpoint.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
+from tests.checkpoint.test_transfer import model_of
 from vit_jax import pytree
 from vit_jax.checkpoint.formats import open_arrays
 from vit_jax.checkpoint.names import FORMATS
@@ -23,6 +24,7 @@ NAMES = ("cat", "naïve dog", "a, b")
 TRAINING = TrainingData(
     data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="test", classes=NAMES
 )
+EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
 
 
 def detailed(a):
@@ -30,7 +32,9 @@ def detailed(a):
     return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=TRAINING)
 
 
-@pytest.mark.parametrize(("format_name", "network"), [*PAIRS, (OWN, "learned_2d"), (OWN, "postactivation")])
+@pytest.mark.parametrize(
+    ("format_name", "network"), [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation"))]
+)
 def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
     a = dataclasses.replace(NETWORKS[network], layer_norm_epsilon=3e-6, gelu="exact")
     written = detailed(a)
@@ -45,7 +49,27 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
             assert {fate.name for fate in fates} == set(file.arrays)
             assert {fate.name for fate in read.fates} == set(file.arrays)
             assert file.metadata["grid"] == list(a.grid)
-            assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "sincos2d", "resnet"))
+            assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "resnet"))
+
+
+@pytest.mark.parametrize("form", ["sincos2d", "none", "learned_2d"])
+@pytest.mark.parametrize(
+    ("format_name", "pool"), [(name, "token") for name in FORMATS if name != "bit"] + [("released", "gap")]
+)
+def test_other_positions_become_a_learned_table_that_computes_the_same(format_name, pool, form, tmp_path):
+    a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
+    path = tmp_path / f"w{FORMATS[format_name].suffix}"
+    fates, notes = save_weights(detailed(a), path, format_name)
+    read = load_weights(path)
+    assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
+    model = model_of(a, networks.parameters(a))
+    np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
+    kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("positions/")}
+    assert_same({name: array for name, array in read.parameters.items() if name != "positions/table"}, kept)
+    (fate,) = [fate for fate in fates if fate.words.startswith("made of")]
+    assert fate.words == f"made of {form}"
+    assert fate.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
+    assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
 
 
 def test_a_chain_through_all_formats_changes_no_bit(tmp_path):
@@ -145,10 +169,12 @@ def test_what_readers_compute_otherwise_is_said(tmp_path):
     _, notes = save_weights(weights_of(VIT), tmp_path / "w.safetensors", "timm")
     assert len(notes) == 1
     assert "go with gelu=tanh; readers of timm files compute with exact" in notes[0]
-    _, notes = save_weights(weights_of(VIT), tmp_path / "folder", "timm")  # config.json says it
+    _, notes = save_weights(detailed(VIT), tmp_path / "folder", "timm")  # config.json says it
     assert notes == []
     _, notes = save_weights(weights_of(dataclasses.replace(VIT, gelu="exact")), tmp_path / "w.npz", "released")
     assert "compute with tanh" in notes[0]
+    _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
+    assert notes == ["timm passes over the hidden layer of the head (pre_logits) without a word."]
     _, notes = save_weights(weights_of(HYBRID), tmp_path / "w.safetensors", "timm")
     fields = ["gelu", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
     assert [note.split("=")[0].split()[-1] for note in notes] == fields

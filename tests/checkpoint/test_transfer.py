@@ -127,6 +127,12 @@ def test_other_classes_begin_at_zero_and_the_bias_where_the_target_says():
     assert fitted.parameters["head/linear/bias"].dtype == np.float32
 
 
+def test_a_hidden_layer_goes_with_the_head_if_that_is_said():
+    empty = without_head(weights_of(MLP), keep_hidden=False)
+    assert empty.architecture == changed(VIT, num_classes=0)
+    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(empty.architecture)
+
+
 def test_weights_without_a_head_say_so():
     weights = weights_of(MLP, class_names=("a", "b", "c"))
     empty = without_head(weights)

@@ -195,17 +195,6 @@ def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
     )
 
 
-def test_sincos2d_first_row_and_last_frequency():
-    from vit_jax.models.embed import sincos2d
-
-    table = sincos2d((3, 5), 16)
-    assert table.shape == (15, 16)
-    np.testing.assert_array_equal(table[0], [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4)
-    row, column = 2, 3
-    expected = [np.sin(column * 1e-4), np.cos(column * 1e-4), np.sin(row * 1e-4), np.cos(row * 1e-4)]
-    np.testing.assert_allclose(table[row * 5 + column, 3::4], expected, rtol=1e-5)
-
-
 def test_learned_2d_positions_share_rows_and_columns():
     architecture = small(position_embedding="learned_2d", image_size=(12, 8))
     table = filled(architecture).positions()[0, 1:].reshape(3, 2, 32)

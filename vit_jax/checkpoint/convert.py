@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.checkpoint.names import FORMATS
 from vit_jax.checkpoint.report import Report
-from vit_jax.checkpoint.saving import LIBRARIES, OWN, WRITABLE, save_weights
+from vit_jax.checkpoint.saving import LIBRARIES, OWN, WRITABLE, class_names_file, names_folder, save_weights
 from vit_jax.checkpoint.weights import Weights, load_weights
 
 
@@ -43,8 +43,7 @@ def convert(
     _require_free(path, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, **answers)
     format_name = to or _default_format(path, weights)
-    is_folder = format_name == OWN or _is_folder(path, destination)
-    folder = path if is_folder else path.parent
+    folder = path if names_folder(destination) else path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,7 +63,9 @@ def _require_sense(path: pathlib.Path, destination: str, to: str | None) -> None
     """The format can be told, and goes with the kind of destination."""
     if to is not None and to not in WRITABLE:
         raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")
-    is_folder = _is_folder(path, destination)
+    if "://" in destination:
+        raise ValueError(f"{destination} is no place on this machine: give a file or folder here, and copy that there.")
+    is_folder = names_folder(destination)
     if to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)
         raise ValueError(
@@ -78,14 +79,12 @@ def _require_sense(path: pathlib.Path, destination: str, to: str | None) -> None
         raise ValueError(f"{destination}: a file of the format {to} ends in {FORMATS[to].suffix}.")
 
 
-def _is_folder(path: pathlib.Path, destination: str) -> bool:
-    return path.is_dir() or not path.suffix or destination.endswith("/")
-
-
 def _require_free(path: pathlib.Path, overwrite: bool) -> None:
-    is_taken = any(path.iterdir()) if path.is_dir() else path.exists()
-    if is_taken and not overwrite:
-        raise ValueError(f"{path} exists: choose another destination, or say --overwrite.")
+    """Nothing would be written over; a .npz may need a second file."""
+    files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
+    taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
+    if taken and not overwrite:
+        raise ValueError(f"{taken[0]} exists: choose another destination, or say --overwrite.")
 
 
 def _default_format(path: pathlib.Path, weights: Weights) -> str:

@@ -36,24 +36,32 @@ def write_library_config(
 ) -> tuple[str, ...]:
     """Writes the configuration of a network whose weights stand in `folder`; returns notes for the report.
 
+    Preprocessing that nobody knows is not written: whoever reads the folder then chooses, instead of trusting a guess.
+
     Args:
-      folder: exists.
+      folder: exists; a configuration of other weights in it is replaced or removed.
       format_name: "timm" or "huggingface".
       a: the network.
       class_names: in the order of the logits, or None.
       preprocessing: as our checkpoints have it, or None.
     """
-    preprocessing = preprocessing or {}
+    if preprocessing is not None and not {"resize", "crop_fraction"} <= preprocessing.keys():
+        preprocessing = None
+    processor = None
     if format_name == "huggingface":
-        _write(folder / CONFIG, huggingface_config(a, class_names))
-        _write(folder / PREPROCESSOR, _huggingface_processor(a))
-        if preprocessing.get("crop_fraction", 1.0) != 1.0:
-            return ("Hugging Face's processor resizes whole images; this network was tested on central crops.",)
-        return ()
-    config = timm_config(a, class_names, preprocessing)
+        config: dict[str, Any] | None = huggingface_config(a, class_names)
+        processor = _huggingface_processor(a) if preprocessing is not None else None
+    else:
+        config = timm_config(a, class_names, preprocessing)
+    _write(folder / CONFIG, config)
+    _write(folder / PREPROCESSOR, processor)
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
-    _write(folder / CONFIG, config)
+    if preprocessing is None:
+        where = f"there is no {PREPROCESSOR}" if format_name == "huggingface" else f"{CONFIG} does not tell it"
+        return (f"How images were resized and cropped for this network is not known, so {where}.",)
+    if processor is not None and preprocessing["crop_fraction"] != 1.0:
+        return ("Hugging Face's processor resizes whole images; this network was tested on central crops.",)
     return ()
 
 
@@ -96,7 +104,7 @@ def _huggingface_processor(a: Architecture) -> dict[str, Any]:
 
 
 def timm_config(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any]
+    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """`config.json` of a model that timm knows by name, every number given; None where there is none."""
     if a.family == "resnet":
@@ -111,11 +119,11 @@ def timm_config(
         "input_size": [3, *a.image_size],
         "mean": _HALF,
         "std": _HALF,
-        "interpolation": "bilinear",
-        "crop_pct": preprocessing.get("crop_fraction", 1.0),
-        "crop_mode": "squash" if preprocessing.get("resize") == "direct" else "center",
         "num_classes": a.num_classes,
     }
+    if preprocessing is not None:
+        crop_mode = "squash" if preprocessing["resize"] == "direct" else "center"
+        pretrained |= {"interpolation": "bilinear", "crop_pct": preprocessing["crop_fraction"], "crop_mode": crop_mode}
     labels = {} if class_names is None else {"label_names": list(class_names)}
     config = {"architecture": name, "num_classes": a.num_classes, "num_features": a.width}
     return {**config, "model_args": arguments, "pretrained_cfg": pretrained, **labels} | (
@@ -130,19 +138,29 @@ def _timm_arguments(a: Architecture) -> dict[str, Any]:
         "embed_dim": a.width,
         "depth": a.depth,
         "num_heads": a.num_heads,
-        "mlp_ratio": a.mlp_dim / a.width,
+        "mlp_ratio": _mlp_ratio(a),
         "class_token": a.pool == "token",
         "global_pool": _TIMM_POOLS[a.pool],
         "fc_norm": False,
-        "pos_embed": "learn" if a.position_embedding == "learned_1d" else "none",
+        "pos_embed": "learn",
         "act_layer": "gelu" if a.gelu == "exact" else "gelu_tanh",
     }
+
+
+def _mlp_ratio(a: Architecture) -> float:
+    """What timm multiplies the width by, and then rounds down: the quotient alone can end one below `mlp_dim`."""
+    ratio = a.mlp_dim / a.width
+    return ratio if int(a.width * ratio) == a.mlp_dim else (a.mlp_dim + 0.5) / a.width
 
 
 def _one_or_two(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-def _write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+def _write(path: pathlib.Path, value: Mapping[str, Any] | None) -> None:
+    """Nothing to write removes what is there."""
+    if value is None:
+        path.unlink(missing_ok=True)
+        return
     with write_whole(path) as file:
         file.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -1,13 +1,17 @@
-"""Learned position embeddings for another grid of patches, resized in two dimensions.
+"""Position embeddings of weights for another grid of patches, resized in two dimensions; and in another form.
 
-Legend: h w rows and columns of patches, D width.
+Legend: h w rows and columns of patches, S sequence length, D width.
 """
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.config import Architecture
+from vit_jax.positions import fixed_positions
 
 PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
 """corners: bilinear between samples whose corners stay corners, as the released code does (scipy's order-1 zoom).
@@ -54,6 +58,26 @@ def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int]
     first = len(table_SD) - old[0] * old[1]
     resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
     return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
+
+
+def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What a network adds to its tokens, in one table.
+
+    Args:
+      a: a network whose positions are fixed, or learned by row and column.
+      parameters: by name; needed for the latter only.
+
+    Returns:
+      float32 (1, S, D), the very numbers that the model computes.
+    """
+    if a.position_embedding != "learned_2d":
+        return fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
+    half = (*a.grid, a.width // 2)
+    columns_hwD = np.broadcast_to(parameters["positions/column_table"], half)
+    rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half)
+    table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
+    first_1D = [parameters["positions/class_row"]] if a.pool == "token" else []
+    return np.concatenate([*first_1D, table_ND])[None]
 
 
 def _corner_weights(old: int, new: int) -> np.ndarray:

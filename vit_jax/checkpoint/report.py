@@ -2,6 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Self
+
+import numpy as np
 
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "fate")
 
@@ -23,6 +26,11 @@ class Fate:
     shape: tuple[int, ...]
     dtype: str
     words: str
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray, words: str) -> Self:
+        """Of one of our parameters that is called the same on both sides."""
+        return cls(name, (name,), array.shape, str(array.dtype), words)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.checkpoint import transfer
 from vit_jax.checkpoint.derive import format_defaults
 from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.formats import write_npz, write_safetensors
 from vit_jax.checkpoint.formats.metadata import to_comment
 from vit_jax.checkpoint.formats.whole import write_whole
 from vit_jax.checkpoint.library_config import write_library_config
-from vit_jax.checkpoint.names import FORMATS, Entry, refuse_unwritable, stacked_shapes, unstack
+from vit_jax.checkpoint.names import FORMATS, Entry, refuse_unwritable, unstack
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.sidecar import WEIGHTS
 from vit_jax.checkpoint.weights import CLASSES_SUFFIX, Weights
@@ -42,34 +43,37 @@ def save_weights(
     Raises:
       ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
     """
+    into_folder = names_folder(path)
     path = pathlib.Path(path).expanduser()
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
-    fates = [_left_out(name, weights.parameters[name]) for name in left_out]
-    weights = _without_head(weights) if without_head else weights
+    fates = [dataclasses.replace(Fate.of(name, weights.parameters[name], "left out"), name="-") for name in left_out]
+    weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
-        return [_copied(name, array) for name, array in weights.parameters.items()] + fates, []
-    refuse_unwritable(format_name, weights.architecture)
-    entries = FORMATS[format_name].entries(weights.architecture)
-    apart = unstack(weights.parameters)
+        return [Fate.of(name, array, "copied") for name, array in weights.parameters.items()] + fates, []
+    written = transfer.with_position_table(weights)
+    a = written.architecture
+    refuse_unwritable(format_name, a)
+    entries = FORMATS[format_name].entries(a)
+    apart = unstack(written.parameters)
     arrays = {entry.name: entry.write(apart) for entry in entries}
-    is_folder = format_name in LIBRARIES and (not path.suffix or path.is_dir())
-    notes = _differences(format_name, entries, weights.architecture, has_config=is_folder)
-    if is_folder:
+    into_folder = into_folder and format_name in LIBRARIES
+    notes = _differences(format_name, entries, weights.architecture, has_config=into_folder)
+    if into_folder:
         path.mkdir(parents=True, exist_ok=True)
-        details = (weights.class_names, weights.preprocessing)
-        notes += write_library_config(path, format_name, weights.architecture, *details)
-    notes += _write(path / WEIGHTS if is_folder else path, FORMATS[format_name].suffix, arrays, weights)
-    return [_fate(entry, arrays[entry.name]) for entry in entries] + fates, notes
+        notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
+    notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
+    return [_fate(entry, arrays[entry.name], weights) for entry in entries] + fates, notes
 
 
-def _without_head(weights: Weights) -> Weights:
-    architecture = dataclasses.replace(weights.architecture, num_classes=0, head="linear")
-    parameters = {
-        name: np.zeros(shape, np.float32) if 0 in shape else weights.parameters[name]
-        for name, shape in stacked_shapes(architecture).items()
-    }
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
+def names_folder(path: str | pathlib.Path) -> bool:
+    """Whether weights go into a folder of this name, not into a file: it is one, has no suffix or ends in a slash."""
+    return str(path).endswith("/") or not pathlib.Path(path).suffix or pathlib.Path(path).expanduser().is_dir()
+
+
+def class_names_file(path: pathlib.Path) -> pathlib.Path:
+    """Where the class names of a .npz stand that has no room for them."""
+    return path.with_name(path.name + CLASSES_SUFFIX)
 
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
@@ -85,7 +89,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     if weights.class_names is None or _has_room(metadata):
         write_npz(path, arrays, metadata)
         return []
-    beside = path.with_name(path.name + CLASSES_SUFFIX)
+    beside = class_names_file(path)
     if any(len(name.splitlines()) > 1 for name in weights.class_names):
         raise ValueError(f"{path}: class names of several lines cannot stand in {beside.name}: write .safetensors.")
     with write_whole(beside) as file:
@@ -106,13 +110,16 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 
 
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
-    """What readers of the format compute otherwise than this network does; a configuration tells them some of it."""
+    """What the format holds otherwise than this network has it, and what its readers compute otherwise.
+
+    A configuration beside the file tells them some of it.
+    """
     defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
     told = LIBRARIES[format_name] if has_config else ()
-    return [
+    return _rewritten(format_name, a) + [
         f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
         f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
         for field in fields
@@ -120,13 +127,22 @@ def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *,
     ]
 
 
-def _fate(entry: Entry, array: np.ndarray) -> Fate:
-    return Fate(entry.name, entry.ours, array.shape, str(array.dtype), entry.fate(reading=False))
+def _rewritten(format_name: str, a: Architecture) -> list[str]:
+    notes = []
+    if a.has_transformer and a.position_embedding != "learned_1d":
+        notes.append(
+            f"The positions ({a.position_embedding}) are written as a learned table, the form of {format_name} "
+            "files: it computes the same, and whoever trains it further trains the table too."
+        )
+    if format_name == "released" and a.head == "mlp":
+        notes.append("timm passes over the hidden layer of the head (pre_logits) without a word.")
+    return notes
 
 
-def _copied(name: str, array: np.ndarray) -> Fate:
-    return Fate(name, (name,), array.shape, str(array.dtype), "copied")
-
-
-def _left_out(name: str, array: np.ndarray) -> Fate:
-    return Fate("-", (name,), array.shape, str(array.dtype), "left out")
+def _fate(entry: Entry, array: np.ndarray, weights: Weights) -> Fate:
+    """Of an array of the file; `weights` are as they were given, so a table may be made of other parameters or none."""
+    ours, words = entry.ours, entry.fate(reading=False)
+    if ours == ("positions/table",) and ours[0] not in weights.parameters:
+        ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
+        words = f"made of {weights.architecture.position_embedding}"
+    return Fate(entry.name, ours, array.shape, str(array.dtype), words)

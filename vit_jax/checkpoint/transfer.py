@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.names import stacked_shapes
-from vit_jax.checkpoint.position_embedding import resize_grid, resize_rows
+from vit_jax.checkpoint.position_embedding import position_table, resize_grid, resize_rows
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import Architecture
@@ -56,13 +56,13 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     fates, fitted = [], {}
     for name in [name for name in given if name.startswith("head/") and (is_new_head or name not in expected)]:
         if name not in expected or name.startswith("head/linear/"):
-            fates.append(_fate(name, given.pop(name), "replaced" if name in expected else "left out"))
+            fates.append(Fate.of(name, given.pop(name), "replaced" if name in expected else "left out"))
     if is_new_head:
         given |= _zero_head(expected, target.head_bias_init)
     for name, (old, new) in _grids(source, target).items():
         if name in given and old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
-            fates.append(_fate(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
+            fates.append(Fate.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         detail = "\n  ".join(lines)
         raise ValueError(f"{weights.source} does not fit {target.name} ({source.name} is there):\n  {detail}")
@@ -70,7 +70,7 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     for name in expected:
         fitted[name] = given[name]
         if name not in told:
-            fates.append(_fate(name, given[name], "copied"))
+            fates.append(Fate.of(name, given[name], "copied"))
     return Fitted(fitted, tuple(fates))
 
 
@@ -79,12 +79,30 @@ def _is_same_head(given: Mapping[str, np.ndarray], expected: Mapping[str, tuple[
     return all(name in given and expected.get(name) == given[name].shape for name in names)
 
 
-def without_head(weights: Weights) -> Weights:
-    """The weights with an empty last layer, so that `fit` begins a new one whatever the number of classes."""
-    empty = {"head/linear/kernel": (weights.architecture.width, 0), "head/linear/bias": (0,)}
-    parameters = {**weights.parameters, **{name: np.zeros(shape, np.float32) for name, shape in empty.items()}}
-    architecture = dataclasses.replace(weights.architecture, num_classes=0)
+def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
+    """The weights with an empty last layer: `fit` then begins a new one, whatever the number of classes.
+
+    Args:
+      weights: stay as they are.
+      keep_hidden: a hidden layer stays, for a target that has one; else the network ends in what is pooled.
+    """
+    a = weights.architecture
+    empty = {"head/linear/kernel": (a.width, 0), "head/linear/bias": (0,)}
+    kept = {name: array for name, array in weights.parameters.items() if keep_hidden or not name.startswith("head/")}
+    parameters = kept | {name: np.zeros(shape, np.float32) for name, shape in empty.items()}
+    architecture = dataclasses.replace(a, num_classes=0, head=a.head if keep_hidden else "linear")
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
+
+
+def with_position_table(weights: Weights) -> Weights:
+    """The same network with one learned row of position for each token, whatever form its positions have."""
+    a = weights.architecture
+    if not a.has_transformer or a.position_embedding == "learned_1d":
+        return weights
+    architecture = dataclasses.replace(a, position_embedding="learned_1d")
+    given = {**weights.parameters, RESIZED[0]: position_table(a, weights.parameters)}
+    parameters = {name: given[name] for name in stacked_shapes(architecture)}
+    return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
 
 
 def _zero_head(expected: Mapping[str, tuple[int, ...]], bias: float) -> dict[str, np.ndarray]:
@@ -103,7 +121,3 @@ def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, 
     if name == RESIZED[0]:
         return resize_rows(array[0], old, new, method)[None]
     return resize_grid(array[:, None], new, method)[:, 0]
-
-
-def _fate(name: str, array: np.ndarray, words: str) -> Fate:
-    return Fate(name, (name,), array.shape, str(array.dtype), words)

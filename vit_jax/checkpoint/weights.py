@@ -99,7 +99,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, answers: Mapping[str, Any]) 
             parameters = stored.read(stacked_shapes(architecture))
     finally:
         stored.store.close()
-    fates = [Fate(name, (name,), array.shape, str(array.dtype), "copied") for name, array in parameters.items()]
+    fates = [Fate.of(name, array, "copied") for name, array in parameters.items()]
     what = "Polyak average" if stored.item == "polyak" else "parameters"
     return Weights(
         architecture,

@@ -106,20 +106,15 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:
         raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
-    beside = folder.with_name(f".{folder.name}.new")  # what is there stays until the new one is whole
+    beside = folder / ".new"  # what is there stays until the new one is whole; inside, for the folder may be a mount
     shutil.rmtree(beside, ignore_errors=True)
     store = CheckpointStore(beside)
     try:
-        store.save(
-            0,
-            {"model": {name: array for name, array in parameters.items() if array.size}},
-            metadata=metadata,
-            metrics={},
-        )
+        items = {"model": {name: array for name, array in parameters.items() if array.size}}
+        store.save(0, items, metadata=metadata, metrics={})
         store.wait()
+        shutil.rmtree(taken, ignore_errors=True)
+        (beside / FOLDER).replace(taken)
     finally:
         store.close()
-    shutil.rmtree(taken, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (beside / FOLDER).replace(taken)
-    shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)

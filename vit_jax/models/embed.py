@@ -6,10 +6,10 @@ N = h w patches, S sequence length (N, or N + 1 with a class token at index 0), 
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.positions import fixed_positions
 
 LECUN_NORMAL = nnx.initializers.lecun_normal()
 
@@ -79,11 +79,7 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
-        if self.kind == "none":
-            table = jnp.zeros((self.grid[0] * self.grid[1], self.width))
-        else:
-            table = sincos2d(self.grid, self.width)
-        return jnp.pad(table, ((int(self.has_class_token), 0), (0, 0)))[None]
+        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, has_class_token=self.has_class_token))
 
 
 POSITIONS = {
@@ -92,22 +88,3 @@ POSITIONS = {
     "sincos2d": FixedPositions,
     "none": FixedPositions,
 }
-
-
-def sincos2d(grid: tuple[int, int], width: int) -> jax.Array:
-    """Fixed two-dimensional positions in MoCo v3's form.
-
-    Args:
-      grid: rows and columns of patches.
-      width: divisible by 4; a quarter each for sin(x w), cos(x w), sin(y w), cos(y w).
-
-    Returns:
-      float32 (rows * columns, width); frequencies w fall from 1 to exactly 1/10000.
-    """
-    quarter = width // 4
-    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
-    rows, columns = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing="ij")
-    x_angles = columns.reshape(-1, 1) * frequencies
-    y_angles = rows.reshape(-1, 1) * frequencies
-    parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
-    return jnp.asarray(np.concatenate(parts, axis=1), jnp.float32)

@@ -62,10 +62,13 @@ TIMM = {
     "hybrid": HYBRID,
     "root_hybrid": ROOT_HYBRID,
     "resnet": RESNET,
+    "sincos2d": dataclasses.replace(VIT, position_embedding="sincos2d"),
 }
 HUGGINGFACE = {
     "token": dataclasses.replace(VIT, layer_norm_epsilon=1e-12),
     "tanh": dataclasses.replace(VIT, gelu="tanh", layer_norm_epsilon=1e-6, image_size=(32, 32)),
+    "learned_2d": dataclasses.replace(VIT, position_embedding="learned_2d", layer_norm_epsilon=1e-12),
+    "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp", layer_norm_epsilon=1e-12),
 }
 CASES = {f"timm_{name}": a for name, a in TIMM.items()} | {f"huggingface_{name}": a for name, a in HUGGINGFACE.items()}
 NUM_IMAGES = 3

@@ -50,7 +50,9 @@ def build_timm(a: dict) -> torch.nn.Module:
 def logits_of(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         output = model.eval()(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
-    return getattr(output, "logits", output).numpy()
+    if isinstance(output, torch.Tensor):
+        return output.numpy()
+    return (output.logits if "logits" in output else output.pooler_output).numpy()
 
 
 def run_timm(folder: pathlib.Path, case: str, a: dict, images: np.ndarray) -> tuple[dict, np.ndarray]:
@@ -71,10 +73,11 @@ def run_timm(folder: pathlib.Path, case: str, a: dict, images: np.ndarray) -> tu
 
 def run_huggingface(folder: pathlib.Path, case: str, a: dict, images: np.ndarray) -> tuple[dict, np.ndarray]:
     """Loads by config.json alone, with no key missing or unexpected, and writes the library's own file names down."""
-    model, found = transformers.ViTForImageClassification.from_pretrained(folder / case, output_loading_info=True)
+    kind = transformers.ViTForImageClassification if a["num_classes"] else transformers.ViTModel
+    model, found = kind.from_pretrained(folder / case, output_loading_info=True)
     wrong = {kind: keys for kind, keys in found.items() if keys}
     assert not wrong, f"{case}: {wrong}"
-    assert model.config.id2label[0] == "class 0"
+    assert not a["num_classes"] or model.config.id2label[0] == "class 0"
     model.save_pretrained(folder / f"{case}_saved")
     saved = load_file(folder / f"{case}_saved" / "model.safetensors")
     return {name: list(array.shape) for name, array in saved.items()}, logits_of(model, images)

@@ -50,13 +50,20 @@ FORMATS = {
         huggingface.canonical, huggingface.facts, lambda a, shapes: huggingface.rules(), ".safetensors"
     ),
 }
-_HIDDEN = "its head has a hidden layer, which only released and vit_jax hold: leave the head out (without_head)"
+_HIDDEN = (
+    "its head has a hidden layer, which only released and vit_jax hold (huggingface too where there are no classes): "
+    "leave the head out (without_head)"
+)
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
-    """Raises ValueError, with all reasons, where a network cannot be told in a format."""
+    """Raises ValueError, with all reasons, where a network cannot be told in a format.
+
+    Every format has room for a table of positions, so their form is no reason.
+    """
     reasons = []
-    if a.head == "mlp" and name != "released":
+    is_pooler = name == "huggingface" and a.num_classes == 0
+    if a.head == "mlp" and name != "released" and not is_pooler:
         reasons.append(_HIDDEN)
     if name == "released" and a.family == "resnet":
         reasons.append("it holds ViTs and hybrids; a ResNet goes to bit or timm")
@@ -66,9 +73,5 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets of pre-activation units only")
     if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
         reasons.append("it holds pure ViTs with a class token only")
-    learned = {"timm": ("learned_1d", "none"), "huggingface": ("learned_1d",)}
-    allowed = learned.get(name, ("learned_1d", "sincos2d", "none"))
-    if a.has_transformer and a.position_embedding not in allowed:
-        reasons.append(f"it has no position embedding {a.position_embedding!r}, only {' or '.join(allowed)}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")
