@@ -93,8 +93,8 @@ def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessi
     if format_name == "timm":
         pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
         assert not {"crop_pct", "crop_mode", "interpolation"} & pretrained.keys()
-        forget_metadata(tmp_path)
-        assert load_weights(tmp_path).preprocessing is None
+    forget_metadata(tmp_path)
+    assert load_weights(tmp_path).preprocessing is None
 
 
 @pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID])

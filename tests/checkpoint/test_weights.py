@@ -328,6 +328,7 @@ def test_layers_that_were_lost_are_missed(tmp_path):
 def test_preprocessing_goes_with_the_images_of_the_network(tmp_path):
     write(tmp_path, arrays_of(SQUARE, "huggingface"), "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"image_size": 15}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 15}))
     weights = load_weights(tmp_path)
     assert weights.architecture == SQUARE
     assert weights.preprocessing["image_size"] == [12, 12]

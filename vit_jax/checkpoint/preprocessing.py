@@ -13,6 +13,8 @@ Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
 
 def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Prepared:
     """Preprocessing, as our checkpoints have it, and notes; from `config.json` and `preprocessor_config.json`."""
+    if not processor:  # the network takes images of some size; how they came to it, nobody says
+        return None, ()
     size = typed(processor, "size", dict, int) or config.get("image_size")
     target, edge = pair(size), typed(size, "shortest_edge", int) if isinstance(size, dict) else None
     crop = pair(processor.get("crop_size")) if processor.get("do_center_crop") is True else target
