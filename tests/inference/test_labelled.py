@@ -74,7 +74,9 @@ def test_a_copy_is_not_known_and_that_is_told(make):
     names, notes = judged(make("copy"), weights)
     assert len(names) == 20
     assert len(notes) == 1
-    assert re.search(r"trained on folder:/.*my-images\. If folder:copy holds the same .* --split=test", notes[0])
+    assert re.search(
+        r"trained on folder:/.*my-images\. If folder:copy holds the same images, say --split=test", notes[0]
+    )
     assert judged("folder:copy", weights, split="test") == judged("folder:my-images", weights)
 
 

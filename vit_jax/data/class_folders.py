@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import hosts
 from vit_jax.data.listing import EXTENSIONS, image_files, read_file
 from vit_jax.data.sources import Record, few
 
@@ -104,7 +103,9 @@ def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[s
 
 @functools.cache
 def _say_once(message: str) -> None:
-    """A flat folder is read for either of its parts."""
+    """A folder without split sub-folders is read for each of its parts."""
+    from vit_jax import hosts  # it needs jax, which workers, for whom this module is a source's, do not load
+
     if hosts.is_first():
         logging.getLogger(__name__).warning(message)
 

@@ -133,7 +133,7 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
     if parts[asked] == WHOLE:
         _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
         trained_on = "" if own or weights.training is None else weights.training.data
-        note = f"the weights were trained on {trained_on}. If {data} holds the same images, give --split=test."
+        note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
         return _Decision(WHOLE, how, [note] if trained_on.startswith("folder:") else [])
     then = weights.training or how  # also where it is not recognised: it may be a copy
     how = dataclasses.replace(
