@@ -154,7 +154,7 @@ def test_splits_under_other_names_are_no_classes(make_folder, make_config, names
     assert open_names(path, test, config)[1] == [f"{test}/{name}" for name in flat(2)]
 
 
-@pytest.mark.parametrize("more", [{"dog/9.png": 1}, {"dog/new/9.png": 1}, {"emu/9.png": 1}])
+@pytest.mark.parametrize("more", [{}, {"dog/9.png": 1}, {"dog/new/9.png": 1}, {"emu/9.png": 1}])
 def test_classes_may_hold_folders(make_folder, make_config, more):
     files = {f"{name}/old/{i}.png": i for name in ("cat", "dog") for i in range(2)} | more
     assert open_names(make_folder(files), "all", make_config())[1] == sorted(files)

@@ -110,9 +110,10 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source
 
 
 def _refuse_splits(path: Path, class_names: tuple[str, ...]) -> None:
-    """Classes that hold the same folders and no images are splits under names that we do not know."""
+    """Classes with a name like a split's that hold the same folders and no images are splits under other names."""
     inside = [subfolders(path / name) for name in class_names if _holds_folders(path / name)]
-    if len(inside) < len(class_names) or any(names != inside[0] for names in inside):
+    is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))
+    if not is_like_splits or len(inside) < len(class_names) or any(names != inside[0] for names in inside):
         return
     train = next((name for name in class_names if "train" in name.lower()), class_names[0])
     test = next(name for name in class_names if name != train)
