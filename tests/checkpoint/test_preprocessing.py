@@ -8,6 +8,10 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 RANGE = {"pixel_range": [-1.0, 1.0]}
 SMALL, LARGE = {"height": 32, "width": 48}, {"height": 40, "width": 60}
 SQUARE = {"height": 32, "width": 32}
+SMOOTHED = (
+    "Their images were resized with bilinear interpolation, smoothed where it shrinks; ours takes one bilinear sample "
+    "a pixel, so logits differ a little."
+)
 
 
 def prepared(size, resize="direct", crop_fraction=1.0):
@@ -25,7 +29,9 @@ def prepared(size, resize="direct", crop_fraction=1.0):
     ],
 )
 def test_what_a_processor_says_and_ours_does(processor, expected):
-    assert of_huggingface({"image_size": [32, 48]}, HALF | processor) == (expected, ())
+    found, (note,) = of_huggingface({"image_size": [32, 48]}, HALF | processor)
+    assert found == expected
+    assert note == SMOOTHED
 
 
 @pytest.mark.parametrize("crop", [32, SQUARE])
@@ -64,25 +70,25 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
     ],
 )
 def test_other_pixels_than_ours_are_warned_of_and_not_written_down_as_ours(processor, said):
-    found, (note,) = of_huggingface({"image_size": 32}, HALF | processor)
+    found, (note, *_) = of_huggingface({"image_size": 32}, HALF | processor)
     assert found == {"image_size": [32, 32], "resize": "direct", "crop_fraction": 1.0}
     assert note.startswith("WARNING: these weights were trained on pixels prepared with ")
     assert said in note
 
 
 def test_another_size_than_the_networks_is_told():
-    _, (note,) = of_huggingface({"image_size": 32}, HALF | {"size": SMALL})
+    _, (note, _) = of_huggingface({"image_size": 32}, HALF | {"size": SMALL})
     assert note == "Their images were made [32, 48], but config.json says [32, 32], which counts."
 
 
 def test_another_interpolation_is_told():
-    for resample, name in ((3, "bicubic"), (0, "nearest")):
+    for resample, name, smoothed in ((3, "bicubic", ", smoothed where it shrinks"), (0, "nearest", "")):
         found, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
         assert found == prepared((32, 32))
-        assert f"resized with {name} interpolation; ours averages over areas" in note
+        assert f"resized with {name} interpolation{smoothed}; ours takes one bilinear sample a pixel" in note
     found, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "bicubic"}, (32, 32))
     assert found == prepared((32, 32), "short_side", 0.9)
-    assert "resized with bicubic interpolation" in note
+    assert "resized with bicubic interpolation, smoothed where it shrinks; ours averages over areas" in note
 
 
 @pytest.mark.parametrize(
@@ -90,7 +96,6 @@ def test_another_interpolation_is_told():
     [
         ({"crop_pct": 0.9}, prepared((32, 48), "short_side", 0.9)),
         ({"crop_pct": 1, "crop_mode": "center", "interpolation": "bilinear"}, prepared((32, 48), "short_side", 1.0)),
-        ({"crop_pct": 1.0, "crop_mode": "squash"}, prepared((32, 48))),
         ({}, None),
     ],
 )
@@ -103,3 +108,8 @@ def test_what_timm_does_and_ours_cannot(config):
     found, (note,) = of_timm(config, (32, 48))
     assert found is None
     assert f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}, which ours cannot do" in note
+
+
+def test_squashing_as_timm_does_it_smooths():
+    config = {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
+    assert of_timm(config, (32, 48)) == (prepared((32, 48)), (SMOOTHED,))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
-_LIKE_OURS = ("bilinear", "box")  # ours averages over areas, as both do where images shrink
+_OURS = {"direct": "takes one bilinear sample a pixel", "short_side": "averages over areas"}
+_LIKE_OURS = {"direct": (), "short_side": ("bilinear", "box")}  # both average over areas where images shrink
 Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
 
 
@@ -28,8 +29,8 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
     network = pair(config.get("image_size"))
     if found and network and found["image_size"] != list(network):
         notes = (f"Their images were made {found['image_size']}, but config.json says {list(network)}, which counts.",)
-    resample = typed(processor, "resample", int)
-    return _with_range(found, processor, "image_mean", "image_std", (*notes, *_resampled(_RESAMPLING.get(resample))))
+    resample = _RESAMPLING.get(typed(processor, "resample", int), "bilinear")
+    return _with_range(found, processor, "image_mean", "image_std", (*notes, *_resampled(resample, found)))
 
 
 def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prepared:
@@ -42,7 +43,7 @@ def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prep
         elif mode == "squash" and crop == 1:
             found = _prepared(size, "direct", 1.0)
     notes = () if found or not crop else _unknown(pretrained, "crop_pct", "crop_mode")
-    notes += _resampled(typed(pretrained, "interpolation", str))
+    notes += _resampled(typed(pretrained, "interpolation", str) or "bilinear", found)
     return _with_range(found, pretrained, "mean", "std", notes)
 
 
@@ -76,12 +77,11 @@ def _unknown(values: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     )
 
 
-def _resampled(how: str | None) -> tuple[str, ...]:
-    if how is None or how in _LIKE_OURS:
+def _resampled(how: str, prepared: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if prepared is None or how in _LIKE_OURS[prepared["resize"]]:
         return ()
-    return (
-        f"Their images were resized with {how} interpolation; ours averages over areas, so logits differ a little.",
-    )
+    theirs = f"{how} interpolation" + ("" if how == "nearest" else ", smoothed where it shrinks")
+    return (f"Their images were resized with {theirs}; ours {_OURS[prepared['resize']]}, so logits differ a little.",)
 
 
 def _with_range(
