@@ -68,7 +68,8 @@ def load_weights(
     """Reads weights in any format, from a file, a folder or the Hub.
 
     Args:
-      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors; a workdir of ours; or "hf://owner/name".
+      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
+        of ours; or "hf://owner/name".
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not tell them.
       **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
