@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.checkpoint.store import CheckpointStore, abstract_like, has_checkpoints
@@ -42,6 +43,17 @@ def test_round_trip_with_metadata(open_store, tmp_path):
     restored = again.restore(7, jax.tree.map(lambda x: x, {k: abstract_like(v) for k, v in items(0).items()}))
     np.testing.assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
     assert int(restored["progress"]["step"]) == 7
+
+
+def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_store, monkeypatch):
+    """Told the number of a step by orbax, it would answer a notice for a question long past."""
+    asked = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+    store = open_store(keep_latest=1)
+    for step in (1, 2):
+        save(store, step)
+    store.wait()
+    assert asked == []
 
 
 def test_keeps_the_latest_and_the_best(open_store):

@@ -63,9 +63,10 @@ def test_four_processes_through_kill_9_of_one_a_restart_and_sigterm_to_one(comma
         assert "was lost after step " in line
         assert line.endswith(f"The last checkpoint is of step {newest}; start the same command again.")
 
-    processes = command.start_all(tmp_path, explicit(4), *FOREVER, "checkpoint.every=2 steps")
+    saving = ("checkpoint.every=2 steps", "evaluation.every=2 steps", "evaluation.global_batch=8")
+    processes = command.start_all(tmp_path, explicit(4), *FOREVER, *saving)
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
-    processes[3].send_signal(signal.SIGTERM)  # while others save
+    processes[3].send_signal(signal.SIGTERM)  # while others save or evaluate
     asked_at = time.monotonic()
     results = finish(processes)
     assert time.monotonic() - asked_at < 30, "the shortest notice that a cloud gives"

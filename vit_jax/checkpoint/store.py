@@ -27,6 +27,18 @@ class SaveError(RuntimeError):
     """A checkpoint could not be written; those written before are untouched."""
 
 
+class _Manager(ocp.CheckpointManager):
+    """Leaves JAX's preemption service alone.
+
+    orbax tells it the number of a step at every save, where a run counts its questions (`train.interruption`): a notice
+    that came in between would be answered for a question long past, and the run would never stop.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether to end is the run's decision."""
+        return False
+
+
 class CheckpointStore:
     """The checkpoints of one workdir.
 
@@ -71,7 +83,7 @@ class CheckpointStore:
         )
         handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+        self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
 
     def latest_step(self) -> int | None:
         """The newest step that is wholly on disk."""
