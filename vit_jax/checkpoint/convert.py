@@ -6,8 +6,8 @@ from typing import Any
 
 from vit_jax.checkpoint.names import FORMATS
 from vit_jax.checkpoint.report import Report
-from vit_jax.checkpoint.saving import LIBRARIES, OWN, WRITABLE, class_names_file, names_folder, save_weights
-from vit_jax.checkpoint.weights import Weights, load_weights
+from vit_jax.checkpoint.saving import LIBRARIES, OWN, WRITABLE, names_folder, save_weights
+from vit_jax.checkpoint.weights import Weights, class_names_file, load_weights
 
 
 def convert(

@@ -17,7 +17,7 @@ from vit_jax.checkpoint.library_config import write_library_config
 from vit_jax.checkpoint.names import FORMATS, Entry, refuse_unwritable, unstack
 from vit_jax.checkpoint.report import Fate
 from vit_jax.checkpoint.sidecar import WEIGHTS
-from vit_jax.checkpoint.weights import CLASSES_SUFFIX, Weights
+from vit_jax.checkpoint.weights import Weights, class_names_file
 from vit_jax.checkpoint.workdir import write_workdir
 from vit_jax.config.architecture import Architecture
 
@@ -69,11 +69,6 @@ def save_weights(
 def names_folder(path: str | pathlib.Path) -> bool:
     """Whether weights go into a folder of this name, not into a file: it is one, has no suffix or ends in a slash."""
     return str(path).endswith("/") or not pathlib.Path(path).suffix or pathlib.Path(path).expanduser().is_dir()
-
-
-def class_names_file(path: pathlib.Path) -> pathlib.Path:
-    """Where the class names of a .npz stand that has no room for them."""
-    return path.with_name(path.name + CLASSES_SUFFIX)
 
 
 def describe_weights(weights: Weights) -> dict[str, Any]:

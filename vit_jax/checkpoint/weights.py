@@ -25,9 +25,13 @@ from vit_jax.checkpoint.training_data import TrainingData, stored_training_data
 from vit_jax.checkpoint.workdir import open_workdir
 from vit_jax.config.architecture import Architecture
 
-CLASSES_SUFFIX = ".classes.txt"  # beside a .npz whose metadata has no room for them
 HEAD = "head/linear/kernel"
 _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
+
+
+def class_names_file(path: pathlib.Path) -> pathlib.Path:
+    """Where the class names of a .npz stand whose metadata has no room for them."""
+    return path.with_name(f"{path.name}.classes.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +180,7 @@ def _carried(
         preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
         return sidecar.class_names, preprocessing, []
     names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
-    beside = file.path.with_name(file.path.name + CLASSES_SUFFIX)
+    beside = class_names_file(file.path)
     lost = []
     if names is None and file.metadata.get("class_names_beside"):
         if beside.is_file():

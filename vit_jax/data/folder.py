@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.class_folders import FolderSource, read_class_names, read_classes, require_distinct, subfolders
 from vit_jax.data.listing import is_image
-from vit_jax.data.sources import Source, few
+from vit_jax.data.sources import Source, few, folder_of
 from vit_jax.data.subset import hold_out
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
@@ -53,9 +53,10 @@ def split_folders(path: Path, *names: str) -> list[str]:
 
 def holds_out(data: str, config: InputConfig) -> bool:
     """Whether `config.holdout_fraction` has an effect: the data are a folder without split sub-folders."""
-    kind, _, name = data.partition(":")
-    path = Path(name).expanduser()
-    return kind == "folder" and not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
+    path = folder_of(data)
+    if path is None:
+        return False
+    return not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
 
 
 def _open_split(path: Path, split: str, splits: list[str], train_split: str) -> FolderSource:

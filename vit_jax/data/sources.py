@@ -89,10 +89,16 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
     return CachedSource(source)
 
 
+def folder_of(data: str) -> Path | None:
+    """The folder that data of images in class folders lie in; None of other data."""
+    kind, _, name = data.partition(":")
+    return Path(name).expanduser() if kind == "folder" else None
+
+
 def located(data: str) -> str:
     """The same text for every way to write one folder; other data as they are."""
-    kind, _, name = data.partition(":")
-    return f"folder:{Path(name).expanduser().resolve()}" if kind == "folder" else data
+    path = folder_of(data)
+    return data if path is None else f"folder:{path.resolve()}"
 
 
 def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:

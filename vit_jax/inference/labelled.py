@@ -5,7 +5,6 @@ folder without split sub-folders whole: nobody held out a part of it.
 """
 
 import dataclasses
-import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import InputConfig
 from vit_jax.data.folder import WHOLE, split_folders
-from vit_jax.data.sources import Source, few, located, open_source
+from vit_jax.data.sources import Source, few, folder_of, located, open_source
 from vit_jax.data.subset import SubsetSource
 
 
@@ -104,7 +103,7 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     own = known if known and located(known.data) == located(data) else None
     how = own or _USUAL
     split = choice.split or how.test_split
-    folder = pathlib.Path(data.removeprefix("folder:")).expanduser() if data.startswith("folder:") else None
+    folder = folder_of(data)
     if folder is None:
         _refuse_idle(data, choice, "train_split", "seed", "holdout_fraction")
         return _Decision(split, how, [])

@@ -15,7 +15,7 @@ from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
-from vit_jax.data.sources import few, located, records_sha256
+from vit_jax.data.sources import few, folder_of, located, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -48,7 +48,7 @@ def parameters_sha256(model: Any) -> str:
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     """Hashes of the names and classes of a folder's files: what is held out goes by names. Other data have versions."""
-    if config.data is None or not config.data.startswith("folder:"):
+    if config.data is None or folder_of(config.data) is None:
         return {}
     return {f"{split}_files_sha256": records_sha256(getattr(data, split)) for split in ("train", "test")}
 
