@@ -1,40 +1,32 @@
 """Sums over all batches of a split: what evaluators divide in the end."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax.arrays import Batch
+from vit_jax.evals.protocol import OpenBatches
 
 Sums = dict[str, jax.Array]
-OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
 
 
-def sum_over(
-    open_batches: OpenBatches,
-    step: Callable[[Any, Batch], Sums],
-    judged: Any,
-    after_batch: Callable[[], object] = lambda: None,
-) -> dict[str, np.ndarray]:
+def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
     """Adds up, in float64, what `step` gives for every batch; empty where there is no batch.
 
     Args:
       open_batches: gives the split's batches, padded with mask 0, the same number in every process.
-      step: (judged, batch) -> sums over the examples that count.
-      judged: a training state or a model.
-      after_batch: called as often in every process; may end it all with an error of its own.
+      step: (evaluated, batch) -> sums over the examples that count.
+      evaluated: a training state or a model.
     """
     totals: dict[str, np.ndarray] = {}
     pending: Sums = {}
     with open_batches() as batches:
         for batch in batches:
-            sums = step(judged, batch)
+            sums = step(evaluated, batch)
             _add(totals, pending)  # read one batch late, so that the devices never wait
             pending = sums
-            after_batch()
     _add(totals, pending)
     return totals
 

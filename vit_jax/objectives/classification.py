@@ -4,6 +4,7 @@ Legend: B batch, K classes.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import optax
 
 from vit_jax.arrays import ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
+from vit_jax.references import is_reference, resolve
 
 Sums = dict[str, jax.Array]
 """Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count."""
@@ -22,11 +24,12 @@ class Classification:
 
     Attributes:
       loss: "softmax": one class an image. "sigmoid": an independent yes or no for each class, summed over
-        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT.
+        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT. Or a function of one's own,
+        (logits_BK, label_BK) -> loss_B, all float32.
       label_smoothing_fraction: share of the label spread evenly over all classes.
     """
 
-    loss: str
+    loss: str | Callable[[jax.Array, jax.Array], jax.Array]
     label_smoothing_fraction: float = 0.0
 
     def prepare(self, label_BK: jax.Array, mask_B: jax.Array) -> Targets:
@@ -38,6 +41,13 @@ class Classification:
         logits_BK, label_BK = output.logits_BK.astype(jnp.float32), targets.label_BK
         if self.loss == "softmax":
             loss_B = optax.softmax_cross_entropy(logits_BK, label_BK)
+        elif callable(self.loss):
+            loss_B = self.loss(logits_BK, label_BK)
+            if loss_B.shape != targets.mask_B.shape:
+                raise ValueError(
+                    f"config.objective.loss gives an array of shape {loss_B.shape} for {logits_BK.shape[0]} examples; "
+                    f"it must give one loss for each, {targets.mask_B.shape}."
+                )
         else:
             loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
         correct_B = (logits_BK.argmax(axis=-1) == label_BK.argmax(axis=-1)).astype(jnp.float32)
@@ -47,4 +57,5 @@ class Classification:
 
 def build_objective(config: ObjectiveConfig) -> Classification:
     """The objective that the config names."""
-    return Classification(config.loss, config.label_smoothing_fraction)
+    loss = resolve(config.loss, "config.objective.loss") if is_reference(config.loss) else config.loss
+    return Classification(loss, config.label_smoothing_fraction)

@@ -1,25 +1,27 @@
-"""Adam, or SGD with momentum, with decoupled weight decay, as a chain of optax transformations.
+"""Adam, SGD with momentum, or any optimiser of optax or of one's own, as a chain of optax transformations.
 
 The three meanings that papers give to "weight decay 0.1" are one transformation here, told apart by a
 coefficient and by which parameters it touches. Micro-batches are summed in `train/step`, before this chain.
 """
 
-import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.layer_decay import scale_by_layer
 from vit_jax.optim.schedules import Schedule
-from vit_jax.optim.trained import train_head_only
+from vit_jax.optim.trained import make_is_trained, match, train_only
+from vit_jax.references import is_reference, resolve
 
 
 def build_optimizer(
     config: OptimizerConfig, schedule: Schedule, peak_learning_rate: float
 ) -> optax.GradientTransformation:
-    """Clipping, direction, weight decay, learning rate, layer decay, in this order.
+    """Clipping, direction, weight decay, learning rate, layer decay, multipliers, in this order.
 
     The direction `d` of a clipped gradient `g` is
 
@@ -35,11 +37,16 @@ def build_optimizer(
     * "big_vision": `p - lr * d - (lr / peak) * wd * p` on kernels: `wd` follows the schedule's shape
       but not its height, so 1e-4 there is the paper's 0.1 at a peak rate of 1e-3.
 
-    A layer decay multiplies this whole step (`scale_by_layer`). With trained="head" all of it happens to the head
-    alone (`train_head_only`).
+    A reference in the place of "adam", such as "optax:lion" or "optax.contrib:muon", is called with
+    `learning_rate=schedule` and `config.arguments` and must return an `optax.GradientTransformation`: direction, weight
+    decay and learning rate are its own. It sees the parameters as a dictionary by name.
+
+    A layer decay multiplies the step (`scale_by_layer`), and so does the factor of the first of
+    `learning_rate_multipliers` whose pattern matches the parameter's name. All of this happens to the parameters that
+    are trained; the others stay as they are (`train_only`).
 
     Args:
-      config: its `accumulation_steps` is not read here.
+      config: validated; its `accumulation_steps` is not read here.
       schedule: from the number of updates already made to the learning rate.
       peak_learning_rate: the schedule's highest value; used by "big_vision" only.
 
@@ -47,20 +54,24 @@ def build_optimizer(
       A transformation whose `update` needs the parameters, a tree with the names of our models.
 
     Raises:
-      ValueError: a value that no optimiser can have.
+      ValueError: a reference that cannot be called so, or whose result is no optimiser.
     """
-    _check(config, peak_learning_rate)
     steps = []
     if config.clip_global_norm is not None:
         steps.append(optax.clip_by_global_norm(config.clip_global_norm))
-    steps.append(_scale_by_adam(config) if config.name == "adam" else _add_momentum(config))
-    if config.weight_decay:
-        steps.append(_build_weight_decay(config, peak_learning_rate))
-    steps.append(optax.scale_by_learning_rate(schedule))
+    if is_reference(config.name):
+        steps.append(_build_referenced(config, schedule))
+    else:
+        steps.append(_scale_by_adam(config) if config.name == "adam" else _add_momentum(config))
+        if config.weight_decay:
+            steps.append(_build_weight_decay(config, peak_learning_rate))
+        steps.append(optax.scale_by_learning_rate(schedule))
     if config.layer_decay != 1:
         steps.append(scale_by_layer(config.layer_decay))
-    optimizer = optax.chain(*steps)
-    return optimizer if config.trained == "all" else train_head_only(optimizer)
+    if config.learning_rate_multipliers:
+        steps.append(_scale_by_name(config))
+    is_trained = make_is_trained(config)
+    return optax.chain(*steps) if is_trained is None else train_only(optax.chain(*steps), is_trained)
 
 
 def is_kernel(name: str) -> bool:
@@ -105,41 +116,59 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 
 
-def _check(config: OptimizerConfig, peak_learning_rate: float) -> None:
-    _check_choices(config)
-    for name in ("momentum", "beta1", "beta2"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ValueError(f"optimizer.{name}={getattr(config, name)}: must be at least 0 and less than 1.")
-    if not (config.epsilon > 0 and math.isfinite(config.epsilon)):
-        raise ValueError(f"optimizer.epsilon={config.epsilon}: must be positive, for example 1e-8.")
-    if not (config.weight_decay >= 0 and math.isfinite(config.weight_decay)):
-        raise ValueError(f"optimizer.weight_decay={config.weight_decay}: must be 0 (off) or more.")
-    if config.clip_global_norm is not None and not config.clip_global_norm > 0:
-        raise ValueError(f"optimizer.clip_global_norm={config.clip_global_norm}: must be positive, or None for off.")
-    if not 0 < config.layer_decay <= 1:
+def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+    field = "config.optimizer.name"
+    try:
+        inner = resolve(config.name, field)(learning_rate=schedule, **config.arguments)
+    except TypeError as error:
         raise ValueError(
-            f"optimizer.layer_decay={config.layer_decay}: must be more than 0 and at most 1, where 1 is off."
-        )
-    if config.trained == "head" and config.layer_decay != 1:
-        raise ValueError(
-            f"optimizer.layer_decay={config.layer_decay} has no effect with trained='head', because the head is "
-            "the last layer: leave layer_decay at 1.0, or use trained='all'."
-        )
-    if config.weight_decay_meaning == "big_vision" and config.weight_decay and not peak_learning_rate > 0:
-        raise ValueError(
-            f"weight_decay_meaning='big_vision' divides by the peak learning rate, which is {peak_learning_rate}: "
-            "set schedule.learning_rate to a positive number, or weight_decay to 0."
-        )
+            f"{field}={config.name!r} cannot be called with learning_rate and config.optimizer.arguments="
+            f"{dict(config.arguments)}: {error}"
+        ) from error
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
+
+    # By name, because transformations that mask put placeholders into the tree, which a module need not accept.
+    def init(params: optax.Params) -> optax.OptState:
+        return inner.init(pytree.named_leaves(params))
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+        with jax.numpy_dtype_promotion("standard"):
+            steps, state = inner.update(
+                pytree.named_leaves(updates), state, None if params is None else pytree.named_leaves(params)
+            )
+        return pytree.map_with_names(lambda name, update: steps[name].astype(update.dtype), updates), state
+
+    return optax.GradientTransformation(init, update)
 
 
-def _check_choices(config: OptimizerConfig) -> None:
-    choices = {
-        "name": ("adam", "sgd"),
-        "first_moment_dtype": ("float32", "bfloat16"),
-        "weight_decay_meaning": ("paper", "paper_kernels", "big_vision"),
-        "trained": ("all", "head"),
-    }
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            *others, last = allowed
-            raise ValueError(f"optimizer.{name}={getattr(config, name)!r}: use {', '.join(others)} or {last}.")
+def _scale_by_name(config: OptimizerConfig) -> optax.GradientTransformation:
+    def scale(name: str, update: jax.Array) -> jax.Array:
+        factors = (factor for pattern, factor in config.learning_rate_multipliers.items() if match(pattern, name))
+        return update * jnp.asarray(next(factors, 1.0), update.dtype)
+
+    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates))
+
+
+def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
+    """Checks that every pattern of the config matches a parameter, and that something is left to train.
+
+    Args:
+      config: with `learning_rate_multipliers`, `frozen` and `trained`.
+      parameters: a model, or a tree of its shape; arrays or their abstract shapes.
+
+    Raises:
+      ValueError: one does not.
+    """
+    names = list(pytree.named_leaves(parameters))
+    fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
+    for field, patterns in fields.items():
+        for pattern in patterns:
+            if not any(match(pattern, name) for name in names):
+                raise ValueError(
+                    f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
+                )
+    is_trained = make_is_trained(config)
+    if is_trained is not None and not any(map(is_trained, names)):
+        given = f"trained={config.trained!r}, frozen={config.frozen}"
+        raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")

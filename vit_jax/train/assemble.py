@@ -7,10 +7,11 @@ for devices that are not there.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
@@ -23,6 +24,7 @@ from vit_jax.config import (
     build_architecture,
     resolve,
 )
+from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
 from vit_jax.data.sources import Source, open_source
@@ -30,9 +32,11 @@ from vit_jax.data.transforms import build_evaluation_transform, build_train_tran
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism, choose_parallelism
 from vit_jax.models import build_model
-from vit_jax.objectives import build_objective
-from vit_jax.optim.optimizers import build_optimizer
-from vit_jax.optim.schedules import build_schedule
+from vit_jax.objectives import Classification, build_objective
+from vit_jax.optim.optimizers import build_optimizer, check_patterns
+from vit_jax.optim.schedules import Schedule, build_schedule
+from vit_jax.optim.trained import make_is_trained, train_only
+from vit_jax.references import is_reference
 from vit_jax.sharding import (
     batch_sharding,
     build_mesh,
@@ -73,6 +77,11 @@ class Assembly:
     train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics)
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics
 
+    @property
+    def training_flops_per_image(self) -> float:
+        """Of the forward and the backward pass."""
+        return training_flops_per_image(self.architecture)
+
     def compile_train_step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The train step as an executable, so that no later call can hide a compilation."""
         batch = abstract_batch(self.config.global_batch, self.architecture.image_size, self.batch_sharding)
@@ -99,7 +108,15 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
 
 
 def assemble(
-    config: RunConfig, architecture: Architecture, *, num_examples: int, devices: Sequence[jax.Device]
+    config: RunConfig,
+    architecture: Architecture,
+    *,
+    num_examples: int,
+    devices: Sequence[jax.Device],
+    network: Callable[[Architecture, jax.Array], Any] | None = None,
+    objective: Classification | None = None,
+    schedule: Schedule | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Assembly:
     """Builds a run's parts.
 
@@ -108,25 +125,35 @@ def assemble(
       architecture: the network, for the dataset's classes.
       num_examples: of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
+      network: (architecture, key) -> module, in the place of the network that `architecture` describes.
+      objective: in the place of the config's; has its methods `prepare` and `sums`.
+      schedule: step -> learning rate, in the place of the config's.
+      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of the config hold.
 
     Raises:
       ValueError: values of the config that do not fit each other, the dataset or the devices.
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     mesh = build_mesh(devices, config.sharding)
-    schedule = build_schedule(
+    schedule = schedule or build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )
-    optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
-    objective = build_objective(config.objective)
+    is_trained = make_is_trained(config.optimizer)
+    if optimizer is None:
+        optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
+    elif is_trained is not None:
+        optimizer = train_only(optimizer, is_trained)
+    objective = objective or build_objective(config.objective)
     settings = _step_settings(config, steps, architecture)
+    build = network or build_model
 
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
     def init() -> TrainState:
-        return state_of(build_model(architecture, jax.random.key(config.seed)))
+        return state_of(build(architecture, jax.random.key(config.seed)))
 
+    check_patterns(config.optimizer, jax.eval_shape(build, architecture, jax.random.key(0)))
     abstract = jax.eval_shape(init)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
@@ -165,44 +192,46 @@ def _step_settings(config: RunConfig, steps: RunSteps, architecture: Architectur
         polyak_factor=config.polyak.factor,
         polyak_start=steps.polyak_start,
         polyak_bias_correction=config.polyak.bias_correction,
-        trained=config.optimizer.trained,
+        is_trained=make_is_trained(config.optimizer),
+        drops_in_training=config.optimizer.trained == "all",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Datasets:
-    """The two splits of a run, open."""
+    """The splits of a run, open: for training, for testing, and of each further evaluator by its name."""
 
     train: Source
     test: Source
+    others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
 
 
 def open_datasets(config: RunConfig) -> Datasets:
-    """Opens both splits and holds their classes against each other.
+    """Opens every split and compares their classes.
 
     Raises:
-      ValueError: no dataset was chosen, one is missing, or the splits are the same or have different classes.
+      ValueError: no dataset was chosen, one is missing, or the splits have different classes.
     """
     if config.data is None:
         raise ValueError(
             "config.data is not set, and this recipe does not choose a dataset: add --config.data=tfds:NAME "
             "for a dataset of the TFDS catalogue or --config.data=folder:PATH for a folder of images."
         )
-    if config.input.train_split == config.input.test_split:
-        raise ValueError(
-            f"config.input.train_split and config.input.test_split are both {config.input.test_split!r}: the run would "
-            "be tested on the images it trains on. Name two different splits."
-        )
-    train, test = (
-        open_source(config.data, split, config.input, config.seed)
-        for split in (config.input.train_split, config.input.test_split)
-    )
-    if train.class_names != test.class_names:
-        raise ValueError(
-            f"The splits of {config.data!r} have different classes: {config.input.train_split!r} has "
-            f"{list(train.class_names)}, {config.input.test_split!r} has {list(test.class_names)}."
-        )
-    return Datasets(train, test)
+    inputs, seed = config.input, config.seed
+    train = open_source(config.data, inputs.train_split, inputs, seed)
+    test = open_source(config.data, inputs.test_split, inputs, seed)
+    others = {
+        name: open_source(evaluator.data or config.data, evaluator.split or inputs.test_split, inputs, seed)
+        for name, evaluator in config.evaluation.evaluators.items()
+    }
+    same = [name for name in others if not is_reference(config.evaluation.evaluators[name].kind)]
+    for name, source in {inputs.test_split: test, **{name: others[name] for name in same}}.items():
+        if train.class_names != source.class_names:
+            raise ValueError(
+                f"The splits of {config.data!r} have different classes: {inputs.train_split!r} has "
+                f"{list(train.class_names)}, {name!r} has {list(source.class_names)}."
+            )
+    return Datasets(train, test, others)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from vit_jax import pytree
 from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config import Architecture, RunConfig, to_dict
-from vit_jax.cost.flops import exaflops, forward_macs
+from vit_jax.cost.flops import forward_macs
 from vit_jax.data.sources import few, folder_of, located, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
@@ -145,18 +145,28 @@ def _training_data(config: RunConfig) -> TrainingData:
     )
 
 
-def summary(run: Assembly, state: TrainState, metrics: Mapping[str, float], *, split: str) -> dict[str, Any]:
-    """The content of `summary.json`, flat; the loop adds `wall_seconds`."""
-    results = (f"{split}_accuracy", f"{split}_loss", f"{split}_images", "train_loss")
+def summary(
+    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float]
+) -> dict[str, Any]:
+    """The content of `summary.json`, flat; the loop adds `wall_seconds`.
+
+    Args:
+      run: the parts.
+      state: after the last step.
+      train_metrics: the last line of training metrics.
+      results: of the last evaluations.
+    """
     images = run.steps.total * run.config.global_batch
     return {
-        **{name: metrics[name] for name in results if name in metrics},
+        **results,
+        **{name: train_metrics[name] for name in ("train_loss",) if name in train_metrics},
+        "learning_rate": run.config.schedule.learning_rate,
         "steps": run.steps.total,
         "images": images,
-        "exaflops": exaflops(run.architecture, images),
+        "exaflops": run.training_flops_per_image * images / 1e18,
         "wall_seconds": 0.0,
-        "images_per_second": metrics.get("images_per_second", 0.0),
-        "unreadable_images": metrics.get("unreadable_images", 0),
+        "images_per_second": train_metrics.get("images_per_second", 0.0),
+        "unreadable_images": train_metrics.get("unreadable_images", 0),
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),

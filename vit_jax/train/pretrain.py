@@ -1,40 +1,24 @@
-"""The pre-training loop: from a config to a trained model in a workdir."""
+"""Pre-training: from a config to a trained model in a workdir."""
 
-import contextlib
-import time
+import functools
 from typing import Any
 
 import jax
 
 from vit_jax import hosts
-from vit_jax.checkpoint import CheckpointStore
 from vit_jax.config import PretrainConfig
-from vit_jax.cost.flops import training_flops_per_image
-from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.evals import ClassificationEvaluator
-from vit_jax.train import overview
+from vit_jax.config.validate import validate
 from vit_jax.train import workdir as workdirs
-from vit_jax.train.assemble import (
-    architecture_of,
-    assemble,
-    open_datasets,
-    open_evaluation_batches,
-    open_train_batches,
-)
-from vit_jax.train.cadence import Cadence
+from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
-from vit_jax.train.machine import peak_flops, timed, use_compilation_cache
-from vit_jax.train.metrics import LateMetrics, require_finite
-from vit_jax.train.profiling import Profiler
-from vit_jax.train.progress import Display, TrainingClock
-from vit_jax.train.start import items_of, start_state
-from vit_jax.train.watchdog import Watchdog
-from vit_jax.train.writers import Writers, last_training_line, write_summary
+from vit_jax.train.loop import train
+from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.start import start_state
 
 
 @hosts.ends_together(Interrupted)
 def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-    """Trains from the start, or on from the workdir's last checkpoint.
+    """Trains from the start, or resumes from the workdir's last checkpoint.
 
     Args:
       config: as loaded.
@@ -44,120 +28,14 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
       The content of `summary.json`.
 
     Raises:
-      ValueError: something in the config, the data or the workdir that the user can mend.
-      FloatingPointError: the loss is not finite.
-      SaveError: a checkpoint could not be written.
-      Interrupted: SIGTERM or Ctrl-C; the state is saved.
+      ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`.
     """
-    began = time.perf_counter()
+    validate(config)
     hosts.start()
     use_compilation_cache(config.logging.compilation_cache)
-    is_first = hosts.is_first()
     data = open_datasets(config)
-    devices = jax.devices()
     architecture = architecture_of(config, data.train.num_classes)
-    run = assemble(config, architecture, num_examples=len(data.train), devices=devices)
-    total = run.steps.total
+    run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
     folder = workdirs.claim(workdir, config)
-    metadata = overview.checkpoint_metadata(run, data)
-
-    with Interruption() as interruption, contextlib.ExitStack() as stack:
-        store = CheckpointStore(
-            folder,
-            keep_latest=config.checkpoint.keep_latest,
-            keep_best=config.checkpoint.keep_best,
-            best_metric=config.checkpoint.best_metric,
-        )
-        stack.callback(store.close)
-        state, origin = start_state(run, store, metadata)
-        start_step = int(jax.device_get(state.step))
-        before = {"wall_seconds": 0.0} if store.latest_step() is None else store.metadata(start_step)
-        writers = Writers(folder, config, start_step, enabled=is_first)
-        stack.callback(writers.close)
-
-        display = Display(total, start_step, enabled=is_first)
-        stack.callback(display.close)
-        display.say(overview.opening(run, data, folder, split="test"))
-        display.say(origin)
-        train_step, compile_seconds = timed(run.compile_train_step)
-        display.say(f"compiled the training step in {compile_seconds:.1f} s")
-
-        not_judged = UnreadableLog(data.test, config.input.max_unreadable)
-        evaluator = ClassificationEvaluator(
-            "test", lambda: open_evaluation_batches(run, data.test, not_judged), run.evaluation_step, interruption.obey
-        )
-        profiler = Profiler(
-            folder, config.logging.profile_start_step, config.logging.profile_num_steps, enabled=is_first
-        )
-        stack.callback(profiler.close)
-        batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
-        stack.enter_context(jax.transfer_guard("disallow"))
-        clock = TrainingClock(start_step, config.global_batch, training_flops_per_image(run.architecture), peak_flops())
-        log, evaluate, save = (
-            Cadence(every, total)
-            for every in (run.steps.log_every, run.steps.evaluate_every, run.steps.checkpoint_every)
-        )
-        train_metrics = last_training_line(folder) if start_step >= total else {}
-        watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
-
-        def report(step: int, metrics: dict[str, float]) -> None:
-            require_finite(step, metrics)
-            display.advance()
-            if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
-                store.check()
-                metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
-                train_metrics.update(metrics)
-                writers.write(step, metrics)
-                display.show(step, metrics, clock.seconds_left(step, total))
-
-        def save_state(step: int, results: dict[str, float]) -> None:
-            progress = {
-                "wall_seconds": before["wall_seconds"] + time.perf_counter() - began,
-                "owes_evaluation": evaluate.is_due(step) and not results,
-            }
-            store.save(step, items_of(state), metadata=metadata | progress, metrics=results)
-
-        def evaluate_state(step: int) -> dict[str, float]:
-            results = dict(evaluator.run(state))
-            writers.write(step, results)
-            display.say(overview.results_line(step, total, results))
-            return results
-
-        late = LateMetrics(report)
-        results: dict[str, float] = {}
-        if before.get("owes_evaluation"):
-            with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
-                results = evaluate_state(start_step)
-        for step in range(start_step + 1, total + 1):
-            profiler.before_step(step)
-            state, metrics = train_step(state, next(batches))
-            late.push(step, metrics)
-            profiler.after_step(step, metrics)
-            watchdog.step_done(step)
-
-            is_stopping = interruption.is_requested()
-            if evaluate.is_due(step) or save.is_due(step) or is_stopping:
-                late.flush()
-                with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
-                    results = {}
-                    if evaluate.is_due(step) and not is_stopping:
-                        try:
-                            results = evaluate_state(step)
-                        except Interrupted:  # whoever asks for an end may not wait for an evaluation
-                            is_stopping = True
-                    if is_stopping or save.is_due(step) or (results and config.checkpoint.keep_best):
-                        save_state(step, results)
-                    if is_stopping:
-                        store.wait()
-            if is_stopping:
-                raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command goes on")
-
-        with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
-            results = results or dict(evaluator.run(state))  # nothing was left to train
-            store.wait()
-            summary = overview.summary(run, state, train_metrics | results, split="test")
-    summary["wall_seconds"] = before["wall_seconds"] + time.perf_counter() - began
-    if is_first:
-        write_summary(folder, summary)
-        print(overview.closing(summary, folder, split="test"), flush=True)
-    return summary
+    with Interruption() as interruption:
+        return train(run, data, folder, functools.partial(start_state, run), interruption)

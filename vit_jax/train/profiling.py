@@ -1,16 +1,25 @@
 """A profiler trace of chosen steps, to be opened in TensorBoard or Perfetto."""
 
 import pathlib
+from typing import Self
 
 import jax
 
+from vit_jax.config import LoggingConfig
+
 
 class Profiler:
-    """Traces the steps `start_step` to `start_step` + `num_steps` - 1 into `profile/` of the workdir."""
+    """Traces the steps `profile_start_step` and on, `profile_num_steps` of them, into `profile/` of the workdir."""
 
-    def __init__(self, workdir: pathlib.Path, start_step: int | None, num_steps: int, *, enabled: bool):
-        self._folder, self._start_step, self._num_steps = workdir / "profile", start_step, num_steps
-        self._enabled, self._running = enabled and start_step is not None, False
+    def __init__(self, workdir: pathlib.Path, config: LoggingConfig, *, enabled: bool):
+        self._folder, self._start_step = workdir / "profile", config.profile_start_step
+        self._num_steps, self._enabled, self._running = config.profile_num_steps, enabled, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def before_step(self, step: int) -> None:
         """Args: step: the number of the step about to run, from 1."""

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from typing import Self
 
 from tqdm import tqdm
 
@@ -69,6 +70,12 @@ class Display:
             # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
             layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
             self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def advance(self) -> None:
         """One step done."""

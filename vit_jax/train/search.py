@@ -1,20 +1,73 @@
-"""The choice of a learning rate: what a trial is, and which one wins."""
+"""The choice of a learning rate: a trial of each on a held-out part of train, and which one wins."""
 
 import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig, SearchConfig
-from vit_jax.train.workdir import TRIALS
-from vit_jax.train.writers import write_summary
+from vit_jax.data.sources import few
+from vit_jax.data.subset import classes_without_examples, hold_out
+from vit_jax.train.assemble import Datasets
+from vit_jax.train.workdir import TRIALS, claim
+from vit_jax.train.writers import read_summary, write_summary
 
 FOLDER = TRIALS
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
+
+
+TrainWith = Callable[[FinetuneConfig, Datasets, pathlib.Path, str], dict[str, Any]]
+"""(config, data, folder, name of the split that `data.test` is) -> the content of `summary.json`."""
+Trials = dict[float, dict[str, Any]]
+
+
+def choose_learning_rate(
+    config: FinetuneConfig, data: Datasets, folder: pathlib.Path, train_with: TrainWith
+) -> tuple[FinetuneConfig, Trials]:
+    """Trains with each learning rate on train less a held-out part; a trial that has ended is not repeated.
+
+    Args:
+      config: of the final run, with a grid in `search`.
+      data: of the final run.
+      folder: its workdir, claimed; each trial has a workdir in its sub-folder `search/`.
+      train_with: trains once.
+
+    Returns:
+      The config with the best rate and no search, and each trial's summary.
+
+    Raises:
+      ValueError: no trial's loss stayed finite.
+    """
+    parts = Datasets(*hold_out(data.train, config.search.validation_fraction, config.seed))
+    if unseen := classes_without_examples(parts.test):
+        say(f"note     these classes have no validation image in the search: {few(unseen)}")
+    rates, trials = config.search.learning_rates, {}
+    for number, rate in enumerate(rates, 1):
+        trial_folder = folder / FOLDER / f"learning_rate={rate!r}"
+        summary = read_summary(trial_folder)
+        if summary is None:
+            trial = trial_config(config, rate)
+            claim(str(trial_folder), trial)
+            say(f"trial {number} of {len(rates)}: learning rate {rate:g}")
+            try:
+                summary = train_with(trial, parts, trial_folder, "validation")
+            except FloatingPointError as error:
+                summary = diverged(trial_folder, str(error))
+        forget_checkpoints(trial_folder)
+        trials[rate] = summary
+    best = choose(trials)
+    say(f"the best of {len(rates)}: learning rate {best:g}")
+    return with_learning_rate(config, best), trials
+
+
+def say(line: str) -> None:
+    """Prints a line in the first process."""
+    if hosts.is_first():
+        print(line, flush=True)
 
 
 def with_learning_rate(config: FinetuneConfig, rate: float) -> FinetuneConfig:
@@ -27,8 +80,8 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
     """A trial: judged once, at its end, by the held-out part of train; nothing of it is kept but its figures."""
     return dataclasses.replace(
         with_learning_rate(config, rate),
-        evaluation=dataclasses.replace(config.evaluation, every=config.total),
-        checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0),
+        evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
+        checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"),
     )
 
 

@@ -38,6 +38,17 @@ def items_of(state: TrainState) -> dict[str, Any]:
     return items if state.polyak is None else items | {"polyak": state.polyak}
 
 
+def start_state_of_weights(
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointStore, metadata: dict[str, Any]
+) -> tuple[TrainState, str]:
+    """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
+    source = str(assembly.config.init_from)
+    return continue_run(assembly, own, metadata) or (
+        state_of_parameters(assembly, parameters, source),
+        f"starting at step 0 with the weights of {source}",
+    )
+
+
 def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str]:
     """The state a pre-training run begins with, and a sentence that says where it comes from.
 

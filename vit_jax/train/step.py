@@ -16,7 +16,6 @@ from vit_jax.arrays import Batch, Targets, normalise
 from vit_jax.data.mixup import mixup
 from vit_jax.objectives import Classification
 from vit_jax.optim import ema
-from vit_jax.optim.trained import HEAD
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -34,7 +33,8 @@ class StepSettings:
     polyak_factor: float | None
     polyak_start: int
     polyak_bias_correction: bool
-    trained: str  # "all" or "head"
+    is_trained: Callable[[str], bool] | None  # by name of a parameter; None: all are
+    drops_in_training: bool  # dropout and stochastic depth; not where the features are frozen
 
 
 def make_train_step(
@@ -75,10 +75,9 @@ def make_train_step(
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            if settings.trained == "head":  # nothing is propagated back through what stays as it is
-                model = pytree.map_with_names(_freeze_backbone, model)
-            is_frozen = settings.trained == "head"  # its features are those of evaluation
-            sums = objective.sums(model(image, dropout_key=None if is_frozen else key), targets)
+            if settings.is_trained is not None:  # nothing is propagated back through what stays as it is
+                model = pytree.map_with_names(_freeze(settings.is_trained), model)
+            sums = objective.sums(model(image, dropout_key=key if settings.drops_in_training else None), targets)
             return sums["loss"], sums
 
         gradient = jax.grad(loss, has_aux=True)
@@ -116,8 +115,8 @@ def make_train_step(
     return train_step
 
 
-def _freeze_backbone(name: str, leaf: jax.Array) -> jax.Array:
-    return leaf if name.startswith(HEAD) else jax.lax.stop_gradient(leaf)
+def _freeze(is_trained: Callable[[str], bool]) -> Callable[[str, jax.Array], jax.Array]:
+    return lambda name, leaf: leaf if is_trained(name) else jax.lax.stop_gradient(leaf)
 
 
 def make_evaluation_step(settings: StepSettings, objective: Classification) -> Callable[[TrainState, Batch], Metrics]:

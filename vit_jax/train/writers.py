@@ -5,7 +5,7 @@ import os
 import pathlib
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from vit_jax.config import to_dict
 from vit_jax.train.workdir import write_atomically
@@ -100,6 +100,12 @@ class Writers:
         self._writers.append(JsonLines(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands the metrics of a step to every writer."""

@@ -1,0 +1,213 @@
+"""Validates every value of a config that neither the dataset nor the devices are needed for. Nothing else does.
+
+`load` has checked names and types before; `resolve` checks what depends on the dataset and the devices.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.config.load import flatten, to_dict
+from vit_jax.config.schema import (
+    FinetuneConfig,
+    InputConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+from vit_jax.references import is_reference, resolve
+
+_RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
+    (0, 1, False, "model.dropout_fraction model.stochastic_depth_fraction objective.label_smoothing_fraction"),
+    (0, 1, False, "input.holdout_fraction optimizer.momentum optimizer.beta1 optimizer.beta2 polyak.factor"),
+    (0, 1, True, "input.test_crop_fraction"),
+    (0, None, True, "optimizer.weight_decay schedule.learning_rate schedule.end_learning_rate input.mixup_alpha"),
+    (0, None, True, "input.shift_pixels input.randaugment_layers input.randaugment_magnitude input.max_unreadable"),
+    (0, None, True, "input.num_workers checkpoint.keep_best seed"),
+    (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
+    (1, None, True, "sharding.num_replicas sharding.num_model_shards"),
+)
+_POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+
+
+def validate(config: RunConfig) -> None:
+    """Checks values one by one and against each other, and imports what references name.
+
+    Raises:
+      ValueError: a value that cannot work, with what would.
+    """
+    flat = flatten(to_dict(config))
+    _check_ranges(flat)
+    _refuse_without_effect(config)
+    _check_input(config.input)
+    _check_optimizer(config)
+    _check_schedule(config.schedule)
+    _check_evaluations(config)
+    if isinstance(config, FinetuneConfig):
+        _check_search(config)
+    elif config.init_from is not None and config.resume_from is not None:
+        raise ValueError(
+            "config.init_from and config.resume_from are both set: the first starts at step 0 with the weights of "
+            "another run, the second continues it. Choose one."
+        )
+    for name, value in flat.items():
+        if is_reference(value) and name != "data" and not name.endswith(".data"):
+            resolve(value, f"config.{name}")
+
+
+def _check_ranges(flat: Mapping[str, Any]) -> None:
+    for low, high, is_closed, names in _RANGES:
+        for name in names.split():
+            value = flat.get(name)
+            if value is None:
+                continue
+            if value < low or (high is not None and (value > high if is_closed else value >= high)):
+                if high is None:
+                    allowed = "not be negative" if low == 0 else f"be at least {low}"
+                else:
+                    allowed = f"lie in [{low}, {high}{']' if is_closed else ')'}"
+                raise ValueError(f"config.{name}={value}: must {allowed}.")
+    for name in _POSITIVE:
+        if flat[name] is not None and flat[name] <= 0:
+            raise ValueError(f"config.{name}={flat[name]}: must be positive.")
+    if flat["polyak.factor"] == 0:
+        raise ValueError("config.polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off.")
+    if flat["optimizer.layer_decay"] > 1:
+        raise ValueError(f"config.optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off.")
+
+
+def _refuse_without_effect(config: RunConfig) -> None:
+    """A field set to something that another field makes meaningless: no setting is silently ignored."""
+    inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
+    inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
+    ours = not is_reference(kind)
+    ends = decay in ("linear", "cosine") or is_reference(decay)
+    conditions = (
+        ("polyak", polyak, ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("schedule", schedule, ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
+        ("schedule", schedule, ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
+        ("schedule", schedule, ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
+        ("optimizer", optimizer, ("beta1", "beta2", "epsilon"), kind == "adam", "optimizer.name='adam'"),
+        ("optimizer", optimizer, ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
+        ("optimizer", optimizer, ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, sgd)"),
+        ("optimizer", optimizer, ("arguments",), not ours, "a reference such as optimizer.name='optax:lion'"),
+        ("optimizer", optimizer, ("layer_decay",), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("optimizer", optimizer, ("frozen",), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("input", inputs, ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
+        ("input", inputs, ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
+    )
+    for name, section, fields, has_effect, needed in conditions:
+        for field in fields if not has_effect else ():
+            declared = next(f for f in dataclasses.fields(section) if f.name == field)
+            default = {} if declared.default is dataclasses.MISSING else declared.default
+            if getattr(section, field) != default:
+                raise ValueError(
+                    f"config.{name}.{field}={getattr(section, field)!r} has no effect without {needed}: set that too, "
+                    f"or leave {name}.{field} at {default!r}."
+                )
+
+
+def _check_input(config: InputConfig) -> None:
+    if min(config.image_size) < 1:
+        raise ValueError(f"config.input.image_size={config.image_size}: height and width must be at least 1 pixel.")
+    if config.train_split == config.test_split:
+        raise ValueError(
+            f"config.input.train_split and config.input.test_split are both {config.test_split!r}: the run would "
+            "be tested on the images it trains on. Name two different splits."
+        )
+    low, high = config.crop_area_fraction
+    if not 0 < low <= high <= 1:
+        raise ValueError(f"config.input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1.")
+    if (config.shift_pixels > 0) != (config.train_crop == "shift"):
+        raise ValueError(
+            f"config.input.shift_pixels={config.shift_pixels} with train_crop={config.train_crop!r}: give at least 1 "
+            "with train_crop='shift', and 0 otherwise."
+        )
+    layers, magnitude = config.randaugment_layers, config.randaugment_magnitude
+    if magnitude and not layers:
+        raise ValueError(
+            f"config.input.randaugment_layers={layers} and randaugment_magnitude={magnitude}: give both, or 0 for both."
+        )
+    pixels, resizes = config.train_resize_pixels, config.train_crop in ("resize", "resize_short_side")
+    if resizes != (pixels is not None):
+        raise ValueError(
+            f"config.input.train_resize_pixels={pixels} with train_crop={config.train_crop!r}: give a number with "
+            "'resize' and 'resize_short_side', and None otherwise."
+        )
+    if pixels is not None and pixels < max(config.image_size):
+        raise ValueError(
+            f"config.input.train_resize_pixels={pixels}: a crop of image_size {config.image_size} does not fit; give "
+            f"at least {max(config.image_size)}."
+        )
+
+
+def _check_optimizer(config: RunConfig) -> None:
+    optimizer: OptimizerConfig = config.optimizer
+    for pattern, factor in optimizer.learning_rate_multipliers.items():
+        if factor <= 0:
+            raise ValueError(
+                f"config.optimizer.learning_rate_multipliers[{pattern!r}]={factor}: must be positive. To keep "
+                f"parameters as they are, use config.optimizer.frozen={pattern}."
+            )
+    if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not config.schedule.learning_rate:
+        searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
+        if not searches:
+            raise ValueError(
+                "config.optimizer.weight_decay_meaning='big_vision' divides by the peak learning rate, which is 0: "
+                "set schedule.learning_rate to a positive number, or weight_decay to 0."
+            )
+    if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
+        raise ValueError("config.model: with optimizer.trained='head' the features are frozen: dropout has no effect.")
+
+
+def _check_schedule(config: ScheduleConfig) -> None:
+    base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
+    if config.decay in ("linear", "cosine") and base and end > base:
+        raise ValueError(f"config.schedule.end_learning_rate={end}: must lie between 0 and learning_rate={base}.")
+    is_inside = bool(fractions) and all(0 < fraction < 1 for fraction in fractions)
+    if not is_inside or any(after <= before for before, after in itertools.pairwise(fractions)):
+        raise ValueError(
+            f"config.schedule.drop_at_fraction={fractions}: must be one or more ascending numbers between 0 and 1, for "
+            "example (0.3, 0.6, 0.9)."
+        )
+
+
+def _check_evaluations(config: RunConfig) -> None:
+    for name, evaluator in config.evaluation.evaluators.items():
+        if not name.isidentifier() or name in ("test", "validation", "train"):
+            raise ValueError(
+                f"config.evaluation.evaluators.{name}: the name is a prefix of results; use letters, digits and _, and "
+                "neither test, validation nor train."
+            )
+        if evaluator.arguments and not is_reference(evaluator.kind):
+            raise ValueError(
+                f"config.evaluation.evaluators.{name}.arguments have no effect with kind={evaluator.kind!r}."
+            )
+    prefixes = ("test", *config.evaluation.evaluators)
+    best = config.checkpoint.best_metric
+    if config.checkpoint.keep_best and not best.startswith(tuple(f"{prefix}_" for prefix in prefixes)):
+        raise ValueError(
+            f"config.checkpoint.best_metric={best!r} is no result of an evaluator: it must begin with "
+            f"{' or '.join(f'{prefix}_' for prefix in prefixes)}, for example test_accuracy."
+        )
+
+
+def _check_search(config: FinetuneConfig) -> None:
+    rates, fraction = config.search.learning_rates, config.search.validation_fraction
+    if not rates and not config.schedule.learning_rate:
+        raise ValueError(
+            "config.schedule.learning_rate=0.0 and config.search.learning_rates is empty: nothing would be learnt. Set "
+            "one of them."
+        )
+    if not rates:
+        return
+    if config.schedule.learning_rate:
+        raise ValueError(
+            f"config.schedule.learning_rate={config.schedule.learning_rate} and config.search.learning_rates={rates} "
+            "are both set. To use the one, add --config.search.learning_rates= (empty); to search, set the other to 0."
+        )
+    if min(rates) <= 0 or len(set(rates)) != len(rates):
+        raise ValueError(f"config.search.learning_rates={rates}: must be positive and different from each other.")
+    if not 0 < fraction < 1:
+        raise ValueError(f"config.search.validation_fraction={fraction}: must lie between 0 and 1.")

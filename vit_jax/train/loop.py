@@ -1,0 +1,158 @@
+"""The training loop, once for every kind of run: steps, and what is due between them.
+
+It is handed a run's parts and says nothing about where the first state comes from; `pretrain` and `finetune` do.
+"""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from vit_jax import hosts
+from vit_jax.checkpoint import CheckpointStore
+from vit_jax.train import overview
+from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
+from vit_jax.train.cadence import Cadence
+from vit_jax.train.evaluations import build_evaluations, run_all
+from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.machine import peak_flops, timed
+from vit_jax.train.metrics import LateMetrics, require_finite
+from vit_jax.train.profiling import Profiler
+from vit_jax.train.progress import Display, TrainingClock
+from vit_jax.train.start import items_of
+from vit_jax.train.state import TrainState
+from vit_jax.train.watchdog import Watchdog
+from vit_jax.train.writers import Writers, last_training_line, write_summary
+
+FirstState = Callable[[CheckpointStore, dict[str, Any]], tuple[TrainState, str]]
+"""From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
+with and a sentence on where it comes from."""
+
+
+def train(
+    run: Assembly,
+    data: Datasets,
+    folder: pathlib.Path,
+    first_state: FirstState,
+    interruption: Interruption,
+    *,
+    split: str = "test",
+) -> dict[str, Any]:
+    """Trains to the last step, from wherever `first_state` begins.
+
+    Args:
+      run: the parts, from `assemble`.
+      data: open; `data.test` is what the run is evaluated on.
+      folder: the workdir, claimed.
+      first_state: restores a checkpoint, fits given weights, or draws the parameters.
+      interruption: of the command; may end the run after any step.
+      split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
+
+    Returns:
+      The content of `summary.json`.
+
+    Raises:
+      ValueError: something in the config, the data or the checkpoints that the user can change.
+      FloatingPointError: the loss is not finite.
+      SaveError: a checkpoint could not be written.
+      Interrupted: SIGTERM or Ctrl-C; the state is saved.
+    """
+    began = time.perf_counter()
+    config, total, is_first = run.config, run.steps.total, hosts.is_first()
+    keeping = config.checkpoint
+    with contextlib.ExitStack() as stack:
+        store = CheckpointStore(
+            folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
+        )
+        stack.callback(store.close)
+        metadata = overview.checkpoint_metadata(run, data)
+        state, origin = first_state(store, metadata)
+        start_step = int(jax.device_get(state.step))
+        before = {"wall_seconds": 0.0} if store.latest_step() is None else store.metadata(start_step)
+        writers = stack.enter_context(Writers(folder, config, start_step, enabled=is_first))
+        display = stack.enter_context(Display(total, start_step, enabled=is_first))
+        display.say(overview.opening(run, data, folder, split=split))
+        display.say(origin)
+        evaluations = build_evaluations(run, data, split, interruption.obey)
+        train_step, compile_seconds = timed(run.compile_train_step)
+        display.say(f"compiled the training step in {compile_seconds:.1f} s")
+
+        profiler = stack.enter_context(Profiler(folder, config.logging, enabled=is_first))
+        batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
+        stack.enter_context(jax.transfer_guard("disallow"))
+        clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())
+        watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
+        log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
+        train_metrics = last_training_line(folder) if start_step >= total else {}
+
+        @contextlib.contextmanager
+        def between_steps() -> Any:
+            """Neither the clock nor the watchdog counts what happens here, and it may move arrays to the host."""
+            with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
+                yield
+
+        def report(step: int, metrics: dict[str, float]) -> None:
+            require_finite(step, metrics)
+            display.advance()
+            if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
+                store.check()
+                metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
+                train_metrics.update(metrics)
+                writers.write(step, metrics)
+                display.show(step, metrics, clock.seconds_left(step, total))
+
+        def evaluate(step: int) -> dict[str, float]:
+            due = [evaluation for evaluation in evaluations if evaluation.cadence.is_due(step)]
+            if results := run_all(due, state):
+                writers.write(step, results)
+                display.say(overview.results_line(step, total, results))
+            return results
+
+        def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
+            wall_seconds = before["wall_seconds"] + time.perf_counter() - began
+            progress = {"wall_seconds": wall_seconds, "owes_evaluation": owes_evaluation}
+            store.save(step, items_of(state), metadata=metadata | progress, metrics=results)
+
+        late = LateMetrics(report)
+        results: dict[str, float] = {}
+        if before.get("owes_evaluation"):
+            with between_steps():
+                results = evaluate(start_step)
+        for step in range(start_step + 1, total + 1):
+            profiler.before_step(step)
+            state, metrics = train_step(state, next(batches))
+            late.push(step, metrics)
+            profiler.after_step(step, metrics)
+            watchdog.step_done(step)
+
+            is_stopping = interruption.is_requested()
+            is_evaluated = any(evaluation.cadence.is_due(step) for evaluation in evaluations)
+            if is_evaluated or save.is_due(step) or is_stopping:
+                late.flush()
+                with between_steps():
+                    results = {}
+                    if not is_stopping:
+                        try:
+                            results = evaluate(step)
+                        except Interrupted:  # a request to stop does not wait for an evaluation to end
+                            is_stopping = True
+                    is_best_candidate = keeping.keep_best and keeping.best_metric in results
+                    if is_stopping or save.is_due(step) or is_best_candidate:
+                        save_state(step, results, owes_evaluation=is_evaluated and not results)
+                    if is_stopping:
+                        store.wait()
+            if is_stopping:
+                raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
+
+        with between_steps():
+            results = results or run_all(evaluations, state)  # nothing was left to train
+            store.wait()
+            summary = overview.summary(run, state, train_metrics, results)
+    summary["wall_seconds"] = before["wall_seconds"] + time.perf_counter() - began
+    if is_first:
+        write_summary(folder, summary)
+        print(overview.closing(summary, folder, split=split), flush=True)
+    return summary
