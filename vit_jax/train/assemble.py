@@ -153,7 +153,7 @@ def assemble(
     def init() -> TrainState:
         return state_of(build(architecture, jax.random.key(config.seed)))
 
-    check_patterns(config.optimizer, jax.eval_shape(build, architecture, jax.random.key(0)))
+    check_patterns(config.optimizer, jax.eval_shape(lambda: build(architecture, jax.random.key(0))))
     abstract = jax.eval_shape(init)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
