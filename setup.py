@@ -58,7 +58,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
+    package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
+    package_data={"vit_jax": ["py.typed"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

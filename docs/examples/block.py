@@ -1,0 +1,27 @@
+"""A block: attention and MLP side by side on one norm (as in ViT-22B) instead of one after the other.
+
+    vit-jax pretrain --config=digits --workdir=runs/parallel --config.model.block=docs.examples.block:ParallelBlock
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.config import Architecture
+from vit_jax.models.transformer import Attention, LayerNorm, Mlp
+
+
+class ParallelBlock(nnx.Module):
+    """x + attention(norm(x)) + mlp(norm(x)). The encoder stacks L of these and scans over them."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(a.compute_dtype)
+        self.norm = LayerNorm(a)
+        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Args: drop_fraction, key: of stochastic depth and dropout, which this block does without."""
+        del drop_fraction, key
+        norm_BSD = self.norm(x_BSD)
+        return x_BSD + self.attention(norm_BSD, norm_BSD) + self.mlp(norm_BSD)

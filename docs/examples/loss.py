@@ -1,0 +1,16 @@
+"""A loss: focal loss (Lin et al., 2017), which gives less weight to examples that are already right.
+
+    vit-jax pretrain --config=digits --workdir=runs/focal --config.objective.loss=docs.examples.loss:focal_loss
+"""
+
+import jax
+import jax.numpy as jnp
+
+GAMMA = 2.0
+
+
+def focal_loss(logits_BK: jax.Array, label_BK: jax.Array) -> jax.Array:
+    """One loss for each example: cross-entropy times (1 - probability of the class) ** gamma; all float32."""
+    log_probability_BK = jax.nn.log_softmax(logits_BK)
+    weight_BK = (1.0 - jnp.exp(log_probability_BK)) ** GAMMA
+    return -(label_BK * weight_BK * log_probability_BK).sum(axis=-1)

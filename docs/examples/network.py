@@ -1,0 +1,46 @@
+"""A network: an MLP-Mixer (Tolstikhin et al., 2021) of the size that `model.name` names.
+
+    vit-jax pretrain --config=digits --workdir=runs/mixer --config.model.network=docs.examples.network:Mixer
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.arrays import ModelOutput
+from vit_jax.config import Architecture
+from vit_jax.models.embed import PatchEmbedding
+from vit_jax.models.transformer import LayerNorm, Mlp
+
+
+class MixerBlock(nnx.Module):
+    """An MLP over the tokens, then one over the channels."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        num_tokens, dtype = a.grid[0] * a.grid[1], jnp.dtype(a.compute_dtype)
+        self.token_norm, self.channel_norm = LayerNorm(a), LayerNorm(a)
+        self.token_mlp = Mlp(num_tokens, a.mlp_dim // 4, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.channel_mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x_BND: jax.Array) -> jax.Array:
+        x_BND = x_BND + self.token_mlp(self.token_norm(x_BND).swapaxes(1, 2)).swapaxes(1, 2)
+        return x_BND + self.channel_mlp(self.channel_norm(x_BND))
+
+
+class Mixer(nnx.Module):
+    """Called with images in [-1, 1] of the architecture's size; what it returns needs logits, the rest is optional."""
+
+    def __init__(self, a: Architecture, key: jax.Array):
+        rngs = nnx.Rngs(key)
+        self.embedding = PatchEmbedding(a, rngs=rngs)
+        self.blocks = nnx.List([MixerBlock(a, rngs=rngs) for _ in range(a.depth)])
+        self.norm = LayerNorm(a)
+        self.head = nnx.Linear(a.width, a.num_classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+        del dropout_key
+        x_BND = self.embedding(image_BHWC)
+        for block in self.blocks:
+            x_BND = block(x_BND)
+        pooled_BD = self.norm(x_BND).astype(jnp.float32).mean(axis=1)
+        return ModelOutput(logits_BK=self.head(pooled_BD), features_BD=pooled_BD)
