@@ -1,6 +1,6 @@
 """A block: attention and MLP side by side on one norm (as in ViT-22B) instead of one after the other.
 
-    vit-jax pretrain --config=digits --workdir=runs/parallel --config.model.block=docs.examples.block:ParallelBlock
+vit-jax pretrain --config=digits --workdir=runs/parallel --config.model.block=docs.examples.block:ParallelBlock
 """
 
 import jax

@@ -1,6 +1,6 @@
 """A loss: focal loss (Lin et al., 2017), which gives less weight to examples that are already right.
 
-    vit-jax pretrain --config=digits --workdir=runs/focal --config.objective.loss=docs.examples.loss:focal_loss
+vit-jax pretrain --config=digits --workdir=runs/focal --config.objective.loss=docs.examples.loss:focal_loss
 """
 
 import jax

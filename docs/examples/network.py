@@ -1,6 +1,6 @@
 """A network: an MLP-Mixer (Tolstikhin et al., 2021) of the size that `model.name` names.
 
-    vit-jax pretrain --config=digits --workdir=runs/mixer --config.model.network=docs.examples.network:Mixer
+vit-jax pretrain --config=digits --workdir=runs/mixer --config.model.network=docs.examples.network:Mixer
 """
 
 import jax

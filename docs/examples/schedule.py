@@ -1,6 +1,6 @@
 """A schedule: warm-up, a long constant part, and a linear decay over the last fifth of the run (a trapezoid).
 
-    vit-jax pretrain --config=digits --workdir=runs/trapezoid --config.schedule.decay=docs.examples.schedule:trapezoid
+vit-jax pretrain --config=digits --workdir=runs/trapezoid --config.schedule.decay=docs.examples.schedule:trapezoid
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a run is told to do: the schema, sizes by name, recipes and overrides, resolution into steps.
+"""The configuration of a run: the schema, sizes by name, recipes and overrides, resolution into steps.
 
 Recipes import this package and nothing else of vit_jax; nothing in it imports jax.
 """

@@ -250,7 +250,7 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
 
 
 def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Stages and patch of a hybrid whose number is the whole downsampling.
+    """Stages and patch of a hybrid, whose number is the total downsampling.
 
     A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
     stays (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
@@ -266,7 +266,7 @@ def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
         if height > 32 and height % 32 == 0:
             return name.units, (height // 32, height // 32)
     raise ValueError(
-        f"model.name={text!r}: the number of a hybrid is its whole downsampling: 4, 8, 16, 32 or a multiple of 32, "
+        f"model.name={text!r}: the number of a hybrid is its total downsampling: 4, 8, 16, 32 or a multiple of 32, "
         "or an even number where the ResNet is the root alone."
     )
 

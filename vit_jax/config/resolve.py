@@ -23,7 +23,7 @@ class RunSteps:
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
-    """Converts and checks what only the dataset and the devices can tell.
+    """Converts durations to steps and checks what depends on the dataset and the devices.
 
     Args:
       config: as loaded.

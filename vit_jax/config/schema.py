@@ -2,7 +2,7 @@
 
 A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single
 fields (`--config.section.field=value`); `load` checks names and types, `resolve` checks values against
-the dataset and the devices. A unit stands in the name of a field, or, for a `Duration`, in its value.
+the dataset and the devices. The unit is in the name of a field or, for a `Duration`, in its value.
 No jax is imported here, so recipes load anywhere.
 """
 
@@ -16,7 +16,7 @@ Duration = NewType("Duration", str)
 """A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
 
 Reference = NewType("Reference", str)
-"""Somebody's own in the place of one of ours, as "package.module:name"; `vit_jax.references` imports it."""
+"""A user's own part in the place of one of ours: "package.module:name", imported by `vit_jax.references`."""
 
 Pool = Literal["token", "gap", "map"]
 HeadForm = Literal["mlp", "linear"]
@@ -67,7 +67,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
-    """What becomes of the network whose weights are fine-tuned; its other numbers come with the weights."""
+    """How fine-tuning changes the network of the given weights; its other numbers come with them."""
 
     name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
     head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
@@ -225,7 +225,7 @@ class PretrainConfig:
     data: str | None  # "digits", "tfds:NAME" or "folder:PATH"; None: the command line must say
     total: Duration
     global_batch: int
-    resume_from: str | None = None  # a workdir whose whole state (step, optimiser) this run continues
+    resume_from: str | None = None  # a workdir whose complete state (step, optimiser) this run continues
     init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors
     model: ModelConfig
     input: InputConfig
@@ -287,5 +287,5 @@ RUNTIME_FIELDS = (
 )
 """Sections and fields that say how a run is carried out, not what it computes: a continued run may change them.
 
-So it may go on with fewer devices and less memory. Other micro-batches have other dropout masks.
+So it may resume with fewer devices and less memory. Other micro-batches have other dropout masks.
 """

@@ -82,7 +82,7 @@ class ModelName:
 
     Attributes:
       size: row of `VIT_SIZES`; None for a ResNet.
-      patch: height and width of the patch as written, in pixels; of a hybrid, its whole downsampling.
+      patch: height and width of the patch as written, in pixels; of a hybrid, its total downsampling.
       units: residual units of each stage, () for the root alone; None for a ViT.
       width_factor: of the ResNet.
     """

@@ -1,4 +1,4 @@
-"""Loss, top-1 and top-5 over a whole split, with a table of the classes; every example exactly once.
+"""Loss, top-1 and top-5 over a full split, with a table of the classes; every example exactly once.
 
 Legend: B global batch, K classes.
 """

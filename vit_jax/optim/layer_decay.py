@@ -20,7 +20,7 @@ _STAGE = re.compile(r"body/stage(\d+)/.*")
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
     """Multiplies every update by `layer_decay ** layers_to_head`; keeps no state.
 
-    Last in a chain it scales the whole step, weight decay included.
+    Last in a chain it scales the complete step, weight decay included.
     """
 
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
@@ -36,7 +36,7 @@ def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
 
 
 def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
-    """How many layers lie between each parameter and the head.
+    """The number of layers between each parameter and the head.
 
     * The head, the pooling and the norm before them: 0.
     * Block i of a transformer with L blocks, counted from 0: L - i.

@@ -26,8 +26,8 @@ def build_schedule(config: ScheduleConfig, *, warmup_steps: int, total_steps: in
     * rsqrt: `base / sqrt(1 + steps since the warm-up / timescale)`, which leaves the warm-up at `base`
       whatever the timescale, unlike `base * sqrt(timescale / step)` (Scaling Vision Transformers);
     * constant: `base`;
-    * staircase: `base` divided by 10 for every fraction of `drop_at_fraction` that lies behind. Fractions are of the
-      whole run, warm-up included, rounded to the nearest step; the step of that number is the first with the lower
+    * staircase: `base` divided by 10 for every fraction of `drop_at_fraction` that has passed. Fractions are of the
+      full run, warm-up included, rounded to the nearest step; the step of that number is the first with the lower
       rate (BiT-HyperRule; its released code is one step later);
 
     each times `min(1, step / warmup_steps)`. Step 0 therefore has rate 0 if there is a warm-up.

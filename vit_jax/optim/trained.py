@@ -37,7 +37,7 @@ def train_only(
 
     The optimiser sees a dictionary of the trained parameters by name. So it keeps no moments of frozen ones (with Adam
     and a linear probe of ViT-L/16 these would be 2.4 GB of zeros), and a norm to clip by is the norm of the trained
-    ones' gradients. The compiler drops the part of the backward pass that nobody uses.
+    ones' gradients. The compiler drops the unused part of the backward pass.
     """
 
     def trained_part(tree: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The composition root: hands each folder its own section of the config and joins the parts into one step.
 
 `assemble` needs shapes and devices but no data, so the very step that will train can also be compiled
-for devices that are not there.
+for devices that this machine does not have.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once.
 
-The notice of a platform that takes a machine away is such a SIGTERM. An evaluation is broken off; the run that goes on
-makes up for it.
+A platform that reclaims a machine sends such a SIGTERM. A running evaluation is cancelled; the resumed run repeats it.
 
-Before the first step there is nothing to save, and both end it at once.
+Before the first step there is nothing to save, and either signal ends the run at once.
 """
 
 import os
@@ -19,11 +18,11 @@ from vit_jax.hosts.notice import Notice
 
 
 class Interrupted(Exception):
-    """The run was asked to end early; its state is saved."""
+    """The run was interrupted; its state is saved."""
 
 
 class Interruption:
-    """Context in which signals are noted instead of obeyed.
+    """Context in which signals are recorded, to take effect after a step.
 
     With several processes JAX's own preemption service, which sees SIGTERM in any of them from the moment they have
     joined, makes all agree on the step, or the batch of an evaluation, after which they stop.
@@ -50,16 +49,16 @@ class Interruption:
             signal.signal(number, handler)
 
     def is_requested(self) -> bool:
-        """Whether the run has to end after this step; asked once after each, the same answer in every process."""
+        """Whether the run has to end after this step. Call once after each step; the same result in every process."""
         self._num_questions += 1
         if jax.process_count() > 1:
             return bool(multihost_utils.reached_preemption_sync_point(self._num_questions))
         return self._requested
 
-    def obey(self) -> None:
-        """Asks as well, after a batch of an evaluation, and raises `Interrupted` if the run has to end."""
+    def check(self) -> None:
+        """The same after a batch of an evaluation: raises `Interrupted` if the run has to end."""
         if self.is_requested():
-            raise Interrupted("stopped while evaluating; the same command goes on")
+            raise Interrupted("stopped while evaluating; the same command resumes the run")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_second, self._requested = self._requested, True
@@ -69,5 +68,5 @@ class Interruption:
             # An exception from here would be lost where Python happens to be in a callback of the garbage collector.
             exits.say("stopped before the first step: there is nothing to save; the same command starts again")
             exits.leave_at_once(exits.PREEMPTED)
-        if jax.process_count() > 1:  # handed on to the service that sees SIGTERM
+        if jax.process_count() > 1:  # passed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)

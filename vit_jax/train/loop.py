@@ -1,6 +1,6 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
-It is handed a run's parts and says nothing about where the first state comes from; `pretrain` and `finetune` do.
+It takes a run's parts and a function that gives the first state; `pretrain` and `finetune` supply both.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def train(
         display = stack.enter_context(Display(total, start_step, enabled=is_first))
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
-        evaluations = build_evaluations(run, data, split, interruption.obey)
+        evaluations = build_evaluations(run, data, split, interruption.check)
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 

@@ -1,4 +1,4 @@
-"""What a loop asks of the machine it runs on."""
+"""Speed and compilation cache of the machine that a run is on."""
 
 import os
 import pathlib

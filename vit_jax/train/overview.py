@@ -1,4 +1,4 @@
-"""What a run tells of itself: the table of parameters at the start, the summary at the end."""
+"""What a run reports about itself: the table of parameters at the start, the summary at the end."""
 
 import hashlib
 import importlib.metadata
@@ -41,8 +41,8 @@ def parameters_sha256(model: Any) -> str:
     digest = hashlib.sha256()
     for _, leaf in sorted(pytree.named_leaves(model).items()):
         is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
-        whole = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
-        digest.update(np.ascontiguousarray(whole, dtype=np.float32).tobytes())
+        full = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
+        digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
     return digest.hexdigest()
 
 
@@ -54,7 +54,7 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What a fine-tuning run that goes on, in a search or after, must find as it was."""
+    """What must be unchanged when a fine-tuning run is resumed, in its search or after."""
     return {
         "parameters_sha256": parameters_sha256(parameters),
         "num_train_examples": len(data.train),

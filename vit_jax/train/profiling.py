@@ -28,7 +28,7 @@ class Profiler:
             self._running = True
 
     def after_step(self, step: int, result: object) -> None:
-        """Args: result: arrays to wait for, so that the trace holds the whole last step."""
+        """Args: result: arrays to wait for, so that the trace contains the complete last step."""
         if self._running and self._start_step is not None and step == self._start_step + self._num_steps - 1:
             jax.block_until_ready(result)
             self.close()

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere; and the clock behind it."""
+"""The progress that a run shows: a bar on a terminal, plain lines elsewhere; and the clock behind it."""
 
 import contextlib
 import sys
@@ -104,7 +104,7 @@ class Display:
             print(line, flush=True)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leaves the bar on the screen."""
         if self._bar is not None:
             self._bar.close()
 

@@ -77,7 +77,7 @@ def with_learning_rate(config: FinetuneConfig, rate: float) -> FinetuneConfig:
 
 
 def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
-    """A trial: judged once, at its end, by the held-out part of train; nothing of it is kept but its figures."""
+    """The config of a trial: evaluated once, at its end, on the held-out part of train; only its summary is kept."""
     return dataclasses.replace(
         with_learning_rate(config, rate),
         evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),

@@ -58,7 +58,7 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
       metadata: what this run's checkpoints will say of their data; must agree with what is continued.
 
     Raises:
-      ValueError: what is asked for does not exist or does not fit.
+      ValueError: the given checkpoint or weights do not exist or do not fit.
     """
     config = assembly.config
     assert isinstance(config, PretrainConfig)

@@ -1,4 +1,4 @@
-"""Everything a training step reads and writes: what a checkpoint must hold for a run to go on exactly."""
+"""Everything a training step reads and writes: what a checkpoint must hold for a run to resume exactly."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ class TrainState:
       step: int32 scalar, steps done.
       model: the network, its parameters the leaves; float32.
       optimizer: optax state.
-      polyak: running average of the parameters; None where the config asks for none.
+      polyak: running average of the parameters; None without Polyak averaging.
     """
 
     step: jax.Array
@@ -29,7 +29,7 @@ class TrainState:
     polyak: nnx.Module | None
 
     def evaluated_model(self) -> nnx.Module:
-        """The network to judge the run by: the Polyak average where there is one."""
+        """The network to evaluate: the Polyak average where there is one."""
         return self.model if self.polyak is None else self.polyak
 
 

@@ -46,7 +46,7 @@ def make_train_step(
     """Returns (state, batch) -> (state, metrics).
 
     Randomness comes from (seed, step) alone. With accumulation, sums over micro-batches are divided once by
-    the weight of the whole batch, so gradients equal those of the large batch even where examples are masked.
+    the weight of the full batch, so gradients equal those of the large batch even where examples are masked.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

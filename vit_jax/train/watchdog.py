@@ -1,7 +1,7 @@
-"""Notices when the steps of a run stop: names the processes that are behind and the step, then ends the run.
+"""Detects that the steps of a run have stopped: names the processes that are behind and the step, then ends the run.
 
-It looks at what processes tell each other every second anyway (`hosts.peers`), so it costs a step nothing. What is no
-step, like compiling, evaluating or waiting for a checkpoint, may take as long as it takes.
+It reads the reports that processes exchange every second anyway (`hosts.peers`), so it costs a step nothing. Compiling,
+evaluating and waiting for a checkpoint are no steps and have no time limit.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so fa
 
 
 class Watchdog:
-    """Context of the loop over steps; to be entered last, so that it is the first to hear of an error.
+    """Context of the loop over steps; enter it last, so that it is the first to see an error.
 
     Args:
       folder: of the run.
@@ -36,7 +36,7 @@ class Watchdog:
         self._warned_of: tuple[tuple[int, ...], int] | None = None
 
     def __enter__(self) -> Self:
-        rule = None if self._hang_seconds is None else self.judge
+        rule = None if self._hang_seconds is None else self.check_progress
         self._process.watch_steps(rule, lambda: newest_checkpoint(self._folder), self._start_step)
         self._last = time.monotonic()
         return self
@@ -58,7 +58,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """What is done inside is no step."""
+        """Time inside counts as no step."""
         self._process.rest()
         try:
             yield
@@ -66,8 +66,8 @@ class Watchdog:
             self._last = time.monotonic()
             self._process.resume()
 
-    def judge(self, reports: Mapping[int, hosts.Report]) -> hosts.Verdict | None:
-        """Warns of processes that are stuck, once for each place they are stuck at; then ends all."""
+    def check_progress(self, reports: Mapping[int, hosts.Report]) -> hosts.Verdict | None:
+        """Warns of stuck processes, once for each step at which they are stuck; then ends all."""
         assert self._hang_seconds is not None
         limit = max(self._hang_seconds, SLOW_STEPS * self._slowest_seconds)
         stuck = find_stuck(reports, limit)
@@ -93,8 +93,8 @@ class Watchdog:
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:
     """Processes that are behind, if steps have stopped for longer than `limit` seconds.
 
-    A step needs all processes, so soon all stand still; at fault is who has done the least. One that has done no more
-    than that and is busy with something else is waited for.
+    A step needs all processes, so soon all of them wait; those that have done the least are at fault. A process that has
+    done no more and is busy with something else (a pause) is given time.
     """
     running = {process: report for process, report in reports.items() if not report.has_ended}
     if not running:
@@ -107,7 +107,7 @@ def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, 
 
 
 def newest_checkpoint(folder: pathlib.Path) -> int | None:
-    """The step of the newest checkpoint that is wholly on disk, read without the store, which may be at work."""
+    """The step of the newest complete checkpoint, read without the store, which may be saving."""
     checkpoints = folder / CHECKPOINTS
     if not checkpoints.is_dir():
         return None

@@ -14,7 +14,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint.hub import is_hub_address
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.config import to_dict
-from vit_jax.config.load import flatten
+from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 
 CONFIG_FILE = "config.json"
@@ -51,23 +51,23 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
     source, target = (pathlib.Path(name).expanduser().resolve() for name in (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
-            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one lies in the other. "
-            "The first is where the weights come from and stays as it is, the second is where this run writes."
+            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one is inside the other. "
+            "The first holds the source weights and is never written to; choose another workdir."
         )
 
 
 def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str | None) -> None:
-    """What a run starts from is noted when it starts first; one that goes on must find the same.
+    """Records what a run starts from when it first starts; a resumed run must find the same.
 
-    A start that came to nothing, no checkpoint and no trial, binds nobody.
+    A start that left no checkpoint and no trial is overwritten.
 
     Args:
       path: the workdir, claimed.
-      start: JSON values that tell the weights and the data: "parameters_sha256" and others.
+      start: JSON values that identify the weights and the data: "parameters_sha256" and others.
       source: where the weights come from.
 
     Raises:
-      ValueError: weights or data have changed since, as far as was noted then; so do weights of a run still going on.
+      ValueError: weights or data have changed since; the weights of a run that is still training do.
     """
     file = path / START_FILE
     stored = _read_json(file) if file.exists() and _is_begun(path) else None
@@ -84,14 +84,14 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
     if changed := [name for name, value in start.items() if stored.get(name, value) != value]:
         lines = "\n".join(f"  {name}: then {stored[name]!r}, now {start[name]!r}" for name in changed)
         raise ValueError(
-            f"workdir {str(path)!r} was started on other data than there are now:\n{lines}\n(Files are told by their "
-            "names and classes.) Its results cannot be compared with new ones: bring the data back, or choose another "
+            f"workdir {str(path)!r} was started on other data than those of now:\n{lines}\n(Files are compared by "
+            "name and class.) Its results cannot be compared with new ones: restore the data, or choose another "
             "workdir."
         )
 
 
 def _take(path: pathlib.Path, config: Any) -> ValueError | None:
-    """What the first process does; its error is returned, for the others must hear of it before anyone raises."""
+    """The part of the first process; returns its error, because all processes must learn of it before any raises."""
     try:
         _require_writable(path)
         if _is_begun(path):
@@ -131,7 +131,7 @@ def _require_same_config(path: pathlib.Path, config: Any) -> None:
     stored_file = path / CONFIG_FILE
     if not stored_file.exists():
         return
-    stored = flatten(_read_json(stored_file))
+    stored = flatten(_with_defaults(_read_json(stored_file), type(config)))
     given = flatten(json.loads(json.dumps(to_dict(config))))
     if ("search.learning_rates" in stored) != ("search.learning_rates" in given):
         raise ValueError(
@@ -149,6 +149,14 @@ def _require_same_config(path: pathlib.Path, config: Any) -> None:
             + "\n".join(different)
             + "\nChoose another workdir, or give the config it was started with."
         )
+
+
+def _with_defaults(stored: Any, kind: type) -> Any:
+    """A stored config with the defaults of fields that did not exist when it was written; as it is, if of no such kind."""
+    try:
+        return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
+    except ValueError:
+        return stored
 
 
 def _is_runtime(name: str) -> bool:
@@ -170,7 +178,7 @@ def _require_shared(path: pathlib.Path) -> None:
     if blind:
         raise ValueError(
             f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
-            f"With several hosts it must lie on storage that all of them share."
+            f"With several hosts it must be on storage that all of them share."
         )
 
 

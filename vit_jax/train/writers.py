@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases where the config asks."""
+"""Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
 import json
 import os
@@ -119,7 +119,7 @@ class Writers:
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json`: it is there, and whole, once a run has ended."""
+    """Writes `summary.json` atomically; it exists once a run has ended."""
     write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
 
 
