@@ -1,5 +1,7 @@
 """An augmentation: random erasing (Zhong et al., 2017), after the crop and the flip.
 
+Run it:
+
     vit-jax pretrain --config=digits --workdir=runs/erasing \
         --config.input.augmentations=docs.examples.augmentation:random_erasing
 """

@@ -2,6 +2,8 @@
 
 It has a cadence and a split of its own; its results carry its name ("trust_sure_accuracy") and may be `best_metric`.
 
+Run it:
+
     vit-jax pretrain --config=digits --workdir=runs/trust \
         --config.evaluation.evaluators.trust.kind=docs.examples.evaluator:Confidence \
         --config.evaluation.evaluators.trust.every="10 epochs" \

@@ -3,6 +3,8 @@
 Any optimiser of optax needs no file at all: `--config.optimizer.name=optax:lion --config.optimizer.arguments.b1=0.95`.
 This one does, because our blocks are stacked: Muon has to know which dimensions of (L, D, T, h) make up a matrix.
 
+Run it:
+
     vit-jax pretrain --config=digits --workdir=runs/muon --config.optimizer.weight_decay=0 \
         --config.optimizer.name=docs.examples.optimizer:muon_in_blocks --config.optimizer.arguments.weight_decay=0.1
 """

@@ -1,5 +1,7 @@
 """A position embedding: learned weights over a few fixed waves, so that any grid has positions at once.
 
+Run it:
+
     vit-jax pretrain --config=digits --workdir=runs/waves \
         --config.model.position_embedding=docs.examples.positions:LearnedWaves
 """

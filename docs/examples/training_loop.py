@@ -1,5 +1,7 @@
 """A training loop of one's own: the parts of a run, assembled, and forty lines that use them.
 
+Run it:
+
     python -m docs.examples.training_loop
 
 Everything that makes a run fast and exact is in the parts: the sharded, donated step, the ordered stream of batches,

@@ -93,8 +93,8 @@ class Watchdog:
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:
     """Processes that are behind, if steps have stopped for longer than `limit` seconds.
 
-    A step needs all processes, so soon all of them wait; those that have done the least are at fault. A process that has
-    done no more and is busy with something else (a pause) is given time.
+    A step needs all processes, so soon all of them wait; those that have done the least are at fault. A process that
+    has done no more and is busy with something else (a pause) is given time.
     """
     running = {process: report for process, report in reports.items() if not report.has_ended}
     if not running:
