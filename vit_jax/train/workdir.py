@@ -152,7 +152,7 @@ def _require_same_config(path: pathlib.Path, config: Any) -> None:
 
 
 def _with_defaults(stored: Any, kind: type) -> Any:
-    """A stored config, fields that did not exist when it was written at their defaults; unchanged if of another kind."""
+    """A stored config with the defaults of fields that it lacks, as those of an older version; or unchanged."""
     try:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
     except ValueError:
