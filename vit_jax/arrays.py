@@ -72,10 +72,8 @@ class ModelOutput:
 
 def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:
     """Raises ValueError for a tap that this network does not have."""
-    if unknown := [tap for tap in taps if tap not in allowed]:
-        raise ValueError(
-            f"taps={tuple(taps)}: this network has no {', '.join(unknown)}; choose from {', '.join(allowed)}."
-        )
+    if isinstance(taps, str) or set(taps) - set(allowed):
+        raise ValueError(f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}.")
 
 
 def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:

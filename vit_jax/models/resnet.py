@@ -136,7 +136,7 @@ class ResNetBody(nnx.Module):
     def __call__(
         self, image_BHWC: jax.Array, taps: Collection[str] = ()
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
-        """Returns map_BHWC of the architecture's `map_size` and `map_channels`, and every stage's with the tap "stages"."""
+        """Returns map_BHWC of the architecture's `map_size` and `map_channels`, and with the tap "stages" each map."""
         maps = [named(self.root(image_BHWC), "map_BHWC")]
         for stage in range(1, self.num_stages + 1):
             maps.append(getattr(self, f"stage{stage}")(maps[-1]))

@@ -12,6 +12,7 @@ from flax import nnx
 
 from vit_jax.activations import named
 from vit_jax.config import Architecture
+from vit_jax.references import resolve
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
@@ -133,11 +134,13 @@ class Encoder(nnx.Module):
     """L blocks as one with a leading layer axis, and the final norm.
 
     Compile time does not grow with depth. `remat` says what the backward pass computes again, `scan_unroll`
-    how many blocks one iteration of the loop holds.
+    how many blocks one iteration of the loop holds. A block of the user's own (`a.block`, "package.module:name") is a
+    class with the constructor and call of `Block`; with a `with_attention` as there it also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
-        self.blocks = jax.vmap(lambda key: Block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
+        block = Block if a.block is None else resolve(a.block, "config.model.block")
+        self.blocks = jax.vmap(lambda key: block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
         self.norm = LayerNorm(a)
         self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
@@ -155,6 +158,11 @@ class Encoder(nnx.Module):
         Returns:
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
         """
+        if "attention" in taps and not hasattr(self.blocks, "with_attention"):
+            raise ValueError(
+                f"taps={tuple(taps)}: {type(self.blocks).__name__} has no method with_attention, which returns its "
+                "output and the attention weights: define it, or leave 'attention' out."
+            )
         fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None

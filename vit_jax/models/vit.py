@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
-from vit_jax.models.embed import POSITIONS, PatchEmbedding
+from vit_jax.models.embed import PatchEmbedding, build_positions
 from vit_jax.models.heads import AttentionPooling, Head
 from vit_jax.models.resnet import ResNetBody
 from vit_jax.models.transformer import Encoder, dropout
@@ -32,7 +32,7 @@ class VisionTransformer(nnx.Module):
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
-        self.positions = POSITIONS[a.position_embedding](a, rngs=rngs)
+        self.positions = build_positions(a, rngs=rngs)
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
         self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
@@ -71,7 +71,12 @@ class VisionTransformer(nnx.Module):
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
             tokens = jnp.concatenate([class_token, tokens], axis=1)
-        tokens = named(tokens + self.positions().astype(tokens.dtype), "tokens_BSD")
+        positions_1SD = self.positions()
+        if positions_1SD.shape != (1, *tokens.shape[1:]):
+            raise ValueError(
+                f"{type(self.positions).__name__} returns positions {positions_1SD.shape} for {(1, *tokens.shape[1:])}."
+            )
+        tokens = named(tokens + positions_1SD.astype(tokens.dtype), "tokens_BSD")
         return dropout(tokens, self.dropout_fraction, key if self.dropout_fraction else None)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
