@@ -18,7 +18,7 @@ Sources = Mapping[str, str]
 RANKS = (
     ("config", "activations", "arrays", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
-    ("evals",),
+    ("evals", "weights"),
     ("train",),
     ("plan", "analysis", "bench", "inference"),
     ("cli",),
