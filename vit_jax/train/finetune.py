@@ -12,7 +12,6 @@ import jax
 
 from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointStore
-from vit_jax.checkpoint.transfer import Fitted
 from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.data.sources import few
@@ -32,6 +31,7 @@ from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import continue_run, items_of, state_of_parameters
 from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers, last_training_line, read_summary, write_summary
+from vit_jax.weights.transfer import Fitted
 
 
 @hosts.ends_together(Interrupted)
