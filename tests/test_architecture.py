@@ -19,7 +19,7 @@ RANKS = (
     ("references", "files"),
     ("config", "activations", "arrays", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
-    ("evals",),
+    ("evals", "weights"),
     ("train",),
     ("plan", "analysis", "bench", "inference"),
     ("cli",),

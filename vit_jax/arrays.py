@@ -1,10 +1,11 @@
 """What passes between the parts of a run, with shapes, dtypes and ranges said once.
 
 Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes,
-N tokens without the class token, D model width.
+N tokens without the class token, D model width; L blocks, S tokens with the class token, T heads, Q queries (= S).
 """
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -44,19 +45,35 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
-    """Everything a model computes that somebody may want; jit drops what nobody uses.
+    """Everything a model computes, with its inner results on request; jit removes what is not used.
+
+    A network of one's own sets what it has and leaves the rest at None. To train it needs logits.
 
     Attributes:
-      logits_BK: float32.
+      logits_BK: float32; None of a network without classes.
       features_BD: input of the last linear layer (after the hidden layer of the head, if there is one).
       pooled_BD: the image's representation: class token, average or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
+      blocks_LBSD: with taps=("blocks",): the output of every block of a transformer, in the compute dtype, before the
+        final norm; a class token comes first. L S D numbers for each image: 1.8 million of a ViT-B/16 at 224 pixels.
+      attention_LBTQS: with taps=("attention",): how much query Q of head T takes of token S, float32; over S they sum
+        to 1. L T S S numbers for each image: 5.6 million of a ViT-B/16 at 224 pixels, 48 million at 384.
+      stages_BHWC: with taps=("stages",): the map after each stage of a ResNet, or of the ResNet of a hybrid.
     """
 
-    logits_BK: jax.Array
-    features_BD: jax.Array
-    pooled_BD: jax.Array
-    tokens_BND: jax.Array
+    logits_BK: Any = None
+    features_BD: Any = None
+    pooled_BD: Any = None
+    tokens_BND: Any = None
+    blocks_LBSD: Any = None
+    attention_LBTQS: Any = None
+    stages_BHWC: Any = None
+
+
+def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:
+    """Raises ValueError for a tap that this network does not have."""
+    if isinstance(taps, str) or set(taps) - set(allowed):
+        raise ValueError(f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}.")
 
 
 def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.checkpoint.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from tests.data.test_bad_images import ANIMATED_GIF, CMYK_JPEG, PNGS
 from tests.inference.samples import (
     CROPPED,
@@ -24,13 +23,14 @@ from tests.inference.samples import (
     to_png,
     write_pngs,
 )
+from tests.weights.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from vit_jax import cli, pytree
-from vit_jax.checkpoint.formats import write_npz
-from vit_jax.checkpoint.saving import OWN, describe_weights, save_weights
 from vit_jax.checkpoint.store import CheckpointStore
-from vit_jax.checkpoint.training_data import TrainingData
-from vit_jax.checkpoint.weights import load_weights
 from vit_jax.inference.classifier import build_classifier
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import write_npz
+from vit_jax.weights.saving import OWN, describe_weights, save_weights
+from vit_jax.weights.training_data import TrainingData
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.checkpoint.small_networks import VIT, weights_of
+from tests.weights.small_networks import VIT, weights_of
 from vit_jax.arrays import normalise
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")

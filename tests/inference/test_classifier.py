@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.checkpoint.small_networks import HYBRID, RESNET, VIT, assert_same
 from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, logits_of, sample_pixels, sample_weights, softmax
+from tests.weights.small_networks import HYBRID, RESNET, VIT, assert_same
 from vit_jax import pytree
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.inference.classifier import build_classifier, probabilities, top_classes

@@ -20,12 +20,12 @@ from tests.inference.samples import (
     softmax,
     to_png,
 )
-from vit_jax.checkpoint.saving import OWN, save_weights
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.per_class import PerClassResult
 from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
 from vit_jax.inference.labelled import open_labelled
+from vit_jax.weights.saving import OWN, save_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images

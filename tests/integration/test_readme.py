@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from vit_jax.checkpoint.weights import load_weights
+from vit_jax.weights import load_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHORTER = {"pretrain": ["--config.total=2 epochs"], "finetune": ["--config.total=2 epochs"]}

@@ -144,7 +144,7 @@ def test_stem_of_a_hybrid_equals_numpy(name):
     model = filled(architecture)
     x = images(architecture)
     expected = numpy_stem(pytree.named_leaves(model), x, "stem", len(architecture.units))
-    found = jax.jit(lambda model, x: model.stem(x))(model, x)
+    found = jax.jit(lambda model, x: model.stem(x)[0])(model, x)
     assert found.shape[1:] == (*architecture.map_size, architecture.map_channels)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
@@ -162,7 +162,7 @@ def test_post_activation_resnet_equals_numpy():
 def test_embedding_of_a_hybrid_is_a_convolution_over_the_map():
     architecture = small("R+mu/16", image_size=(64, 32))
     model = filled(architecture)
-    map_BHWC = model.stem(images(architecture))
+    map_BHWC, _ = model.stem(images(architecture))
     expected = jax.lax.conv_general_dilated(
         map_BHWC, model.embedding.kernel[...], (8, 8), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )

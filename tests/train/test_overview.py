@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.train import small_runs as runs
-from vit_jax.checkpoint.description import FORMAT_VERSION, stored_architecture
 from vit_jax.config import load_recipe
 from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.overview import checkpoint_metadata, files_of, opening, results_line, start_of
 from vit_jax.train.workdir import require_same_start
+from vit_jax.weights.description import FORMAT_VERSION, stored_architecture
 
 
 def memory(count, class_names):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.checkpoint.names import Shape
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore
 
 
@@ -29,7 +28,7 @@ class StoredWeights(NamedTuple):
     item: str
     metadata: dict[str, Any]
 
-    def read(self, shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+    def read(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         """Parameters by name, in this machine's memory whatever devices they were saved from.
 
         Raises:

@@ -10,15 +10,15 @@ from vit_jax.cli.words import UsageError, fail, fraction, split, whole
 if TYPE_CHECKING:
     import jax
 
-    from vit_jax.checkpoint.report import Report
-    from vit_jax.checkpoint.weights import Weights
+    from vit_jax.weights import Weights
+    from vit_jax.weights.report import Report
 
 _READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
 
 
 def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
-    from vit_jax.checkpoint.answers import ANSWERS
+    from vit_jax.weights.answers import ANSWERS
 
     options, *_ = split(
         words,
@@ -33,7 +33,7 @@ def _converted(options: Mapping[str, str], destination: str, to: str | None) -> 
     answers = _answers(options)
 
     from vit_jax.checkpoint import SaveError
-    from vit_jax.checkpoint.convert import convert
+    from vit_jax.weights.convert import convert
 
     try:
         return convert(
@@ -78,9 +78,9 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
     import jax
 
     from vit_jax import hosts
-    from vit_jax.checkpoint.formats.whole import write_whole
     from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
     from vit_jax.inference.labelled import Choice, open_labelled
+    from vit_jax.weights.formats.whole import write_whole
 
     choice = Choice(
         split=options.get("split"),
@@ -172,7 +172,7 @@ def _split_weights(
     switches: Sequence[str] = (),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """`split` for a verb that reads weights: it takes every answer about them, and no overrides."""
-    from vit_jax.checkpoint.answers import ANSWERS
+    from vit_jax.weights.answers import ANSWERS
 
     options, _, more = split(
         words,
@@ -185,7 +185,7 @@ def _split_weights(
 
 
 def _weights(options: Mapping[str, str]) -> "Weights":
-    from vit_jax.checkpoint.weights import load_weights
+    from vit_jax.weights import load_weights
 
     weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_answers(options))
     from vit_jax import hosts
@@ -217,7 +217,7 @@ def _tell_unnamed(weights: "Weights") -> None:
 
 def _answers(options: Mapping[str, str]) -> dict[str, Any]:
     """What the user says of weights whose file does not tell it, in the types that `load_weights` takes."""
-    from vit_jax.checkpoint.answers import ANSWERS
+    from vit_jax.weights.answers import ANSWERS
 
     answers: dict[str, Any] = {name: options[name] for name in ANSWERS if name in options}
     kinds = {"num_heads": int} | {name: float for name in ANSWERS if name.endswith("epsilon")}

@@ -11,11 +11,11 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import normalise
-from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import Architecture
 from vit_jax.config.schema import ComputeDtype
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import build_model
+from vit_jax.weights import Weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import export as jax_export
 
-from vit_jax.checkpoint.formats.whole import write_whole
 from vit_jax.inference.classifier import Classifier, probabilities
+from vit_jax.weights.formats.whole import write_whole
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # of the form that jax.export writes, with something to spare

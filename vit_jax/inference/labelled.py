@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.checkpoint.training_data import TrainingData
-from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import InputConfig
 from vit_jax.data.folder import WHOLE, split_folders
 from vit_jax.data.sources import Source, few, folder_of, located, open_source
 from vit_jax.data.subset import SubsetSource
+from vit_jax.weights import Weights
+from vit_jax.weights.training_data import TrainingData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,15 @@ Legend: B batch, H W height and width of the image or map, C its channels, h w r
 N = h w patches, S sequence length (N, or N + 1 with a class token at index 0), D width.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.config import Architecture
 from vit_jax.positions import fixed_positions
+from vit_jax.references import resolve
 
 LECUN_NORMAL = nnx.initializers.lecun_normal()
 
@@ -82,9 +85,19 @@ class FixedPositions(nnx.Module):
         return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, has_class_token=self.has_class_token))
 
 
-POSITIONS = {
+POSITIONS: dict[str, Callable[..., nnx.Module]] = {
     "learned_1d": LearnedPositions1D,
     "learned_2d": LearnedPositions2D,
     "sincos2d": FixedPositions,
     "none": FixedPositions,
 }
+
+
+def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
+    """The position embedding of an architecture: one of ours, or "package.module:name" of the user's own.
+
+    That is a class with the constructor and call of `LearnedPositions1D`: its call returns (1, S, D).
+    """
+    kind = a.position_embedding
+    build = POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
+    return build(a, rngs=rngs)

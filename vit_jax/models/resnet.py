@@ -7,12 +7,14 @@ two its ResNets were.
 Legend: B batch, H W height and width, C channels, K classes.
 """
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.activations import named
-from vit_jax.arrays import ModelOutput
+from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.variants import BOTTLENECK
 from vit_jax.models.convolution import CONVOLUTION, GroupNorm, Padding, StandardizedConv, max_pool
@@ -131,12 +133,14 @@ class ResNetBody(nnx.Module):
             setattr(self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key))
             inputs = outputs
 
-    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Returns map_BHWC of the architecture's `map_size` and `map_channels`."""
-        map_BHWC = named(self.root(image_BHWC), "map_BHWC")
+    def __call__(
+        self, image_BHWC: jax.Array, taps: Collection[str] = ()
+    ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
+        """Returns map_BHWC of the architecture's `map_size` and `map_channels`, and with the tap "stages" each map."""
+        maps = [named(self.root(image_BHWC), "map_BHWC")]
         for stage in range(1, self.num_stages + 1):
-            map_BHWC = getattr(self, f"stage{stage}")(map_BHWC)
-        return map_BHWC
+            maps.append(getattr(self, f"stage{stage}")(maps[-1]))
+        return maps[-1], tuple(maps[1:]) if "stages" in taps else None
 
 
 class ResNet(nnx.Module):
@@ -148,17 +152,27 @@ class ResNet(nnx.Module):
         self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None
         self.head = Head(a, rngs=nnx.Rngs(head_key))
 
-    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+    def __call__(
+        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
+    ) -> ModelOutput:
         """Classifies images.
 
         Args:
           image_BHWC: float, in [-1, 1].
           dropout_key: ignored; a ResNet drops nothing.
+          taps: inner results to return: "stages"; see `ModelOutput`.
         """
-        map_BHWC = self.body(image_BHWC)
+        validate_taps(taps, ("stages",))
+        map_BHWC, stages_BHWC = self.body(image_BHWC, taps)
         if self.norm is not None:
             map_BHWC = nnx.relu(self.norm(map_BHWC))
         pooled_BD = map_BHWC.astype(jnp.float32).mean(axis=(1, 2)).astype(map_BHWC.dtype)
         logits_BK, features_BD = self.head(pooled_BD)
         tokens_BND = map_BHWC.reshape(map_BHWC.shape[0], -1, map_BHWC.shape[-1])
-        return ModelOutput(logits_BK=logits_BK, features_BD=features_BD, pooled_BD=pooled_BD, tokens_BND=tokens_BND)
+        return ModelOutput(
+            logits_BK=logits_BK,
+            features_BD=features_BD,
+            pooled_BD=pooled_BD,
+            tokens_BND=tokens_BND,
+            stages_BHWC=stages_BHWC,
+        )

@@ -4,7 +4,7 @@ Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP di
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from flax import nnx
 
 from vit_jax.activations import named
 from vit_jax.config import Architecture
+from vit_jax.references import resolve
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
@@ -73,14 +74,15 @@ class Attention(nnx.Module):
         )
         self.out = nnx.LinearGeneral(heads, width, axis=(-2, -1), kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs)
 
-    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
-        """Returns (B, Q, D): each query's mixture of the tokens."""
+    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns (B, Q, D), each query's mixture of the tokens, and its weights (B, T, Q, S) in float32."""
         query_BQTh = named(self.query(queries_BQD), "heads_BSTh")
         key_BSTh, value_BSTh = (named(project(tokens_BSD), "heads_BSTh") for project in (self.key, self.value))
         query_BQTh = query_BQTh * query_BQTh.shape[-1] ** -0.5
         logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
-        weights_BTQS = jax.nn.softmax(logits_BTQS).astype(value_BSTh.dtype)
-        return self.out(jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS, value_BSTh))
+        weights_BTQS = jax.nn.softmax(logits_BTQS)
+        mixture_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
+        return self.out(mixture_BQTh), weights_BTQS
 
 
 class Mlp(nnx.Module):
@@ -110,12 +112,19 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
+        return self.with_attention(x_BSD, drop_fraction, key)[0]
+
+    def with_attention(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """As a call, and returns the attention weights (B, T, S, S) beside its output."""
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         norm_BSD = self.attention_norm(x_BSD)
-        branch = dropout(self.attention(norm_BSD, norm_BSD), self.dropout_fraction, keys[0])
+        branch, weights_BTQS = self.attention(norm_BSD, norm_BSD)
+        branch = dropout(branch, self.dropout_fraction, keys[0])
         x_BSD = x_BSD + self._drop_path(branch, drop_fraction, keys[1])
         branch = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=keys[2])
-        return x_BSD + self._drop_path(branch, drop_fraction, keys[3])
+        return x_BSD + self._drop_path(branch, drop_fraction, keys[3]), weights_BTQS
 
     def _drop_path(self, branch: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         return dropout(branch, drop_fraction, key, dims=1)
@@ -125,26 +134,49 @@ class Encoder(nnx.Module):
     """L blocks as one with a leading layer axis, and the final norm.
 
     Compile time does not grow with depth. `remat` says what the backward pass computes again, `scan_unroll`
-    how many blocks one iteration of the loop holds.
+    how many blocks one iteration of the loop holds. A block of the user's own (`a.block`, "package.module:name") is a
+    class with the constructor and call of `Block`; with a `with_attention` as there it also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
-        self.blocks = jax.vmap(lambda key: Block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
+        block = Block if a.block is None else resolve(a.block, "config.model.block")
+        self.blocks = jax.vmap(lambda key: block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
         self.norm = LayerNorm(a)
         self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
 
-    def __call__(self, x_BSD: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Args: key: of dropout and stochastic depth; None outside training."""
+    def __call__(
+        self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = ()
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Runs the blocks.
+
+        Args:
+          x_BSD: embedded tokens.
+          key: of dropout and stochastic depth; None outside training.
+          taps: "blocks" and "attention" are returned; what is not named is not kept.
+
+        Returns:
+          Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
+        """
+        if "attention" in taps and not hasattr(self.blocks, "with_attention"):
+            raise ValueError(
+                f"taps={tuple(taps)}: {type(self.blocks).__name__} has no method with_attention, which returns its "
+                "output and the attention weights: define it, or leave 'attention' out."
+            )
         fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
 
-        def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
-            block, drop_fraction, block_key = layer
-            return named(block(x_BSD, drop_fraction, block_key), "tokens_BSD"), None
+        def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, tuple]:
+            block, *inputs = layer
+            x_BSD, weights_BTQS = (
+                block.with_attention(x_BSD, *inputs) if "attention" in taps else (block(x_BSD, *inputs), None)
+            )
+            x_BSD = named(x_BSD, "tokens_BSD")
+            return x_BSD, (x_BSD if "blocks" in taps else None, weights_BTQS)
 
         if self.remat != "none":
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
-        x_BSD, _ = jax.lax.scan(run_block, x_BSD, (self.blocks, fractions_L, keys_L), unroll=self.scan_unroll)
-        return self.norm(x_BSD)
+        layers = (self.blocks, fractions_L, keys_L)
+        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll)
+        return self.norm(x_BSD), blocks_LBSD, attention_LBTQS

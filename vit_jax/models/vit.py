@@ -3,14 +3,16 @@
 Legend: B batch, H W image height and width, C channels, N patches, S = N or N + 1 with a class token, D width.
 """
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.activations import named
-from vit_jax.arrays import ModelOutput
+from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
-from vit_jax.models.embed import POSITIONS, PatchEmbedding
+from vit_jax.models.embed import PatchEmbedding, build_positions
 from vit_jax.models.heads import AttentionPooling, Head
 from vit_jax.models.resnet import ResNetBody
 from vit_jax.models.transformer import Encoder, dropout
@@ -30,34 +32,51 @@ class VisionTransformer(nnx.Module):
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
-        self.positions = POSITIONS[a.position_embedding](a, rngs=rngs)
+        self.positions = build_positions(a, rngs=rngs)
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
         self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
         self.head = Head(a, rngs=head_rngs)
         self.dropout_fraction = a.dropout_fraction
 
-    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+    def __call__(
+        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
+    ) -> ModelOutput:
         """Classifies images.
 
         Args:
           image_BHWC: float, in [-1, 1], of the architecture's image size.
           dropout_key: given in training only; without it nothing is dropped.
+          taps: inner results to return: "blocks", "attention", of a hybrid "stages"; see `ModelOutput`.
         """
+        validate_taps(taps, ("blocks", "attention", *([] if self.stem is None else ["stages"])))
         keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
-        tokens_BSD = self.encoder(self._embed(image_BHWC, keys[0]), keys[1])
+        map_BHWC, stages_BHWC = (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
+        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(self._embed(map_BHWC, keys[0]), keys[1], taps)
         pooled_BD = self._pool(tokens_BSD)
         logits_BK, features_BD = self.head(pooled_BD)
-        patches_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
-        return ModelOutput(logits_BK=logits_BK, features_BD=features_BD, pooled_BD=pooled_BD, tokens_BND=patches_BND)
+        return ModelOutput(
+            logits_BK=logits_BK,
+            features_BD=features_BD,
+            pooled_BD=pooled_BD,
+            tokens_BND=tokens_BSD if self.class_token is None else tokens_BSD[:, 1:],
+            blocks_LBSD=blocks_LBSD,
+            attention_LBTQS=attention_LBTQS,
+            stages_BHWC=stages_BHWC,
+        )
 
-    def _embed(self, image_BHWC: jax.Array, key: jax.Array | None) -> jax.Array:
-        tokens = self.embedding(image_BHWC if self.stem is None else self.stem(image_BHWC))
+    def _embed(self, map_BHWC: jax.Array, key: jax.Array | None) -> jax.Array:
+        tokens = self.embedding(map_BHWC)
         if self.class_token is not None:
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
             tokens = jnp.concatenate([class_token, tokens], axis=1)
-        tokens = named(tokens + self.positions().astype(tokens.dtype), "tokens_BSD")
+        positions_1SD = self.positions()
+        if positions_1SD.shape != (1, *tokens.shape[1:]):
+            raise ValueError(
+                f"{type(self.positions).__name__} returns positions {positions_1SD.shape} for {(1, *tokens.shape[1:])}."
+            )
+        tokens = named(tokens + positions_1SD.astype(tokens.dtype), "tokens_BSD")
         return dropout(tokens, self.dropout_fraction, key if self.dropout_fraction else None)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:

@@ -1,9 +1,9 @@
 """From given weights to the network that is fine-tuned: which architecture, and which parameters it starts with."""
 
-from vit_jax.checkpoint.transfer import Fitted, fit, without_head
-from vit_jax.checkpoint.weights import Weights, load_weights
 from vit_jax.config import Architecture, FinetuneConfig, adapt_architecture
 from vit_jax.data.sources import Source
+from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.transfer import Fitted, fit, without_head
 
 
 def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:

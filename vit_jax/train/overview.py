@@ -11,14 +11,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import pytree
-from vit_jax.checkpoint.description import describe
-from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import forward_macs
 from vit_jax.data.sources import few, folder_of, located, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
+from vit_jax.weights.description import describe
+from vit_jax.weights.training_data import TrainingData
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 

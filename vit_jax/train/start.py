@@ -11,10 +11,10 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore, has_checkpoints
-from vit_jax.checkpoint.weights import load_weights
 from vit_jax.config import PretrainConfig
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
+from vit_jax.weights import load_weights
 
 MEANING = (
     "family",

@@ -11,11 +11,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import hosts
-from vit_jax.checkpoint.hub import is_hub_address
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
+from vit_jax.weights.hub import is_hub_address
 
 CONFIG_FILE = "config.json"
 START_FILE = "start.json"

@@ -1,0 +1,79 @@
+"""Arrays of every kind with every bit pattern, and archives put together by hand."""
+
+import io
+import struct
+import zipfile
+
+import numpy as np
+
+from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.formats.encoding import BFLOAT16, DTYPES
+
+SHAPES = {"number": (), "none": (0,), "some/none": (2, 0, 3), "vector": (5,), "weights/日本/é": (2, 3, 4)}
+METADATA = {"class_names": ["cat", "dög", "\U0001f600"], "grid": [3, 5], "model": {"width": 8, "scale": 0.1}}
+
+
+def random_bits(shape, dtype, seed=0):
+    """Any bit pattern at all: NaNs with payloads, infinities, subnormals."""
+    rng = np.random.default_rng(seed)
+    if dtype == np.bool_:
+        return rng.integers(2, size=shape).astype(bool)
+    data = rng.integers(256, size=(*shape, dtype.itemsize), dtype=np.uint8)
+    return np.frombuffer(data.tobytes(), dtype).reshape(shape).copy()
+
+
+def every_kind():
+    """An array for every dtype and every shape."""
+    return {
+        f"{dtype}/{name}": random_bits(shape, dtype, seed)
+        for seed, dtype in enumerate(DTYPES)
+        for name, shape in SHAPES.items()
+    }
+
+
+def a_few():
+    return {
+        "head/kernel": random_bits((3, 2), np.dtype("float32"), 1),
+        "head/bias": random_bits((2,), BFLOAT16, 2),
+        "é": random_bits((), np.dtype("int64"), 3),
+        "none": random_bits((0, 2), np.dtype("float16"), 4),
+    }
+
+
+def same(found, expected):
+    """Shape, dtype and bits."""
+    return (
+        found.shape == expected.shape
+        and found.dtype == expected.dtype
+        and found.dtype.isnative
+        and found.tobytes() == expected.tobytes()
+    )
+
+
+def read_all(path):
+    with open_arrays(path) as file:
+        return {name: file.read(name) for name in file.arrays}, file.metadata
+
+
+def npy(header, data=b"", version=1, length=None):
+    """A `.npy` file with any header."""
+    text = header if isinstance(header, bytes) else header.encode()
+    length = len(text) if length is None else length
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", length) + text + data
+
+
+def numbers(values, **options):
+    """A `.npy` file as NumPy writes it."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(values), **options)
+    return stream.getvalue()
+
+
+def archive(members, method=zipfile.ZIP_STORED, comment=b""):
+    """A ZIP archive of (name, content), in order."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as file:
+        file.comment = comment
+        for name, content in members:
+            file.writestr(zipfile.ZipInfo(name), content, method)
+    return stream.getvalue()

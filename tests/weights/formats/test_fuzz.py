@@ -1,0 +1,232 @@
+"""Thousands of damaged files: each is read as what it was, or refused by one ValueError, in little memory and time.
+
+A ZIP archive has checksums, so damage is noticed. safetensors has none: there, whatever we accept must be what the
+safetensors library makes of the same bytes. The same holds for NumPy and a damaged header under a right checksum.
+"""
+
+import io
+import json
+import random
+import signal
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
+from vit_jax.weights.formats import npz, open_arrays, write_npz, write_safetensors
+from vit_jax.weights.formats.encoding import BFLOAT16
+
+NUM_CASES = 400
+MEMORY_BYTES = 4 * 2**20
+SECONDS = 5.0
+NUMBERS = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+JUNK = (-1, 0, 1, 2, 7, 8, 2**31, 2**63, 2**64, 10**12, 1.5, True, None, "", "F16", "F32", "BF16", "F8_E4M3", [], {})
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """No test here takes much memory, and no case much time."""
+
+    def stop(*_):
+        raise TimeoutError(f"more than {SECONDS} s for one file")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    tracemalloc.start()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    assert peak < MEMORY_BYTES
+
+
+def outcome(path, content, read=read_all):
+    """What is read of a file, or None if it is refused in the proper way."""
+    path.write_bytes(content)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        return read(path)
+    except ValueError as error:
+        if type(error) is ValueError and str(error).startswith(f"{path}: ") and len(str(error)) < 2000:
+            return None
+        raise AssertionError("not the proper way") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def damage(rng, content):
+    """One change, of a kind and at a place drawn at random."""
+    changed = bytearray(content)
+    at = rng.randrange(len(changed))
+    kind = rng.choice(("bit", "bit", "byte", "number", "number", "cut", "insert", "remove", "repeat", "swap"))
+    length = rng.choice((1, 2, 4, 8, 46, 100))
+    if kind == "bit":
+        changed[at] ^= 1 << rng.randrange(8)
+    elif kind == "byte":
+        changed[at] = rng.randrange(256)
+    elif kind == "number":
+        size = rng.choice((2, 4, 8))
+        changed[at : at + size] = (rng.choice(NUMBERS) % 256**size).to_bytes(size, "little")
+    elif kind == "cut":
+        del changed[at:]
+    elif kind == "insert":
+        changed[at:at] = rng.choice((b"\0", rng.randbytes(length), b"PK\x05\x06", b"{", b"9"))
+    elif kind == "remove":
+        del changed[at : at + length]
+    elif kind == "repeat":
+        changed[at:at] = changed[at : at + length]
+    else:
+        other = rng.randrange(len(changed))
+        changed[at], changed[other] = changed[other], changed[at]
+    return bytes(changed)
+
+
+def damage_text(rng, text):
+    """One change to a header of an array that leaves it printable."""
+    at = rng.randrange(len(text))
+    piece = rng.choice("90-(),'\"{}[ Le.\\\n:é")
+    piece = rng.choice((piece, piece, text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30))
+    return text[:at] + piece + text[at + rng.randrange(8) :]
+
+
+def stored_archive(path):
+    write_npz(path, a_few(), METADATA)
+    return path.read_bytes()
+
+
+def deflated_archive(path):
+    members = {f"{name}.npy": numbers(array) for name, array in a_few().items()}
+    comment = npz.metadata_texts.to_comment(METADATA)
+    return archive(members.items(), zipfile.ZIP_DEFLATED, comment)
+
+
+@pytest.mark.parametrize("make", [stored_archive, deflated_archive])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_damaged_archives(tmp_path, make, seed):
+    path = tmp_path / "x.npz"
+    content = make(path)
+    end = content.rindex(b"PK\x05\x06")
+    marker = content[end + 22 : content.index(b"\n", end) + 1]
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(NUM_CASES):
+        changed = damage(rng, content)
+        found = outcome(path, changed)
+        if found is None:
+            refused += 1
+            continue
+        arrays, metadata = found
+        assert arrays.keys() == a_few().keys()
+        assert all(same(arrays[name], array) for name, array in a_few().items())
+        # With its marker gone the comment is a stranger's.
+        assert metadata == METADATA or (metadata == {} and marker not in changed)
+    assert 0.5 < refused / NUM_CASES < 1  # dates and the like are nobody's business
+
+
+def reference(content):
+    """NumPy's reading of a `.npy` file, with what it leaves over."""
+    stream = io.BytesIO(content)
+    array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array, stream.read()
+
+
+@pytest.mark.filterwarnings("ignore")  # of NumPy and of Python's parser
+def test_damaged_headers_under_a_right_checksum(tmp_path):
+    path = tmp_path / "x.npz"
+    rng = random.Random(2)
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
+    read = 0
+    for _ in range(NUM_CASES):
+        content = npy(damage_text(rng, header), table.tobytes(), version=rng.choice((1, 2, 3)))
+        found = outcome(path, archive([("x.npy", content)]))
+        if found is not None:
+            read += 1
+            expected, rest = reference(content)
+            assert rest == b""
+            if expected.dtype == "V2":
+                expected = expected.view(BFLOAT16)
+            assert same(found[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
+    assert 0 < read < NUM_CASES / 2
+
+
+def read_safetensors(path):
+    with open_arrays(path) as file:
+        return {name: (array, file.read(name)) for name, array in file.arrays.items()}
+
+
+def check_against_library(content, found):
+    """The library reads the same of bytes that we accept."""
+    deserialize = pytest.importorskip("safetensors", reason="the library is the reference").deserialize
+    expected = dict(deserialize(content))
+    assert found.keys() == expected.keys()
+    for name, (stored, array) in found.items():
+        assert stored.shape == array.shape == tuple(expected[name]["shape"])
+        assert array.tobytes() == bytes(expected[name]["data"])
+        letters = {"f": "F", "i": "I", "u": "U", "b": "BOOL", "V": "BF"}[array.dtype.kind]
+        assert expected[name]["dtype"] == letters + str(8 * array.dtype.itemsize) * (letters != "BOOL")
+
+
+def test_damaged_safetensors(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, a_few(), METADATA)
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    rng = random.Random(3)
+    read = 0
+    for _ in range(NUM_CASES):
+        # Half of them in the header alone, its length kept right.
+        if rng.random() < 0.5:
+            header = damage(rng, content[8 : 8 + length])
+            changed = struct.pack("<Q", len(header)) + header + content[8 + length :]
+        else:
+            changed = damage(rng, content)
+        found = outcome(path, changed, read_safetensors)
+        if found is not None:
+            read += 1
+            check_against_library(changed, found)
+    assert 0 < read < NUM_CASES
+
+
+def change_value(rng, header):
+    """Puts junk in the place of one value of a header."""
+    changed = json.loads(json.dumps(header))
+    name = rng.choice(list(changed))
+    place, key = changed, name
+    while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.9:
+        place = place[key]
+        key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+    place[key] = rng.choice(JUNK)
+    return changed
+
+
+def test_safetensors_headers_with_other_values(tmp_path):
+    path = tmp_path / "x.safetensors"
+    header = {
+        "__metadata__": {"format": "pt", "vit_jax": "{}"},
+        "x": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]},
+        "y": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [8, 16]},
+        "z": {"dtype": "I8", "shape": [0], "data_offsets": [16, 16]},
+    }
+    data = bytes(range(16))
+    rng = random.Random(4)
+    read = 0
+    for _ in range(NUM_CASES):
+        text = json.dumps(change_value(rng, change_value(rng, header) if rng.random() < 0.3 else header)).encode()
+        changed = struct.pack("<Q", len(text)) + text + data
+        found = outcome(path, changed, read_safetensors)
+        if found is not None:
+            read += 1
+            check_against_library(changed, found)
+    assert 0 < read < NUM_CASES / 2
+
+
+def test_noise_of_any_kind(tmp_path):
+    path = tmp_path / "x"
+    rng = random.Random(5)
+    heads = (b"", b"PK\x03\x04", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY")
+    for _ in range(NUM_CASES):
+        assert outcome(path, rng.choice(heads) + rng.randbytes(rng.choice((0, 1, 9, 21, 22, 23, 200)))) is None

@@ -1,0 +1,99 @@
+"""Small networks of every kind with seeded parameters, and files of them in every style, for these tests."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from tests.weights.reference import networks
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights import Weights
+from vit_jax.weights.names import FORMATS, unstack
+from vit_jax.weights.names.entry import make_entries
+from vit_jax.weights.names.ours import Shape, unstacked_shapes
+from vit_jax.weights.names.released import Style, rules
+
+VIT = Architecture(
+    name="ViT-custom/4",
+    image_size=(8, 12),
+    patch_size=(4, 4),
+    num_classes=3,
+    width=16,
+    depth=2,
+    mlp_dim=24,
+    num_heads=2,
+)
+SQUARE = dataclasses.replace(VIT, image_size=(12, 12))
+HYBRID = dataclasses.replace(
+    VIT,
+    name="R-customx0.5+ViT-custom/8",
+    family="hybrid",
+    image_size=(16, 24),
+    patch_size=(1, 1),
+    units=(2, 1),
+    width_factor=0.5,
+)
+ROOT_HYBRID = dataclasses.replace(HYBRID, name="Rx0.5+ViT-custom/4", patch_size=(2, 2), units=())
+RESNET = Architecture(
+    name="R-customx0.5",
+    family="resnet",
+    image_size=(20, 24),
+    patch_size=(1, 1),
+    num_classes=3,
+    width=256,
+    depth=0,
+    mlp_dim=0,
+    num_heads=0,
+    units=(1, 2),
+    width_factor=0.5,
+    pool="gap",
+    residual_unit="preactivation",
+    group_norm_epsilon=1e-5,
+    standardization_epsilon=1e-10,
+    standardization_epsilon_added_to="variance",
+)
+NETWORKS = {
+    "token": VIT,
+    "mlp_head": dataclasses.replace(VIT, head="mlp"),
+    "gap": dataclasses.replace(VIT, pool="gap"),
+    "map": dataclasses.replace(VIT, pool="map", gelu="exact"),
+    "sincos2d": dataclasses.replace(VIT, pool="gap", position_embedding="sincos2d"),
+    "learned_2d": dataclasses.replace(VIT, position_embedding="learned_2d"),
+    "headless": dataclasses.replace(VIT, num_classes=0),
+    "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp"),
+    "deep": dataclasses.replace(VIT, depth=11),
+    "hybrid": HYBRID,
+    "root_hybrid": ROOT_HYBRID,
+    "resnet": RESNET,
+    "postactivation": dataclasses.replace(RESNET, residual_unit="postactivation"),
+}
+
+
+def weights_of(a: Architecture, **details) -> Weights:
+    """Seeded parameters."""
+    return Weights(a, networks.parameters(a), **details)
+
+
+def arrays_of(a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None):
+    """The arrays of a foreign file of a network."""
+    apart = unstack(parameters or networks.parameters(a))
+    return {entry.name: entry.write(apart) for entry in FORMATS[format_name].entries(a)}
+
+
+def released_arrays(a: Architecture, style: Style) -> dict[str, np.ndarray]:
+    """The arrays of a released file in another style than we write."""
+    apart = unstack(networks.parameters(a))
+    return {entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))}
+
+
+def shapes_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Shape]:
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:
+    """Names, shapes and every bit."""
+    assert read.keys() == written.keys()
+    for name, array in written.items():
+        assert read[name].dtype == np.float32, name
+        assert read[name].shape == array.shape, name
+        assert read[name].tobytes() == array.tobytes(), name

@@ -1,0 +1,41 @@
+import pytest
+
+from tests.weights.small_networks import NETWORKS, RESNET, VIT
+from vit_jax.weights.description import describe, stored_architecture
+
+EXPECTED = {  # rows and columns of patches (of the map for a ResNet), class tokens
+    "token": ([2, 3], 1),
+    "gap": ([2, 3], 0),
+    "map": ([2, 3], 0),
+    "hybrid": ([2, 3], 1),
+    "resnet": ([3, 3], 0),
+}
+
+
+@pytest.mark.parametrize("network", EXPECTED)
+def test_what_is_described_is_read_back(network):
+    a = NETWORKS[network]
+    metadata = describe(a, ("cat", "dog", "eel"), None, None)
+    assert (metadata["grid"], metadata["num_class_tokens"]) == EXPECTED[network]
+    assert metadata["format_version"] == 1
+    assert metadata["class_names"] == ["cat", "dog", "eel"]
+    assert stored_architecture(metadata) == a
+
+
+def test_metadata_without_grid_and_class_tokens_is_read():
+    metadata = {"architecture": describe(VIT, None, None, None)["architecture"]}
+    assert stored_architecture(metadata) == VIT
+
+
+@pytest.mark.parametrize(
+    ("a", "wrong", "words"),
+    [
+        (VIT, {"grid": [3, 2]}, r"grid is \[3, 2\], but ViT-custom/4 on images of \(8, 12\) has \[2, 3\]"),
+        (VIT, {"num_class_tokens": 0}, "num_class_tokens is 0, .* has 1"),
+        (NETWORKS["gap"], {"num_class_tokens": 1}, "num_class_tokens is 1, .* has 0"),
+        (RESNET, {"grid": None}, "grid is None, "),
+    ],
+)
+def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
+    with pytest.raises(ValueError, match=f"its metadata contradicts itself: {words}"):
+        stored_architecture(describe(a, None, None, None) | wrong)

@@ -1,0 +1,105 @@
+"""`config.json` for timm and Hugging Face, against what we read of it again (the libraries: see reference/)."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.weights.small_networks import HYBRID, RESNET, ROOT_HYBRID, VIT, assert_same, weights_of
+from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import open_arrays, write_safetensors
+from vit_jax.weights.library_config import timm_config
+from vit_jax.weights.saving import save_weights
+
+NAMES = ("cat", "dog", "bird")
+PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
+
+
+def forget_metadata(folder):
+    """Leaves a file as a library would have written it."""
+    path = folder / "model.safetensors"
+    with open_arrays(path) as file:
+        assert file.metadata
+        arrays = {name: file.read(name) for name in file.arrays}
+    write_safetensors(path, arrays, {})
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+@pytest.mark.parametrize("gelu", ["exact", "tanh"])
+def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
+    a = dataclasses.replace(VIT, gelu=gelu)
+    written = weights_of(a, class_names=NAMES, preprocessing=PREPROCESSING)
+    save_weights(written, tmp_path / "out", format_name)
+    forget_metadata(tmp_path / "out")
+    read = load_weights(tmp_path / "out")
+    assert read.architecture == a
+    assert read.class_names == NAMES
+    assert not [note for note in read.notes if "WARNING" in note]
+    assert_same(read.parameters, written.parameters)
+    if format_name == "timm":
+        assert read.preprocessing == PREPROCESSING
+
+
+def test_hugging_face_resizes_whole_images(tmp_path):
+    weights = weights_of(VIT, preprocessing=PREPROCESSING)
+    _, notes = save_weights(weights, tmp_path, "huggingface")
+    assert any("tested on central crops" in note for note in notes)
+    processor = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert processor["size"] == {"height": 8, "width": 12}
+    assert processor["image_mean"] == processor["image_std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ViT-B/16", "vit_base_patch16_224"),
+        ("R50+ViT-B/16", "vit_base_r50_s16_224"),
+        ("R26+ViT-B/32", "vit_small_r26_s32_224"),
+        ("R+ViT-Ti/16", "vit_tiny_r_s16_p8_224"),
+        ("R50x3", "resnetv2_50x3_bit"),
+        ("R152x4", "resnetv2_152x4_bit"),
+    ],
+)
+def test_published_networks_have_a_name_in_timm(name, expected):
+    a = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=3)
+    config = timm_config(a, NAMES, PREPROCESSING)
+    assert config is not None
+    assert config["architecture"] == expected
+    assert config["label_names"] == list(NAMES)
+    assert config["pretrained_cfg"]["input_size"] == [3, 224, 224]
+    if a.has_transformer:
+        arguments = config["model_args"]
+        assert arguments["mlp_ratio"] == 4
+        assert arguments["class_token"] is True
+
+
+def test_timm_rounds_the_hidden_units_to_ours():
+    """Whatever the numbers: it computes int(width * mlp_ratio)."""
+    for width in (16, 48, 336, 384, 1152):
+        for mlp_dim in (816, *range(1, 3 * width, 7)):
+            config = timm_config(dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim), NAMES, PREPROCESSING)
+            assert int(width * config["model_args"]["mlp_ratio"]) == mlp_dim
+    assert int(336 * (816 / 336)) == 815  # why a quotient is not enough
+
+
+@pytest.mark.parametrize("preprocessing", [None, {"image_size": [8, 12]}])
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text("{}")  # of other weights
+    _, notes = save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
+    assert any(note.startswith("How images were resized and cropped for this network is not known") for note in notes)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    if format_name == "timm":
+        pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+        assert not {"crop_pct", "crop_mode", "interpolation"} & pretrained.keys()
+    forget_metadata(tmp_path)
+    assert load_weights(tmp_path).preprocessing is None
+
+
+@pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID])
+def test_what_timm_has_no_name_for_gets_no_config(a, tmp_path):
+    save_weights(weights_of(VIT), tmp_path, "timm")  # what was there does not go with it
+    _, notes = save_weights(weights_of(a), tmp_path, "timm")
+    assert not (tmp_path / "config.json").exists()
+    assert any(note.startswith(f"timm has no model with the ResNet of {a.name}") for note in notes)

@@ -1,0 +1,256 @@
+"""What is derived, assumed and asked for, and that whatever headers say, nothing but a ValueError comes of it."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, ROOT_HYBRID, SQUARE, VIT, weights_of
+from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.weights.formats import StoredArray
+from vit_jax.weights.names import FORMATS
+from vit_jax.weights.recognise import recognise
+from vit_jax.weights.saving import describe_weights
+
+FLOAT32 = np.dtype(np.float32)
+PAPER = {
+    "released": ["ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-H/14", "R50+ViT-B/16", "R50+ViT-L/32", "R26+ViT-S/32"],
+    "bit": ["R50x1", "R101x3", "R152x4"],
+    "timm": ["ViT-B/16", "ViT-S/16", "R50+ViT-B/16", "R26+ViT-S/32", "R+ViT-Ti/16", "R50x3"],
+    "huggingface": ["ViT-B/16", "ViT-L/32", "ViT-H/14"],
+}
+DEFAULTS = {
+    "released": {"gelu": "tanh", "layer_norm_epsilon": 1e-6},
+    "bit": {},
+    "timm": {"gelu": "exact", "layer_norm_epsilon": 1e-6},
+    "huggingface": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
+}
+TIMM_STEM = {
+    "group_norm_epsilon": 1e-5,
+    "standardization_epsilon": 1e-8,
+    "standardization_epsilon_added_to": "variance",
+}
+
+
+def headers(a, format_name):
+    return {entry.name: StoredArray(entry.shape, FLOAT32) for entry in FORMATS[format_name].entries(a)}
+
+
+def as_read(a, format_name):
+    """With the format's own GELU form and epsilons."""
+    details = DEFAULTS[format_name] if a.has_transformer else {}
+    details = details | (TIMM_STEM if a.has_resnet and format_name == "timm" else {})
+    return dataclasses.replace(a, **details)
+
+
+@pytest.mark.parametrize(("format_name", "name"), [(f, name) for f, names in PAPER.items() for name in names])
+def test_published_networks_are_recognised_whole(format_name, name):
+    head = {"head": "linear"} if "ViT" in name else {}
+    a = build_architecture(ModelConfig(name=name, **head), image_size=(224, 224), num_classes=1000)
+    a = as_read(dataclasses.replace(a, compute_dtype="float32"), format_name)
+    answers = {"image_size": (224, 224)} if a.family == "resnet" else {}
+    found = recognise(headers(a, format_name), {}, answers=answers)
+    assert found.architecture == a
+    assert found.format == format_name
+    assert not found.ignored
+    assert not found.is_class_row_missing
+
+
+@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+def test_the_image_size_is_asked_for_where_the_grid_is_no_square(pool):
+    a = dataclasses.replace(VIT, pool=pool)
+    with pytest.raises(ValueError, match=r"no square of patches: give image_size.*multiples of 4 and 4"):
+        recognise(headers(a, "released"), {})
+    assert recognise(headers(a, "released"), {}, answers={"image_size": (8, 12)}).architecture == a
+    turned = recognise(headers(a, "released"), {}, answers={"image_size": [12, 8]}).architecture
+    assert turned == dataclasses.replace(a, image_size=(12, 8))
+    with pytest.raises(ValueError, match=r"\(16, 12\) has 12 patches of 4x4 pixels, the file has positions for 6"):
+        recognise(headers(a, "released"), {}, answers={"image_size": (16, 12)})
+
+
+def test_a_square_grid_is_assumed_and_said():
+    found = recognise(headers(SQUARE, "released"), {})
+    assert found.architecture == SQUARE
+    assert any("square grid of 3x3 patches is assumed, of 12x12 images" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("a", [HYBRID, ROOT_HYBRID], ids=["hybrid", "root_hybrid"])
+def test_the_grid_of_a_hybrid_is_that_of_its_map(a):
+    found = recognise(headers(a, "released"), {}, answers={"image_size": a.image_size})
+    assert found.architecture == a
+
+
+def test_the_number_of_heads_is_asked_for_where_no_size_tells():
+    arrays = headers(VIT, "timm")
+    with pytest.raises(ValueError, match="width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"):
+        recognise(arrays, {}, answers={"image_size": (8, 12)})
+    found = recognise(arrays, {}, answers={"image_size": (8, 12), "num_heads": 8})
+    assert found.architecture == dataclasses.replace(VIT, num_heads=8, gelu="exact")
+    with pytest.raises(ValueError, match="num_heads=3 does not divide the width: give a divisor of 16"):
+        recognise(arrays, {}, answers={"image_size": (8, 12), "num_heads": 3})
+
+
+def test_a_resnet_takes_any_image_so_the_size_is_asked_for():
+    with pytest.raises(ValueError, match="does not tell the image size: give image_size"):
+        recognise(headers(RESNET, "bit"), {})
+
+
+def test_without_a_table_positions_are_sines_unless_said_otherwise():
+    a = NETWORKS["sincos2d"]
+    with pytest.raises(ValueError, match="does not tell the image size"):
+        recognise(headers(a, "released"), {})
+    found = recognise(headers(a, "released"), {}, answers={"image_size": (8, 12)})
+    assert found.architecture == a
+    assert any("'sincos2d' is assumed" in text for text in found.assumptions)
+    answers = {"image_size": (8, 12), "position_embedding": "none"}
+    assert recognise(headers(a, "released"), {}, answers=answers).architecture.position_embedding == "none"
+
+
+def test_answers_that_contradict_or_have_no_effect_are_refused():
+    arrays = headers(SQUARE, "released")
+    with pytest.raises(ValueError, match="num_heads=4 is given, but the file says 2"):
+        recognise(arrays, {}, answers={"num_heads": 4})
+    with pytest.raises(ValueError, match="position_embedding='sincos2d' is given, but the file says 'learned_1d'"):
+        recognise(arrays, {}, answers={"position_embedding": "sincos2d"})
+    with pytest.raises(ValueError, match="group_norm_epsilon would have no effect on a vit"):
+        recognise(arrays, {}, answers={"group_norm_epsilon": 1e-5})
+    with pytest.raises(ValueError, match="image_size='big': give height and width"):
+        recognise(arrays, {}, answers={"image_size": "big"})
+    with pytest.raises(ValueError, match="gelu='exact' is given, but the file's metadata says 'tanh'"):
+        recognise(arrays, describe_weights(weights_of(SQUARE)), answers={"gelu": "exact"})
+
+
+def test_switches_are_answered():
+    answers = {"gelu": "exact", "layer_norm_epsilon": 1e-5}
+    assert recognise(headers(SQUARE, "released"), {}, answers=answers).architecture == dataclasses.replace(
+        SQUARE, **answers
+    )
+
+
+def test_answers_count_more_than_what_stands_beside():
+    stated = {"gelu": "exact", "num_heads": 8, "image_size": (8, 12), "pool": "token"}
+    found = recognise(headers(VIT, "timm"), {}, stated=stated, answers={"num_heads": 2})
+    assert found.architecture == dataclasses.replace(VIT, gelu="exact")
+
+
+def test_another_pooling_beside_the_file_is_refused():
+    with pytest.raises(ValueError, match=r"asks for another pooling than the file's parameters \(token\)"):
+        recognise(headers(VIT, "timm"), {}, stated={"pool": "gap"}, answers={"image_size": (8, 12), "num_heads": 2})
+
+
+OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"depth": 12, "width": 999}, "width 999 there, 16 in the file; depth 12 there, 2 in the file. Bring both"),
+        ({"mlp_dim": 25}, "mlp_dim 25 there, 24 in the file"),
+        ({"num_classes": 10}, "num_classes 10 there, 3 in the file"),
+        ({"patch_size": (4, 8)}, r"patch_size \(4, 8\) there, \(4, 4\) in the file"),
+    ],
+)
+def test_a_configuration_of_another_network_is_refused(wrong, words):
+    answers = {"image_size": (8, 12), "num_heads": 2}
+    for format_name in ("timm", "huggingface"):
+        arrays = headers(VIT, format_name)
+        expected = as_read(VIT, format_name)
+        assert recognise(arrays, {}, stated=OF_VIT, answers=answers).architecture == expected
+        with pytest.raises(ValueError, match=f"the configuration beside it is of another network: {words}"):
+            recognise(arrays, {}, stated=OF_VIT | wrong, answers=answers)
+
+
+@pytest.mark.parametrize(("in_file", "stated"), [(0, 3), (3, 0)])
+def test_of_the_head_one_side_may_have_none(in_file, stated):
+    a = dataclasses.replace(VIT, num_classes=in_file)
+    answers = {"image_size": (8, 12), "num_heads": 2}
+    found = recognise(headers(a, "timm"), {}, stated={"num_classes": stated}, answers=answers)
+    assert found.architecture.num_classes == in_file
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+def test_a_border_that_no_patch_covers_is_left_out_and_told(format_name):
+    stated = {"image_size": (14, 15), "num_heads": 2}
+    found = recognise(headers(SQUARE, format_name), {}, stated=stated)
+    assert found.architecture == as_read(SQUARE, format_name)
+    said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
+    assert [said in text for text in found.assumptions] == [True]
+    with pytest.raises(ValueError, match=r"image_size=\(14, 15\) is no multiple of its patches .* such as 12,12"):
+        recognise(headers(SQUARE, format_name), {}, stated=stated, answers={"image_size": (14, 15)})
+    with pytest.raises(ValueError, match=r"image_size=\(3, 15\) is no multiple .* such as 4,12"):
+        recognise(headers(SQUARE, format_name), {}, stated=stated | {"image_size": (3, 15)})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fc_norm.weight", "a norm after the average"),
+        ("blocks.0.attn.q_norm.weight", "norms of queries and keys"),
+        ("blocks.1.ls1.gamma", "layer scale"),
+        ("reg_token", "register tokens"),
+        ("norm_pre.weight", "before the first block"),
+        ("dist_token", "distillation token"),
+        ("attn_pool.latent", "a class token beside attention pooling"),
+    ],
+)
+def test_what_our_networks_do_not_compute_is_refused_in_words(name, words):
+    arrays = headers(VIT, "timm") | {name: StoredArray((16,), FLOAT32)}
+    with pytest.raises(ValueError, match=f"has the names of timm, but it has .*{words}.*{name}"):
+        recognise(arrays, {})
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match=r"names of no known format \(a, b, \.\.\.\)\. Known are the released ViT"):
+        recognise({"a": StoredArray((1,), FLOAT32), "b": StoredArray((1,), FLOAT32)}, {})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"format_version": 2}, "of version 2, this program reads 1"),
+        ({"format_version": True}, "of version True"),
+        ({"architecture": []}, "no 'architecture' in it"),
+        ({"architecture": {"depth": "many"}}, "stored description of the network"),
+        ({"other": 1}, "no 'architecture' in it"),
+    ],
+)
+def test_metadata_that_describes_nothing_is_refused(metadata, words):
+    with pytest.raises(ValueError, match=words):
+        recognise(headers(VIT, "released"), metadata)
+
+
+@pytest.mark.parametrize("changes", [{"depth": 10**15}, {"units": (1,) * 400}, {"units": (10**15,)}, {"units": (-3,)}])
+def test_lying_numbers_cost_nothing(changes):
+    metadata = {"architecture": dataclasses.asdict(dataclasses.replace(HYBRID, **changes))}
+    with pytest.raises(ValueError, match=r"at most|make no hybrid|image"):
+        recognise(headers(HYBRID, "released"), metadata)
+
+
+ODD = [0, -1, 1, 2, 3, 10**12, 2**70, None, "x", [], {}, True, 1.5, float("inf"), [1, 2], "sincos2d", "resnet", "map"]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
+    chance = random.Random(0)
+    a = {"bit": RESNET, "timm": HYBRID}.get(format_name, SQUARE)
+    metadata = describe_weights(weights_of(a))
+    answers = {"image_size": a.image_size}
+    outcomes = set()
+    for _ in range(300):
+        arrays = headers(a, format_name)
+        for name in chance.sample(list(arrays), 2):
+            shape = list(arrays.pop(name).shape)
+            for _ in range(chance.randrange(3)):
+                shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
+            changed = chance.choice([name, name, name + "x", name.replace("1", "2"), name[1:]])
+            if chance.random() < 0.8:
+                arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
+        fields = {**metadata["architecture"], chance.choice(list(metadata["architecture"])): chance.choice(ODD)}
+        odd = chance.choice([{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}])
+        try:
+            recognise(arrays, odd, answers=answers if not odd else {})
+            outcomes.add("recognised")
+        except ValueError:
+            outcomes.add("refused")
+    assert outcomes == {"recognised", "refused"}

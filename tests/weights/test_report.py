@@ -1,0 +1,33 @@
+from vit_jax.weights.report import Fate, Report, joined_names, table
+
+
+def test_names_that_differ_in_one_place_are_joined():
+    assert joined_names(()) == ""
+    assert joined_names(("a/b",)) == "a/b"
+    assert joined_names(("a/query/kernel", "a/key/kernel", "a/value/kernel")) == "a/{query,key,value}/kernel"
+    assert joined_names([f"blocks/{layer}/x" for layer in range(12)]) == "blocks/{0..11}/x"
+
+
+def test_the_table_has_a_line_for_each_fate():
+    fates = [
+        Fate("a.weight", ("a/kernel",), (2, 3), "float32", "transposed"),
+        Fate("opt/x", (), (), "float32", "ignored"),
+    ]
+    assert table(fates).splitlines() == [
+        "  array     our parameter  shape   dtype    fate",
+        "  a.weight  a/kernel       2x3     float32  transposed",
+        "  opt/x     -              scalar  float32  ignored",
+    ]
+
+
+def test_the_report_names_both_sides_and_ends_in_the_notes():
+    fate = Fate("x", ("y",), (1,), "float32", "copied")
+    lines = (
+        Report("a.npz (released)", "b (timm)", "ViT-B/16: 3", [fate], [fate, fate], ["first", "second"])
+        .text()
+        .splitlines()
+    )
+    assert lines[0] == "Read from a.npz (released):"
+    assert lines[3] == "Written to b (timm):"
+    assert lines[-3:] == ["ViT-B/16: 3", "- first", "- second"]
+    assert len(lines) == 10

@@ -1,0 +1,180 @@
+"""Writing every format and reading it back: the same bits and the same facts."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.weights.names.test_formats import PAIRS
+from tests.weights.reference import networks
+from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
+from tests.weights.test_transfer import model_of
+from vit_jax import pytree
+from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.models import build_model
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.names import FORMATS
+from vit_jax.weights.saving import OWN, save_weights
+from vit_jax.weights.training_data import TrainingData
+
+PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
+NAMES = ("cat", "naïve dog", "a, b")
+TRAINING = TrainingData(
+    data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="test", classes=NAMES
+)
+EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
+
+
+def detailed(a):
+    names = NAMES if a.num_classes else None
+    return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "network"), [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation"))]
+)
+def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
+    a = dataclasses.replace(NETWORKS[network], layer_norm_epsilon=3e-6, gelu="exact")
+    written = detailed(a)
+    path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
+    fates, _ = save_weights(written, path, format_name)
+    read = load_weights(path)
+    assert read.architecture == a
+    assert (read.class_names, read.preprocessing, read.training) == (written.class_names, PREPROCESSING, TRAINING)
+    assert_same(read.parameters, written.parameters)
+    if format_name != OWN:
+        with open_arrays(path) as file:
+            assert {fate.name for fate in fates} == set(file.arrays)
+            assert {fate.name for fate in read.fates} == set(file.arrays)
+            assert file.metadata["grid"] == list(a.grid)
+            assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "resnet"))
+
+
+@pytest.mark.parametrize("form", ["sincos2d", "none", "learned_2d"])
+@pytest.mark.parametrize(
+    ("format_name", "pool"), [(name, "token") for name in FORMATS if name != "bit"] + [("released", "gap")]
+)
+def test_other_positions_become_a_learned_table_that_computes_the_same(format_name, pool, form, tmp_path):
+    a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
+    path = tmp_path / f"w{FORMATS[format_name].suffix}"
+    fates, notes = save_weights(detailed(a), path, format_name)
+    read = load_weights(path)
+    assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
+    model = model_of(a, networks.parameters(a))
+    np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
+    kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("positions/")}
+    assert_same({name: array for name, array in read.parameters.items() if name != "positions/table"}, kept)
+    (fate,) = [fate for fate in fates if fate.words.startswith("made of")]
+    assert fate.words == f"made of {form}"
+    assert fate.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
+    assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
+
+
+def test_a_chain_through_all_formats_changes_no_bit(tmp_path):
+    weights = detailed(VIT)
+    for place, format_name in enumerate(["released", "timm", "huggingface", OWN, "timm", "released"]):
+        suffix = "" if format_name == OWN else FORMATS[format_name].suffix
+        save_weights(weights, tmp_path / f"{place}{suffix}", format_name)
+        weights = load_weights(tmp_path / f"{place}{suffix}")
+    assert weights.architecture == VIT
+    assert_same(weights.parameters, networks.parameters(VIT))
+    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "5.npz").read_bytes()
+
+
+def test_other_readers_see_arrays_alone(tmp_path):
+    save_weights(detailed(HYBRID), tmp_path / "w.npz", "released")
+    with np.load(tmp_path / "w.npz") as file:
+        assert set(file.files) == {entry.name for entry in FORMATS["released"].entries(HYBRID)}
+        np.testing.assert_array_equal(
+            file["block1/unit2/gn3/scale"][0, 0, 0], networks.parameters(HYBRID)["stem/stage1/rest/norm3/scale"][0]
+        )
+
+
+@pytest.mark.parametrize("format_name", ["released", "timm", "huggingface", OWN])
+def test_without_the_head_the_features_remain(format_name, tmp_path):
+    a = dataclasses.replace(VIT, head="mlp")
+    path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
+    fates, _ = save_weights(detailed(a), path, format_name, without_head=True)
+    left_out = [fate.ours[0] for fate in fates if fate.words == "left out"]
+    assert sorted(left_out) == [f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")]
+    read = load_weights(path)
+    assert read.architecture == dataclasses.replace(VIT, num_classes=0)
+    assert read.class_names is None
+    kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("head/")}
+    empty = {"head/linear/kernel": np.zeros((16, 0), np.float32), "head/linear/bias": np.zeros(0, np.float32)}
+    assert_same(read.parameters, kept | empty)
+
+
+def test_a_hidden_layer_must_be_left_out_for_libraries(tmp_path):
+    weights = weights_of(dataclasses.replace(VIT, head="mlp"))
+    with pytest.raises(ValueError, match=r"timm cannot hold .*hidden layer.*leave the head out"):
+        save_weights(weights, tmp_path / "w.safetensors", "timm")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_weights_alone_has_one_step_and_no_optimiser(tmp_path):
+    save_weights(detailed(RESNET), tmp_path / "out", OWN)
+    save_weights(detailed(VIT), tmp_path / "out", OWN)  # over it
+    store = CheckpointStore(tmp_path / "out", read_only=True)
+    assert store.all_steps() == [0]
+    assert store.item_names(0) == {"model", "metadata"}
+    assert store.metadata(0)["architecture"]["name"] == VIT.name
+    model = jax.eval_shape(lambda: build_model(VIT, jax.random.key(0)))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), model)
+    restored = pytree.named_leaves(store.restore(0, {"model": abstract})["model"])  # as a run's init_from does
+    assert_same({name: np.asarray(leaf) for name, leaf in restored.items()}, networks.parameters(VIT))
+    store.close()
+
+
+def test_a_training_run_is_not_written_over(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.save(4, {"model": {"a": np.zeros(1, np.float32)}}, metadata={}, metrics={})
+    store.close()
+    with pytest.raises(ValueError, match=r"holds checkpoints of a run \(4\): choose another folder"):
+        save_weights(weights_of(SQUARE), tmp_path, OWN)
+
+
+def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
+    chance = np.random.default_rng(0)
+    names = tuple(chance.bytes(12).hex() for _ in range(9000))
+    weights = weights_of(dataclasses.replace(VIT, num_classes=9000), class_names=names)
+    path = tmp_path / "w.npz"
+    _, notes = save_weights(weights, path, "released")
+    assert (tmp_path / "w.npz.classes.txt").read_text().splitlines() == list(names)
+    assert any("no room for 9,000 class names: they are in" in note for note in notes)
+    read = load_weights(path)
+    assert (read.class_names, read.notes) == (names, [])
+    for classes, expected in (((), dataclasses.replace(TRAINING, classes=())), (names, None)):  # no room for these
+        trained = dataclasses.replace(weights, training=dataclasses.replace(TRAINING, classes=classes))
+        save_weights(trained, path, "released")
+        assert load_weights(path).training == expected
+    (tmp_path / "w.npz.classes.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"w\.npz\.classes\.txt: 'utf-8' codec can't decode"):
+        load_weights(path)
+    moved = path.rename(tmp_path / "moved.npz")
+    read = load_weights(moved)
+    assert read.class_names is None
+    note = f"Its class names should stand in {moved}.classes.txt, which is not there: bring it, or give class_names."
+    assert read.notes == [note]
+    assert load_weights(moved, class_names=names).class_names == names
+    odd = dataclasses.replace(weights, class_names=("two\nlines", *names[1:]))
+    with pytest.raises(ValueError, match="class names of several lines"):
+        save_weights(odd, path, "released")
+
+
+def test_what_readers_compute_otherwise_is_said(tmp_path):
+    _, notes = save_weights(weights_of(VIT), tmp_path / "w.safetensors", "timm")
+    assert len(notes) == 1
+    assert "go with gelu=tanh; readers of timm files compute with exact" in notes[0]
+    _, notes = save_weights(detailed(VIT), tmp_path / "folder", "timm")  # config.json says it
+    assert notes == []
+    _, notes = save_weights(weights_of(dataclasses.replace(VIT, gelu="exact")), tmp_path / "w.npz", "released")
+    assert "compute with tanh" in notes[0]
+    _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
+    assert notes == ["timm passes over the hidden layer of the head (pre_logits) without a word."]
+    _, notes = save_weights(weights_of(HYBRID), tmp_path / "w.safetensors", "timm")
+    fields = ["gelu", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
+    assert [note.split("=")[0].split()[-1] for note in notes] == fields

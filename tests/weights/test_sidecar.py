@@ -1,0 +1,153 @@
+import json
+import random
+
+import pytest
+
+from vit_jax.weights.sidecar import Sidecar, read_sidecar
+
+
+def read(tmp_path, config, processor=None):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if processor is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    return read_sidecar(tmp_path)
+
+
+HUGGINGFACE = {
+    "model_type": "vit",
+    "image_size": 384,
+    "patch_size": 16,
+    "hidden_size": 768,
+    "num_hidden_layers": 6,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "id2label": {"0": "cat", "1": "dog"},
+}
+TIMM = {
+    "architecture": "vit_base_patch16_224",
+    "global_pool": "avg",
+    "num_classes": 2,
+    "label_names": ["cat", "dog"],
+    "model_args": {
+        "num_heads": 4,
+        "act_layer": "gelu_tanh",
+        "depth": 6,
+        "embed_dim": 336,
+        "mlp_ratio": 816 / 336,
+        "patch_size": [16, 8],
+    },
+    "pretrained_cfg": {
+        "input_size": [3, 224, 256],
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "crop_pct": 0.9,
+    },
+}
+
+
+def test_nothing_beside(tmp_path):
+    assert read_sidecar(tmp_path) == Sidecar()
+
+
+def test_hugging_face(tmp_path):
+    processor = {"size": {"height": 384, "width": 384}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    found = read(tmp_path, HUGGINGFACE, processor)
+    assert found.fields == {
+        "image_size": (384, 384),
+        "patch_size": (16, 16),
+        "num_classes": 2,
+        "width": 768,
+        "depth": 6,
+        "mlp_dim": 3072,
+        "num_heads": 12,
+        "layer_norm_epsilon": 1e-12,
+        "gelu": "exact",
+    }
+    assert found.class_names == ("cat", "dog")
+    assert found.preprocessing == {
+        "image_size": [384, 384],
+        "resize": "direct",
+        "crop_fraction": 1.0,
+        "pixel_range": [-1.0, 1.0],
+    }
+    assert [note for note in found.notes if "resized with bilinear interpolation" not in note] == []
+
+
+def test_labels_that_the_library_made_up_are_none(tmp_path):
+    config = {**HUGGINGFACE, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
+    assert read(tmp_path, config).class_names is None
+
+
+def test_timm(tmp_path):
+    found = read(tmp_path, TIMM)
+    assert found.fields == {
+        "image_size": (224, 256),
+        "patch_size": (16, 8),
+        "num_classes": 2,
+        "width": 336,
+        "depth": 6,
+        "mlp_dim": 816,
+        "num_heads": 4,
+        "gelu": "tanh",
+        "pool": "gap",
+    }
+    assert found.class_names == ("cat", "dog")
+    assert found.preprocessing == {"image_size": [224, 256], "resize": "short_side", "crop_fraction": 0.9}
+    assert len(found.notes) == 1
+    assert "mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]; our networks take [-1, 1]" in found.notes[0]
+
+
+def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
+    config = {**TIMM, "architecture": "vit_base_patch32_siglip_256"}
+    assert not any("SigLIP" in note for note in read(tmp_path, config).notes)
+    assert any("give gelu=tanh" in note for note in read(tmp_path, {**config, "model_args": {}}).notes)
+
+
+def test_another_activation_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="activation 'relu'; our networks have GELU only"):
+        read(tmp_path, {**HUGGINGFACE, "hidden_act": "relu"})
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'])
+def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json is (not readable JSON|no JSON object)"):
+        read_sidecar(tmp_path)
+
+
+def test_odd_values_are_passed_over(tmp_path):
+    chance = random.Random(0)
+    odd = [
+        None,
+        True,
+        False,
+        "x",
+        -1,
+        1.5,
+        10**400,
+        float("inf"),
+        float("nan"),
+        [],
+        {},
+        [1],
+        ["a", 2],
+        {"a": 1},
+        {"0": 3},
+        {"²": "x"},
+        [[1], [2]],
+        [0.5, "x"],
+    ]
+    for base in (HUGGINGFACE, TIMM, TIMM["pretrained_cfg"] | {"architecture": "x"}):
+        for name in [*base, "size", "label_names", "crop_pct", "interpolation"]:
+            for value in odd:
+                names = ("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "image_mean")
+                processor = {"image_std": value} | {name: chance.choice(odd) for name in names}
+                try:
+                    found = read(tmp_path, {**base, name: value}, processor)
+                except ValueError as error:
+                    assert "activation 'x'" in str(error)  # noqa: PT017 - the only refusal
+                    continue
+                assert found.class_names is None or all(isinstance(label, str) for label in found.class_names)
+                assert all(isinstance(note, str) for note in found.notes)

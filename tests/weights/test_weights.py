@@ -1,0 +1,369 @@
+"""Reading every variant of foreign files, bit by bit, and what is said of those that are not whole."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.weights.reference import networks
+from tests.weights.small_networks import (
+    NETWORKS,
+    RESNET,
+    SQUARE,
+    VIT,
+    arrays_of,
+    assert_same,
+    released_arrays,
+    weights_of,
+)
+from vit_jax import pytree
+from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.models import build_model
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import write_npz, write_safetensors
+from vit_jax.weights.names.released import Style
+from vit_jax.weights.saving import save_weights
+
+LINEN = Style(numbers=(1, 0, 0), group_norm="")
+BIG_VISION = Style(numbers=(1, 0, 0), positions="pos_embedding")
+STACKED = dataclasses.replace(BIG_VISION, is_stacked=True)
+
+
+def write(tmp_path, arrays, name="w.npz"):
+    path = tmp_path / name
+    (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays, {})
+    return path
+
+
+def prefixed(prefix, arrays):
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def bfloat16(a):
+    """Seeded parameters that bfloat16 holds."""
+    return {name: array.astype(ml_dtypes.bfloat16).astype(np.float32) for name, array in networks.parameters(a).items()}
+
+
+@pytest.mark.parametrize("style", [Style(), LINEN], ids=["original", "linen"])
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+@pytest.mark.parametrize("network", ["token", "mlp_head", "gap", "headless", "deep", "hybrid", "root_hybrid"])
+def test_released_files(network, style, prefix, tmp_path):
+    a = NETWORKS[network]
+    extra = {"opt/state/param_states/cls/grad_ema": np.ones((2, 3))} if prefix else {}
+    path = write(tmp_path, prefixed(prefix, released_arrays(a, style)) | extra)
+    weights = load_weights(path, image_size=a.image_size)
+    assert weights.architecture == a
+    assert_same(weights.parameters, networks.parameters(a))
+    ignored = [(fate.name, fate.words) for fate in weights.fates if fate.words.startswith("ignored")]
+    assert ignored == [(name, "ignored (optimiser state)") for name in extra]
+    assert weights.source == f"{path} (released)"
+
+
+@pytest.mark.parametrize("style", [BIG_VISION, STACKED], ids=["numbered", "stacked"])
+@pytest.mark.parametrize("prefix", ["params/", "params/img/", ""])
+@pytest.mark.parametrize("network", ["gap", "map", "mlp_head", "sincos2d", "deep"])
+def test_big_vision_files(network, style, prefix, tmp_path):
+    a = NETWORKS[network]
+    others = {"params/txt/head/bias": np.ones(3), "params/t": np.ones(1)} if prefix == "params/img/" else {}
+    path = write(tmp_path, prefixed(prefix, released_arrays(a, style)) | others)
+    weights = load_weights(path, image_size=a.image_size, gelu="exact" if a.gelu == "exact" else None)
+    assert weights.architecture == a
+    assert weights.source == f"{path} (big_vision)"
+    assert_same(weights.parameters, networks.parameters(a))
+    assert {fate.name for fate in weights.fates if fate.words.startswith("ignored")} == set(others)
+
+
+@pytest.mark.parametrize("prefix", ["params/", "params/img/", "opt/target/"])
+def test_checkpoints_of_training_are_read_and_their_bookkeeping_is_ignored(prefix, tmp_path):
+    state = dict.fromkeys(("opt/0/count", "epoch", "state"), np.int32(3))
+    state |= dict.fromkeys(("chrono/accum_program_time", "extra/accum_train_time"), np.float64(3.5))
+    path = tmp_path / "w.npz"
+    np.savez(path, **prefixed(prefix, released_arrays(SQUARE, BIG_VISION)), **state)
+    weights = load_weights(path)
+    assert_same(weights.parameters, networks.parameters(SQUARE))
+    ignored = {fate.name: fate.words for fate in weights.fates if fate.words.startswith("ignored")}
+    assert ignored.pop("opt/0/count") == "ignored (optimiser state)"
+    assert ignored == dict.fromkeys(state.keys() - {"opt/0/count"}, "ignored (bookkeeping of training)")
+
+
+def test_without_a_prefix_nothing_may_stand_beside_the_network(tmp_path):
+    path = write(tmp_path, arrays_of(SQUARE, "released") | {"chrono/accum_train_time": np.zeros(1, np.float32)})
+    with pytest.raises(ValueError, match=r"left over: chrono/accum_train_time \(1,\)"):
+        load_weights(path)
+
+
+def test_a_class_token_row_that_big_vision_folded_gets_zeros(tmp_path):
+    arrays = released_arrays(VIT, STACKED)
+    arrays["pos_embedding"] = arrays["pos_embedding"][:, 1:]
+    weights = load_weights(write(tmp_path, prefixed("params/", arrays)), image_size=VIT.image_size)
+    assert weights.architecture == VIT
+    expected = networks.parameters(VIT)
+    expected["positions/table"][:, 0] = 0
+    assert_same(weights.parameters, expected)
+    assert any("no row for the class token; it gets zeros" in note for note in weights.notes)
+
+
+def test_timm_files_without_a_position_of_the_class_token(tmp_path):
+    arrays = arrays_of(SQUARE, "timm")
+    arrays["pos_embed"] = arrays["pos_embed"][:, 1:]
+    weights = load_weights(write(tmp_path, arrays, "w.safetensors"), num_heads=2)
+    assert weights.architecture == dataclasses.replace(SQUARE, gelu="exact")
+    expected = networks.parameters(SQUARE)
+    expected["positions/table"][:, 0] = 0
+    assert_same(weights.parameters, expected)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".npz", ml_dtypes.bfloat16), (".safetensors", ml_dtypes.bfloat16), (".npz", np.float64)]
+)
+def test_other_precisions_become_float32_and_are_reported(suffix, dtype, tmp_path):
+    parameters = bfloat16(SQUARE)
+    format_name = "released" if suffix == ".npz" else "timm"
+    arrays = {name: array.astype(dtype) for name, array in arrays_of(SQUARE, format_name, parameters).items()}
+    weights = load_weights(write(tmp_path, arrays, f"w{suffix}"), num_heads=2)
+    assert_same(weights.parameters, parameters)
+    assert {fate.dtype for fate in weights.fates} == {np.dtype(dtype).name}
+    assert all(fate.words.endswith(", to float32") for fate in weights.fates)
+    assert any("rounded to float32" in note for note in weights.notes) == (dtype is np.float64)
+
+
+def test_numbers_that_float32_does_not_hold_are_warned_of(tmp_path):
+    arrays = arrays_of(SQUARE, "released")
+    arrays["cls"] = arrays["cls"].astype(np.float64) + 1e300
+    weights = load_weights(write(tmp_path, arrays))
+    assert "WARNING: cls has values that are not finite in float32." in weights.notes
+
+
+def test_integers_are_no_parameters(tmp_path):
+    arrays = arrays_of(SQUARE, "released")
+    arrays["head/bias"] = np.zeros(3, np.int32)
+    with pytest.raises(ValueError, match="not of floating point: head/bias"):
+        load_weights(write(tmp_path, arrays))
+
+
+@pytest.mark.parametrize("prefix", ["resnet/", ""])
+@pytest.mark.parametrize("has_numbers", [False, True])
+def test_big_transfer_files(prefix, has_numbers, tmp_path):
+    arrays = {}
+    for number, (name, array) in enumerate(arrays_of(RESNET, "bit").items()):
+        name = prefix + name.removeprefix("resnet/")
+        arrays[re.sub(r"(standardized_conv2d|group_norm)", rf"\1_{number}", name) if has_numbers else name] = array
+    weights = load_weights(write(tmp_path, arrays), image_size=RESNET.image_size)
+    assert weights.architecture == RESNET
+    assert_same(weights.parameters, networks.parameters(RESNET))
+
+
+NEWER = {
+    "encoder.layer": "layers",
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+}
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+@pytest.mark.parametrize("prefix", ["vit.", ""])
+def test_hugging_face_files(prefix, is_newer, tmp_path):
+    a = dataclasses.replace(VIT, gelu="exact", layer_norm_epsilon=1e-12)
+    if not prefix:  # ViTModel: a pooler instead of a classifier
+        a = dataclasses.replace(a, num_classes=0, head="mlp")
+    arrays = {}
+    for name, array in arrays_of(a, "huggingface").items():
+        name = prefix + name.removeprefix("vit.") if name.startswith("vit.") else name
+        for classic, newer in NEWER.items() if is_newer else ():
+            name = name.replace(classic, newer)
+        arrays[name] = array
+    assert any("q_proj" in name for name in arrays) == is_newer
+    weights = load_weights(write(tmp_path, arrays, "w.safetensors"), num_heads=2, image_size=VIT.image_size)
+    assert weights.architecture == a
+    assert_same(weights.parameters, networks.parameters(a))
+
+
+def test_a_pooler_beside_a_classifier_is_ignored(tmp_path):
+    extra = {"vit.pooler.dense.weight": np.ones((16, 16)), "vit.pooler.dense.bias": np.ones(16)}
+    path = write(tmp_path, arrays_of(SQUARE, "huggingface") | extra, "w.safetensors")
+    weights = load_weights(path, num_heads=2)
+    assert weights.architecture.head == "linear"
+    ignored = {fate.name for fate in weights.fates if fate.words == "ignored (not part of this network)"}
+    assert ignored == set(extra)
+
+
+def test_what_is_missing_and_left_over_is_listed_at_once(tmp_path):
+    arrays = arrays_of(SQUARE, "released")
+    arrays["Transformer/encoder_norm/scales"] = arrays.pop("Transformer/encoder_norm/scale")
+    arrays["extra"] = np.zeros((2, 3), np.float32)
+    arrays["Transformer/encoderblock_1/LayerNorm_0/bias"] = np.zeros(5, np.float32)
+    path = write(tmp_path, arrays)
+    with pytest.raises(ValueError, match="not those of") as error:
+        load_weights(path)
+    text = str(error.value)
+    assert text.startswith(f"{path}: its arrays are not those of ViT-custom/4 in the format released:")
+    near = "(nearest: Transformer/encoder_norm/scales)"
+    assert f"missing: Transformer/encoder_norm/scale (16,) {near}" in text
+    assert "left over: extra (2, 3)" in text
+    assert "left over: Transformer/encoder_norm/scales (16,)" in text
+    assert "shape: Transformer/encoderblock_1/LayerNorm_0/bias is (5,), the model has (16,)" in text
+
+
+@pytest.mark.parametrize(
+    ("a", "format_name", "suffix", "kernel", "renamed"),
+    [
+        (SQUARE, "released", ".npz", "head/kernel", "head/weights"),
+        (RESNET, "bit", ".npz", "resnet/head/conv2d/kernel", "resnet/head/conv2d/weights"),
+        (SQUARE, "timm", ".safetensors", "head.weight", "head.weights"),
+        (RESNET, "timm", ".safetensors", "head.fc.weight", "head.fc.weights"),
+        (SQUARE, "huggingface", ".safetensors", "classifier.weight", "classifier.weights"),
+    ],
+)
+def test_a_kernel_of_the_head_under_another_name_is_missed(a, format_name, suffix, kernel, renamed, tmp_path):
+    arrays = arrays_of(a, format_name)
+    arrays[renamed] = arrays.pop(kernel)
+    answers = {"image_size": a.image_size} | ({"num_heads": 2} if a.has_transformer else {})
+    with pytest.raises(ValueError, match="not those of") as error:
+        load_weights(write(tmp_path, arrays, f"w{suffix}"), **answers)
+    shape = str(arrays[renamed].shape)
+    lines = [f"missing: {kernel} {shape} (nearest: {renamed})", f"left over: {renamed} {shape} (nearest: {kernel})"]
+    found = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert sorted(found) == sorted(lines)
+
+
+def test_nothing_is_read_of_a_file_that_is_not_whole(tmp_path, monkeypatch):
+    arrays = arrays_of(SQUARE, "released")
+    del arrays["Transformer/encoder_norm/bias"]
+    path = write(tmp_path, arrays)
+    monkeypatch.setattr("vit_jax.weights.formats.ArrayFile.read", lambda *_: pytest.fail("data was read"))
+    with pytest.raises(ValueError, match="missing: Transformer/encoder_norm/bias"):
+        load_weights(path)
+
+
+def test_a_head_of_zeros_is_warned_of(tmp_path):
+    parameters = networks.parameters(SQUARE)
+    parameters["head/linear/kernel"] = np.zeros_like(parameters["head/linear/kernel"])
+    weights = load_weights(write(tmp_path, arrays_of(SQUARE, "released", parameters)))
+    assert weights.warnings()[0].startswith("WARNING: the head is all zeros")
+    assert load_weights(write(tmp_path, arrays_of(SQUARE, "released"))).warnings() == []
+
+
+def test_class_names_are_taken_from_the_caller(tmp_path):
+    path = write(tmp_path, arrays_of(SQUARE, "released"))
+    assert load_weights(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"2 class names are given, .* has 3 classes"):
+        load_weights(path, class_names=["a", "b"])
+    save_weights(weights_of(SQUARE, class_names=("x", "y", "z")), path, "released")
+    assert load_weights(path).class_names == ("x", "y", "z")
+    with pytest.raises(ValueError, match="has class names of its own"):
+        load_weights(path, class_names=["a", "b", "c"])
+
+
+def test_a_folder_with_several_files_is_ambiguous(tmp_path):
+    for name in ("a.safetensors", "b.safetensors"):
+        write(tmp_path, arrays_of(SQUARE, "timm"), name)
+    with pytest.raises(ValueError, match=r"no model.safetensors \(.safetensors in it: a.safetensors, b.safetensors\)"):
+        load_weights(tmp_path)
+    write(tmp_path, arrays_of(SQUARE, "timm"), "model.safetensors")
+    assert load_weights(tmp_path, num_heads=2).source.endswith("model.safetensors (timm)")
+
+
+def test_a_file_has_no_average_to_pass_over(tmp_path):
+    path = write(tmp_path, arrays_of(SQUARE, "released"))
+    with pytest.raises(ValueError, match=r"w\.npz has no Polyak average to pass over, .*: leave out --raw"):
+        load_weights(path, polyak=False)
+
+
+def test_unknown_answers_are_the_programmers_error(tmp_path):
+    with pytest.raises(TypeError, match="unknown answers: heads; known are image_size"):
+        load_weights(tmp_path / "w.npz", heads=3)
+
+
+def test_a_config_beside_the_weights_is_used(tmp_path):
+    write(tmp_path, arrays_of(VIT, "huggingface"), "model.safetensors")
+    config = {
+        "image_size": [8, 12],
+        "num_attention_heads": 2,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-6,
+        "id2label": {"10": "c", "2": "b", "1": "a"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 8, "image_mean": [0.4, 0.5, 0.5]}))
+    weights = load_weights(tmp_path)
+    assert weights.architecture == VIT
+    assert weights.class_names == ("a", "b", "c")
+    assert weights.preprocessing["resize"] == "direct"
+    assert any(note.startswith("WARNING: these weights were trained on pixels") for note in weights.notes)
+
+
+CONFIG = {"image_size": 12, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
+
+
+def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp_path):
+    file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    weights = load_weights(tmp_path)
+    assert weights.architecture == SQUARE
+    assert weights.notes == []
+    bare = load_weights(file, num_heads=2)
+    assert bare.architecture == dataclasses.replace(SQUARE, gelu="exact", layer_norm_epsilon=1e-12)
+    note = "config.json beside it is not read, since it may be another file's: where it is its own, give the folder."
+    assert note in bare.notes
+    save_weights(weights_of(SQUARE), file, "huggingface")  # a file that tells everything needs none
+    assert not any("config.json" in note for note in load_weights(file).notes)
+
+
+def test_layers_that_were_lost_are_missed(tmp_path):
+    write(tmp_path, arrays_of(SQUARE, "huggingface"), "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 12, "hidden_size": 999}))
+    with pytest.raises(ValueError, match=r"model.safetensors: the configuration .*width 999 there, 16 in .*depth 12"):
+        load_weights(tmp_path)
+
+
+def test_preprocessing_goes_with_the_images_of_the_network(tmp_path):
+    write(tmp_path, arrays_of(SQUARE, "huggingface"), "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"image_size": 15}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 15}))
+    weights = load_weights(tmp_path)
+    assert weights.architecture == SQUARE
+    assert weights.preprocessing["image_size"] == [12, 12]
+    assert any("says 15x15 images" in note for note in weights.notes)
+
+
+@pytest.mark.parametrize("polyak", [True, False])
+def test_a_workdir_of_a_sharded_run(polyak, tmp_path):
+    """Saved from eight devices, read into memory; the newest step, and the average where there is one."""
+    a = dataclasses.replace(VIT, head="mlp")
+    mesh = jax.make_mesh((8,), ("data",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    arrays = {
+        name: jax.device_put(array, spread if array.ndim and array.shape[0] % 8 == 0 else whole)
+        for name, array in networks.parameters(a).items()
+    }
+    abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
+    model = pytree.from_named_leaves(abstract, arrays)
+    average = jax.tree.map(lambda leaf: leaf + 1, model)
+    metadata = {
+        "architecture": dataclasses.asdict(a),
+        "class_names": ["a", "b", "c"],
+        "preprocessing": {"resize": "direct"},
+    }
+    store = CheckpointStore(tmp_path, keep_latest=2)
+    store.save(3, {"model": jax.tree.map(jnp.zeros_like, model)}, metadata=metadata, metrics={})
+    store.save(5, {"model": model, "polyak": average}, metadata=metadata, metrics={})
+    store.close()
+    weights = load_weights(tmp_path, polyak=polyak)
+    assert weights.architecture == a
+    assert weights.class_names == ("a", "b", "c")
+    assert weights.preprocessing == {"resize": "direct"}
+    expected = {name: np.asarray(array) + np.float32(polyak) for name, array in arrays.items()}
+    assert_same(weights.parameters, expected)
+    assert ("Polyak average" if polyak else "parameters") + " of step 5" in weights.source
+    with pytest.raises(ValueError, match="num_heads=4 is given, but the checkpoint says 2"):
+        load_weights(tmp_path, num_heads=4)

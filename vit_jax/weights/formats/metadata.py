@@ -1,0 +1,119 @@
+"""The metadata of a file of arrays as JSON text, and that text as the comment of a ZIP archive.
+
+A comment is seen by nobody who reads only arrays, but holds no more than 65,535 bytes, so long texts are
+compressed. Sizes are bounded on both sides of the decompression.
+"""
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.weights.formats.failures import DAMAGED, repeated, shown
+
+MAX_TEXT_CHARACTERS = 4 * 2**20
+MAX_COMMENT_BYTES = 65_535
+_MARKER = re.compile(rb"vit_jax metadata (json|zlib) ([0-9a-f]{8})\n")
+
+
+def encode(metadata: Mapping[str, Any]) -> str:
+    """JSON text in ASCII, equal for equal metadata.
+
+    Raises:
+      ValueError: something in it is not JSON, or it is too long.
+    """
+    try:
+        text = json.dumps(dict(metadata), sort_keys=True, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"metadata must be JSON values under names: {error}.") from error
+    _check_length(len(text))
+    return text
+
+
+def decode(text: str) -> dict[str, Any]:
+    """What `encode` was given.
+
+    Raises:
+      ValueError: the text is not a JSON object, or too long.
+    """
+    _check_length(len(text))
+    return strict_json(text)
+
+
+def strict_json(text: str) -> dict[str, Any]:
+    """A JSON object in which no key stands twice and every number is one.
+
+    Raises:
+      ValueError: anything else.
+    """
+    value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+    if not isinstance(value, dict):
+        raise ValueError(f"JSON in it is not an object but starts with {text[:20]!r}. {DAMAGED}")
+    return value
+
+
+def to_comment(metadata: Mapping[str, Any]) -> bytes:
+    """The comment of an archive that carries the metadata; empty for none.
+
+    Raises:
+      ValueError: it does not fit, however it is packed.
+    """
+    if not metadata:
+        return b""
+    plain = encode(metadata).encode()
+    comment = _with_marker(b"json", plain)
+    if len(comment) > MAX_COMMENT_BYTES:
+        # Base85: the bytes that end an archive must not occur in its comment by chance.
+        comment = _with_marker(b"zlib", base64.b85encode(zlib.compress(plain, 9)))
+    if len(comment) > MAX_COMMENT_BYTES:
+        raise ValueError(
+            f"metadata takes {len(plain):,} bytes, {len(comment):,} when compressed; a .npz file holds "
+            f"{MAX_COMMENT_BYTES:,}. Leave out long lists such as class names, or write .safetensors."
+        )
+    return comment
+
+
+def from_comment(comment: bytes) -> dict[str, Any]:
+    """What `to_comment` was given; empty for any other comment.
+
+    Raises:
+      ValueError: it is ours, and damaged.
+    """
+    marker = _MARKER.match(comment)
+    if not marker:
+        return {}
+    packed = comment[marker.end() :]
+    if zlib.crc32(packed) != int(marker[2], 16):
+        raise ValueError(f"the checksum of its metadata is wrong. {DAMAGED}")
+    return decode((_unpack(packed) if marker[1] == b"zlib" else packed).decode("ascii"))
+
+
+def _with_marker(packing: bytes, packed: bytes) -> bytes:
+    return b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
+
+
+def _unpack(packed: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    plain = decompressor.decompress(base64.b85decode(packed), MAX_TEXT_CHARACTERS + 1)
+    _check_length(len(plain))
+    if not decompressor.eof:
+        raise ValueError(f"its metadata ends early. {DAMAGED}")
+    return plain
+
+
+def _check_length(num_characters: int) -> None:
+    if num_characters > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"metadata takes more than {MAX_TEXT_CHARACTERS:,} characters, which is the most allowed.")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = repeated(key for key, _ in pairs)
+    if twice is not None:
+        raise ValueError(f"the key {shown(twice)} stands twice in its JSON. {DAMAGED}")
+    return dict(pairs)
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} in its JSON is not a number. {DAMAGED}")

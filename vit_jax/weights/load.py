@@ -1,0 +1,229 @@
+"""Weights in memory, and out of every format into it.
+
+Names and shapes are all compared before any data is read. Numbers stay as they are; half precision becomes float32.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax import pytree
+from vit_jax.checkpoint.store import has_checkpoints
+from vit_jax.checkpoint.workdir import open_workdir
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights import hub
+from vit_jax.weights.answers import ANSWERS, normal_answers, refuse_contradictions
+from vit_jax.weights.description import stored_architecture
+from vit_jax.weights.formats import ArrayFile, open_arrays
+from vit_jax.weights.formats.failures import naming
+from vit_jax.weights.names import stack, stacked_shapes
+from vit_jax.weights.recognise import Recognised, recognise
+from vit_jax.weights.report import Fate
+from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
+from vit_jax.weights.training_data import TrainingData, stored_training_data
+
+HEAD = "head/linear/kernel"
+_IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
+
+
+def class_names_file(path: pathlib.Path) -> pathlib.Path:
+    """Where the class names of a .npz stand whose metadata has no room for them."""
+    return path.with_name(f"{path.name}.classes.txt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A network's parameters, and what belongs to them.
+
+    Attributes:
+      architecture: of the network.
+      parameters: float32 by the names of our model's leaves, in its order.
+      class_names: in the order of the logits; None where nobody knows.
+      preprocessing: of the images, as checkpoints have it; None where nobody knows.
+      source: "PATH (format)".
+      fates: of every array that was read.
+      notes: sentences: what was assumed, and what is odd.
+      training: the data of the run that made them; None where nobody knows.
+    """
+
+    architecture: Architecture
+    parameters: Mapping[str, np.ndarray]
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Mapping[str, Any] | None = None
+    source: str = ""
+    fates: Sequence[Fate] = ()
+    notes: Sequence[str] = ()
+    training: TrainingData | None = None
+
+    def warnings(self) -> list[str]:
+        """What whoever uses these weights as they are should know."""
+        head = self.parameters[HEAD]
+        if not head.size or head.any():
+            return []
+        return ["WARNING: the head is all zeros: as it is, it tells all images the same. Fine-tune it before use."]
+
+
+def load_weights(
+    source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **answers: Any
+) -> Weights:
+    """Reads weights in any format, from a file, a folder or the Hub.
+
+    Args:
+      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
+        of ours; or "hf://owner/name".
+      polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
+      class_names: of a file that does not tell them.
+      **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
+
+    Raises:
+      ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that the file
+        does not tell and no answer gives.
+    """
+    if unknown := answers.keys() - set(ANSWERS):
+        raise TypeError(f"unknown answers: {', '.join(sorted(unknown))}; known are {', '.join(ANSWERS)}")
+    path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else pathlib.Path(source).expanduser()
+    if has_checkpoints(path):
+        weights = _load_workdir(path, polyak, answers)
+    else:
+        file = _weights_file(path) if path.is_dir() else path
+        if file.is_file() and not polyak:
+            raise ValueError(f"{file} has no Polyak average to pass over, only a workdir of ours has: leave out --raw.")
+        weights = _load_file(file, _beside(path, file), answers)
+    return _with_class_names(weights, class_names)
+
+
+def _load_workdir(path: pathlib.Path, polyak: bool, answers: Mapping[str, Any]) -> Weights:
+    stored = open_workdir(path, polyak=polyak)
+    try:
+        with naming(str(path)):
+            architecture = stored_architecture(stored.metadata)
+            refuse_contradictions(normal_answers(answers), dataclasses.asdict(architecture), "the checkpoint")
+            parameters = stored.read(stacked_shapes(architecture))
+    finally:
+        stored.store.close()
+    fates = [Fate.of(name, array, "copied") for name, array in parameters.items()]
+    what = "Polyak average" if stored.item == "polyak" else "parameters"
+    return Weights(
+        architecture,
+        parameters,
+        tuple(stored.metadata.get("class_names") or ()) or None,
+        stored.metadata.get("preprocessing"),
+        f"{path} (vit_jax, {what} of step {stored.step})",
+        fates,
+        training=stored_training_data(stored.metadata),
+    )
+
+
+def _weights_file(folder: pathlib.Path) -> pathlib.Path:
+    files = sorted(folder.glob("*.safetensors"))
+    chosen = [file for file in files if file.name == WEIGHTS] or files
+    if len(chosen) == 1:
+        return chosen[0]
+    found = ", ".join(file.name for file in files) or "none"
+    inside = [parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)]
+    wanted = f"give the workdir, {inside[0]}" if inside else "give a file"
+    raise ValueError(f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {found}): {wanted}.")
+
+
+def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
+    """What belongs to a file: all of a folder does, and what has the libraries' names."""
+    if source.is_dir() or file.name == WEIGHTS:
+        return read_sidecar(file.parent)
+    if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
+        return Sidecar()
+    note = f"{CONFIG} beside it is not read, since it may be another file's: where it is its own, give the folder."
+    return Sidecar(notes=(note,))
+
+
+def _load_file(path: pathlib.Path, sidecar: Sidecar, answers: Mapping[str, Any]) -> Weights:
+    with open_arrays(path) as file:
+        with naming(str(path)):
+            sidecar = Sidecar() if file.metadata else sidecar
+            found = recognise(file.arrays, file.metadata, stated=sidecar.fields, answers=answers)
+            _require_all(found, file)
+            class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
+        apart, fates, notes = _read(file, found)
+    a = found.architecture
+    if found.is_class_row_missing:
+        apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
+        notes.append("The file's positions have no row for the class token; it gets zeros, which computes the same.")
+    stacked = stack(apart)
+    parameters = {name: stacked.get(name, np.zeros(shape, np.float32)) for name, shape in stacked_shapes(a).items()}
+    if class_names and len(class_names) != a.num_classes:
+        notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
+        class_names = None
+    notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
+    source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
+    return Weights(a, parameters, class_names, preprocessing, source, fates, notes, training)
+
+
+def _require_all(found: Recognised, file: ArrayFile) -> None:
+    """Every name, shape and type is as it must be, and nothing is left over."""
+    given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
+    if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
+        detail = "\n  ".join(lines)
+        raise ValueError(
+            f"its arrays are not those of {found.architecture.name} in the format {found.format}:\n  {detail}"
+        )
+    if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
+        raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
+
+
+def _carried(
+    file: ArrayFile, sidecar: Sidecar, image_size: tuple[int, int]
+) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
+    """Class names and preprocessing, from the file, beside it, or from nowhere; a note where they were lost."""
+    if not file.metadata:
+        preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
+        return sidecar.class_names, preprocessing, []
+    names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
+    beside = class_names_file(file.path)
+    lost = []
+    if names is None and file.metadata.get("class_names_beside"):
+        if beside.is_file():
+            with naming(str(beside)):
+                names = beside.read_text(encoding="utf-8").splitlines()
+        else:
+            lost = [f"Its class names should stand in {beside}, which is not there: bring it, or give class_names."]
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    preprocessing = preprocessing if isinstance(preprocessing, dict) else None
+    return tuple(names) if is_list and names else None, preprocessing, lost
+
+
+def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], list[Fate], list[str]]:
+    """Parameters with layers taken apart, their fates and notes."""
+    apart: dict[str, np.ndarray] = {}
+    fates, notes = [], []
+    for entry in found.entries:
+        name = found.names[entry.name]
+        array = file.read(name)
+        words = entry.fate(reading=True)
+        if array.dtype != np.float32:
+            words = f"{words}, to float32"
+        with np.errstate(over="ignore"):  # what becomes infinite is told below
+            numbers = array.astype(np.float32, copy=False)
+        if not np.isfinite(numbers).all():
+            notes.append(f"WARNING: {name} has values that are not finite in float32.")
+        apart |= entry.read(numbers)
+        fates.append(Fate(name, entry.ours, array.shape, str(array.dtype), words))
+    if any(fate.dtype == "float64" for fate in fates):
+        notes.append("Arrays of float64 were rounded to float32.")
+    for name in found.ignored:
+        words = f"ignored ({_IGNORED.get(name.partition('/')[0], 'not part of this network')})"
+        fates.append(Fate(name, (), file.arrays[name].shape, str(file.arrays[name].dtype), words))
+    return apart, fates, notes
+
+
+def _with_class_names(weights: Weights, class_names: Sequence[str] | None) -> Weights:
+    if class_names is None:
+        return weights
+    if len(class_names) != weights.architecture.num_classes:
+        raise ValueError(
+            f"{len(class_names)} class names are given, {weights.source} has {weights.architecture.num_classes} classes"
+        )
+    if weights.class_names not in (None, tuple(class_names)):
+        raise ValueError(f"{weights.source} has class names of its own: leave class_names out")
+    return dataclasses.replace(weights, class_names=tuple(class_names))

@@ -1,0 +1,77 @@
+"""Names of parameters: ours, and those of the formats that people have.
+
+A format is recognised by names, tells `Facts` by names and shapes, and gives our parameters its names. What a
+format cannot hold is refused when it is to be written.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.names import bit, huggingface, released, timm
+from vit_jax.weights.names.entry import Entry, Rule, make_entries
+from vit_jax.weights.names.facts import Facts
+from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
+
+__all__ = ["FORMATS", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "stack", "stacked_shapes", "unstack"]
+
+
+class Format(NamedTuple):
+    """A way to name parameters.
+
+    Attributes:
+      canonical: from names in a file to the names of the rules, or None where it is no such file.
+      facts: what names and shapes tell.
+      rules: for a network, and in the style of the file that is read (shapes by canonical name; empty to write).
+      suffix: of a file.
+    """
+
+    canonical: Callable[[Iterable[str]], dict[str, str] | None]
+    facts: Callable[[Mapping[str, Shape]], Facts]
+    rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
+    suffix: str
+
+    def entries(self, a: Architecture, shapes: Mapping[str, Shape] | None = None) -> list[Entry]:
+        """The arrays that a file of this format holds of a network.
+
+        Raises:
+          ValueError: the format has no name for some of its parameters.
+        """
+        return make_entries(self.rules(a, shapes or {}), unstacked_shapes(a))
+
+
+FORMATS = {
+    "released": Format(
+        released.canonical, released.facts, lambda a, shapes: released.rules(released.style_of(shapes)), ".npz"
+    ),
+    "bit": Format(bit.canonical, bit.facts, lambda a, shapes: bit.rules(), ".npz"),
+    "timm": Format(timm.canonical, timm.facts, lambda a, shapes: timm.rules(a), ".safetensors"),
+    "huggingface": Format(
+        huggingface.canonical, huggingface.facts, lambda a, shapes: huggingface.rules(), ".safetensors"
+    ),
+}
+_HIDDEN = (
+    "its head has a hidden layer, which only released and vit_jax hold (huggingface too where there are no classes): "
+    "leave the head out (without_head)"
+)
+
+
+def refuse_unwritable(name: str, a: Architecture) -> None:
+    """Raises ValueError, with all reasons, where a network cannot be told in a format.
+
+    Every format has room for a table of positions, so their form is no reason.
+    """
+    reasons = []
+    is_pooler = name == "huggingface" and a.num_classes == 0
+    if a.head == "mlp" and name != "released" and not is_pooler:
+        reasons.append(_HIDDEN)
+    if name == "released" and a.family == "resnet":
+        reasons.append("it holds ViTs and hybrids; a ResNet goes to bit or timm")
+    if name == "bit" and a.family != "resnet":
+        reasons.append("it holds ResNets only; a ViT or a hybrid goes to released or timm")
+    if a.family == "resnet" and a.residual_unit != "preactivation":
+        reasons.append("it holds ResNets of pre-activation units only")
+    if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
+        reasons.append("it holds pure ViTs with a class token only")
+    if reasons:
+        raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")

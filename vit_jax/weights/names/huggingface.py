@@ -1,0 +1,88 @@
+"""Names of Hugging Face's ViTForImageClassification and ViTModel (.safetensors).
+
+Files carry the classic names; newer versions of the library use shorter ones in memory, which are read too.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from vit_jax.weights.names.entry import Rule
+from vit_jax.weights.names.facts import Facts, classes_of, count, invert, shape_of
+from vit_jax.weights.names.ours import Shape
+from vit_jax.weights.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
+
+PATCHES = "vit.embeddings.patch_embeddings.projection"
+POOLER = "vit.pooler.dense"
+_CLASSIC = {  # newer → classic
+    r"vit\.layers\.(\d+)\.attention\.q_proj\.": r"vit.encoder.layer.\1.attention.attention.query.",
+    r"vit\.layers\.(\d+)\.attention\.k_proj\.": r"vit.encoder.layer.\1.attention.attention.key.",
+    r"vit\.layers\.(\d+)\.attention\.v_proj\.": r"vit.encoder.layer.\1.attention.attention.value.",
+    r"vit\.layers\.(\d+)\.attention\.o_proj\.": r"vit.encoder.layer.\1.attention.output.dense.",
+    r"vit\.layers\.(\d+)\.mlp\.fc1\.": r"vit.encoder.layer.\1.intermediate.dense.",
+    r"vit\.layers\.(\d+)\.mlp\.fc2\.": r"vit.encoder.layer.\1.output.dense.",
+    r"vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
+}
+
+
+def rules() -> list[Rule]:
+    """The names of ViTs with a class token and learned positions."""
+    block, theirs = r"encoder/blocks/(\d+)", r"vit.encoder.layer.\1"
+    return [
+        *patch_rules("embedding", PATCHES),
+        Rule("class_token", "vit.embeddings.cls_token"),
+        Rule("positions/table", "vit.embeddings.position_embeddings"),
+        *norm_rules(f"{block}/attention_norm", f"{theirs}.layernorm_before"),
+        *projection_rules(f"{block}/attention/(query|key|value)", rf"{theirs}.attention.attention.\2"),
+        *out_rules(f"{block}/attention/out", f"{theirs}.attention.output.dense"),
+        *norm_rules(f"{block}/mlp_norm", f"{theirs}.layernorm_after"),
+        *dense_rules(f"{block}/mlp/expand", f"{theirs}.intermediate.dense"),
+        *dense_rules(f"{block}/mlp/contract", f"{theirs}.output.dense"),
+        *norm_rules("encoder/norm", "vit.layernorm"),
+        *dense_rules("head/hidden", POOLER),
+        *dense_rules("head/linear", "classifier"),
+    ]
+
+
+def canonical(names: Iterable[str]) -> dict[str, str] | None:
+    """Classic names → names in the file; None where the file is of another format.
+
+    A pooler beside a classifier is left out: the library's classifier does not see it.
+
+    Raises:
+      ValueError: two names become the same.
+    """
+    classic = {name: _classic_name(name) for name in names}
+    if f"{PATCHES}.weight" not in classic.values():
+        return None
+    found = invert(classic)
+    has_classifier = "classifier.weight" in found
+    return {name: given for name, given in found.items() if not (has_classifier and name.startswith(POOLER))}
+
+
+def _classic_name(name: str) -> str:
+    name = name if name.startswith(("vit.", "classifier.")) else f"vit.{name}"
+    for pattern, replacement in _CLASSIC.items():
+        name = re.sub(rf"^{pattern}", replacement, name)
+    return name
+
+
+def facts(shapes: Mapping[str, Shape]) -> Facts:
+    """What the file tells; not the number of heads.
+
+    Raises:
+      ValueError: an array that everything else depends on is missing or misshapen.
+    """
+    width, _, height, patch_width = shape_of(shapes, f"{PATCHES}.weight", 4)
+    return Facts(
+        patch_size=(height, patch_width),
+        width=width,
+        depth=count(shapes, r"vit\.encoder\.layer\.(\d+)\."),
+        mlp_dim=shape_of(shapes, "vit.encoder.layer.0.intermediate.dense.weight", 2)[0],
+        num_heads=None,
+        pool="token",
+        head="mlp" if f"{POOLER}.weight" in shapes else "linear",
+        num_classes=classes_of(shapes, "classifier.weight", 0, "classifier.bias"),
+        position_rows=shape_of(shapes, "vit.embeddings.position_embeddings", 3)[1],
+        class_rows=(1,),
+        defaults={"gelu": "exact", "layer_norm_epsilon": 1e-12},
+    )

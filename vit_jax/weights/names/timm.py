@@ -1,0 +1,153 @@
+"""Names of timm's models (.safetensors): VisionTransformer, its hybrids, and ResNetV2 as Big Transfer's.
+
+timm keeps query, key and value in one array. Parts that timm has and our networks do not compute are listed, so that
+a file with them is refused in plain words.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.names.entry import Rule
+from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.ours import Shape
+from vit_jax.weights.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
+
+REFUSED = {  # what a name tells of the network
+    r"fc_norm\.": "a norm after the average instead of before it (fc_norm)",
+    r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
+    r".*\.(ls\d?\.gamma|gamma_\d)$": "scaled residual branches (layer scale)",
+    r"reg_token$": "register tokens",
+    r"(dist_token|head_dist\..*)$": "a distillation token",
+    r"norm_pre\.": "a norm before the first block",
+    r".*(relative_position|rel_pos)": "relative positions",
+    r".*\.mlp\.(fc1_g|fc1_x|w12|norm)\.": "gated or normed MLPs",
+    r".*running_mean$": "batch norm",
+    r"stem\.conv1\.": "a root of several convolutions",
+}
+RESNET_DEFAULTS = {
+    "group_norm_epsilon": 1e-5,
+    "standardization_epsilon": 1e-8,
+    "standardization_epsilon_added_to": "variance",
+}
+CONVOLUTION = "hwio->oihw"
+STEM = "patch_embed.backbone"
+
+
+def rules(a: Architecture) -> list[Rule]:
+    """The names of a ViT, a hybrid or a pre-activation ResNet."""
+    block = r"encoder/blocks/(\d+)"
+    resnet = [
+        *_resnet_rules("stem", f"{STEM}.stem" if a.units else STEM, f"{STEM}.stages"),
+        *(_resnet_rules("body", "stem", "stages") if a.residual_unit == "preactivation" else []),
+        *norm_rules("norm", "norm"),
+    ]
+    pooling = [
+        Rule("pooling/probe", "attn_pool.latent"),
+        *projection_rules("pooling/attention/query", "attn_pool.q"),
+        *projection_rules("pooling/attention/(?:key|value)", "attn_pool.kv"),
+        *out_rules("pooling/attention/out", "attn_pool.proj"),
+        *norm_rules("pooling/norm", "attn_pool.norm"),
+        *dense_rules("pooling/mlp/expand", "attn_pool.mlp.fc1"),
+        *dense_rules("pooling/mlp/contract", "attn_pool.mlp.fc2"),
+    ]
+    head = [Rule("head/linear/kernel", "head.fc.weight", "io->oi11"), Rule("head/linear/bias", "head.fc.bias")]
+    return [
+        *resnet,
+        *patch_rules("embedding", "patch_embed.proj"),
+        Rule("class_token", "cls_token"),
+        Rule("positions/table", "pos_embed"),
+        *norm_rules(f"{block}/attention_norm", r"blocks.\1.norm1"),
+        *projection_rules(f"{block}/attention/(?:query|key|value)", r"blocks.\1.attn.qkv"),
+        *out_rules(f"{block}/attention/out", r"blocks.\1.attn.proj"),
+        *norm_rules(f"{block}/mlp_norm", r"blocks.\1.norm2"),
+        *dense_rules(f"{block}/mlp/expand", r"blocks.\1.mlp.fc1"),
+        *dense_rules(f"{block}/mlp/contract", r"blocks.\1.mlp.fc2"),
+        *norm_rules("encoder/norm", "norm"),
+        *pooling,
+        *(dense_rules("head/linear", "head") if a.has_transformer else head),
+    ]
+
+
+def _resnet_rules(ours: str, root: str, stages: str) -> list[Rule]:
+    unit = rf"{ours}/stage(\d+)/unit(\d+)"
+
+    def theirs(rest: str) -> Callable[[re.Match[str]], str]:
+        """Stages and units count from 0 there."""
+        return lambda match: match.expand(rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}")
+
+    return [
+        Rule(f"{ours}/root/conv/kernel", f"{root}.conv.weight", CONVOLUTION),
+        *norm_rules(f"{ours}/root/norm", f"{root}.norm"),
+        Rule(rf"{unit}/conv(\d)/kernel", theirs(r"conv\3.weight"), CONVOLUTION),
+        Rule(rf"{unit}/norm(\d)/scale", theirs(r"norm\3.weight")),
+        Rule(rf"{unit}/norm(\d)/bias", theirs(r"norm\3.bias")),
+        Rule(rf"{unit}/shortcut/conv/kernel", theirs("downsample.conv.weight"), CONVOLUTION),
+        Rule(rf"{unit}/shortcut/norm/scale", theirs("downsample.norm.weight")),
+        Rule(rf"{unit}/shortcut/norm/bias", theirs("downsample.norm.bias")),
+    ]
+
+
+def canonical(names: Iterable[str]) -> dict[str, str] | None:
+    """The names as they are; None where the file is of another format.
+
+    Raises:
+      ValueError: it is timm's, but of a network that ours does not compute.
+    """
+    names = set(names)
+    is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
+    if not is_resnet and "patch_embed.proj.weight" not in names:
+        return None
+    for pattern, part in REFUSED.items():
+        if name := next((name for name in sorted(names) if re.match(pattern, name)), None):
+            raise ValueError(f"it has {part}, which our networks do not compute: {name}")
+    if {"cls_token", "attn_pool.latent"} <= names:
+        raise ValueError(
+            "it has a class token beside attention pooling, which our networks do not compute: attn_pool.latent"
+        )
+    if is_resnet and "norm.weight" not in names:
+        raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
+    return {name: name for name in names}
+
+
+def facts(shapes: Mapping[str, Shape]) -> Facts:
+    """What the file tells; not the number of heads.
+
+    Raises:
+      ValueError: an array that everything else depends on is missing or misshapen.
+    """
+    if "patch_embed.proj.weight" not in shapes:
+        return _resnet_facts(shapes)
+    width, _, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4)
+    has_stages = f"{STEM}.stem.conv.weight" in shapes
+    root = f"{STEM}.stem.conv.weight" if has_stages else f"{STEM}.conv.weight"
+    is_hybrid = root in shapes
+    pool = "token" if "cls_token" in shapes else "map" if "attn_pool.latent" in shapes else "gap"
+    return Facts(
+        family="hybrid" if is_hybrid else "vit",
+        patch_size=(patch_size[0], patch_size[1]),
+        width=width,
+        depth=count(shapes, r"blocks\.(\d+)\."),
+        mlp_dim=shape_of(shapes, "blocks.0.mlp.fc1.weight", 2)[0],
+        num_heads=None,
+        units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
+        root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
+        pool=pool,
+        num_classes=classes_of(shapes, "head.weight", 0, "head.bias"),
+        position_rows=shape_of(shapes, "pos_embed", 3)[1] if "pos_embed" in shapes else None,
+        class_rows=(0, 1) if pool == "token" else (0,),
+        fixed_positions="none",
+        defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
+    )
+
+
+def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
+    return Facts(
+        family="resnet",
+        width=shape_of(shapes, "norm.weight", 1)[0],
+        units=counts(shapes, r"stages\.(\d+)\.blocks\.(\d+)\."),
+        root_channels=shape_of(shapes, "stem.conv.weight", 4)[0],
+        pool="gap",
+        num_classes=classes_of(shapes, "head.fc.weight", 0, "head.fc.bias"),
+        defaults={"residual_unit": "preactivation", **RESNET_DEFAULTS},
+    )

@@ -1,0 +1,143 @@
+"""Weights from memory into every format, with all that they carry."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.checkpoint.workdir import write_workdir
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights import transfer
+from vit_jax.weights.derive import format_defaults
+from vit_jax.weights.description import describe
+from vit_jax.weights.formats import write_npz, write_safetensors
+from vit_jax.weights.formats.metadata import to_comment
+from vit_jax.weights.formats.whole import write_whole
+from vit_jax.weights.library_config import write_library_config
+from vit_jax.weights.load import Weights, class_names_file
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, unstack
+from vit_jax.weights.report import Fate
+from vit_jax.weights.sidecar import WEIGHTS
+
+OWN = "vit_jax"
+WRITABLE = (*FORMATS, OWN)
+LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json tells
+
+
+def save_weights(
+    weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
+) -> tuple[list[Fate], list[str]]:
+    """Writes weights, whole or not at all, over what is there.
+
+    Args:
+      weights: of any network that the format can hold.
+      path: a file; a folder for "vit_jax", and for "timm" and "huggingface" too, which then get config.json.
+      format_name: one of `WRITABLE`.
+      without_head: leave classifier and hidden layer out: the network then ends in its features.
+
+    Returns:
+      The fate of every parameter, and notes.
+
+    Raises:
+      ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
+    """
+    into_folder = names_folder(path)
+    path = pathlib.Path(path).expanduser()
+    left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
+    fates = [dataclasses.replace(Fate.of(name, weights.parameters[name], "left out"), name="-") for name in left_out]
+    weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
+    if format_name == OWN:
+        write_workdir(path, weights.parameters, describe_weights(weights))
+        return [Fate.of(name, array, "copied") for name, array in weights.parameters.items()] + fates, []
+    written = transfer.with_position_table(weights)
+    a = written.architecture
+    refuse_unwritable(format_name, a)
+    entries = FORMATS[format_name].entries(a)
+    apart = unstack(written.parameters)
+    arrays = {entry.name: entry.write(apart) for entry in entries}
+    into_folder = into_folder and format_name in LIBRARIES
+    notes = _differences(format_name, entries, weights.architecture, has_config=into_folder)
+    if into_folder:
+        path.mkdir(parents=True, exist_ok=True)
+        notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
+    notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
+    return [_fate(entry, arrays[entry.name], weights) for entry in entries] + fates, notes
+
+
+def names_folder(path: str | pathlib.Path) -> bool:
+    """Whether weights go into a folder of this name, not into a file: it is one, has no suffix or ends in a slash."""
+    return str(path).endswith("/") or not pathlib.Path(path).suffix or pathlib.Path(path).expanduser().is_dir()
+
+
+def describe_weights(weights: Weights) -> dict[str, Any]:
+    """The metadata that weights carry, in any format."""
+    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training)
+
+
+def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
+    metadata = describe_weights(weights)
+    if suffix == ".safetensors":
+        write_safetensors(path, arrays, metadata)
+        return []
+    if weights.class_names is None or _has_room(metadata):
+        write_npz(path, arrays, metadata)
+        return []
+    beside = class_names_file(path)
+    if any(len(name.splitlines()) > 1 for name in weights.class_names):
+        raise ValueError(f"{path}: class names of several lines cannot stand in {beside.name}: write .safetensors.")
+    with write_whole(beside) as file:
+        file.write("".join(f"{name}\n" for name in weights.class_names).encode())
+    training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
+    write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})
+    return [
+        f"A .npz has no room for {len(weights.class_names):,} class names: they are in {beside}; keep both together."
+    ]
+
+
+def _has_room(metadata: Mapping[str, Any]) -> bool:
+    try:
+        to_comment(metadata)
+    except ValueError:
+        return False
+    return True
+
+
+def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
+    """What the format holds otherwise than this network has it, and what its readers compute otherwise.
+
+    A configuration beside the file tells them some of it.
+    """
+    defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
+    fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
+    if a.has_resnet:
+        fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
+    told = LIBRARIES[format_name] if has_config else ()
+    return _rewritten(format_name, a) + [
+        f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
+        f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+        for field in fields
+        if field not in told and getattr(a, field) != defaults[field]
+    ]
+
+
+def _rewritten(format_name: str, a: Architecture) -> list[str]:
+    notes = []
+    if a.has_transformer and a.position_embedding != "learned_1d":
+        notes.append(
+            f"The positions ({a.position_embedding}) are written as a learned table, the form of {format_name} "
+            "files: it computes the same, and whoever trains it further trains the table too."
+        )
+    if format_name == "released" and a.head == "mlp":
+        notes.append("timm passes over the hidden layer of the head (pre_logits) without a word.")
+    return notes
+
+
+def _fate(entry: Entry, array: np.ndarray, weights: Weights) -> Fate:
+    """Of an array of the file; `weights` are as they were given, so a table may be made of other parameters or none."""
+    ours, words = entry.ours, entry.fate(reading=False)
+    if ours == ("positions/table",) and ours[0] not in weights.parameters:
+        ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
+        words = f"made of {weights.architecture.position_embedding}"
+    return Fate(entry.name, ours, array.shape, str(array.dtype), words)
