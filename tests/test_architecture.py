@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
+    ("references", "files"),
     ("config", "activations", "arrays", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals",),
