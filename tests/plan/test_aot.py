@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from tests.plan import small_plans as small
-from vit_jax.plan import aot, hlo
+from vit_jax.plan import aot, estimate, hlo
 from vit_jax.plan.arithmetic import arithmetic_memory
 from vit_jax.plan.estimate import make_plan
-from vit_jax.plan.report import to_text
+from vit_jax.plan.report import to_json, to_text
 from vit_jax.plan.topology import parse_topology
 
 needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed: pip install 'vit_jax[tpu]'")
@@ -32,15 +32,12 @@ needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not 
             512.5 * 2**20,
             15.75 * 2**30,
         ),
+        ("RESOURCE_EXHAUSTED: too much", None, None),
     ],
 )
-def test_what_the_compiler_says_of_too_large_programs(message, needed, available):
+def test_messages_about_programs_that_are_too_large(message, needed, available):
     result = aot.read_too_large(message)
-    assert (result.needed_bytes, result.available_bytes) == (int(needed), int(available))
-
-
-def test_other_words_give_no_numbers():
-    assert aot.read_too_large("RESOURCE_EXHAUSTED: too much").needed_bytes is None
+    assert (result.needed_bytes, result.available_bytes) == (needed and int(needed), available and int(available))
 
 
 @needs_libtpu
@@ -97,9 +94,9 @@ def plan():
 
 @needs_libtpu
 def test_a_step_is_compiled_for_four_chips(plan):
-    assert plan.is_compiled
+    assert isinstance(plan.compiled, aot.Executable)
     assert plan.fits
-    assert plan.program_text.startswith("HloModule")
+    assert plan.compiled.text.startswith("HloModule")
     text = to_text(plan)
     assert "XLA compiled the step for this machine" in text
     assert "ms by the compiled schedule" in text
@@ -122,6 +119,25 @@ def test_its_schedule_has_loops_and_collectives(plan):
     sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
     assert sums
     assert {len(c.devices) for c in sums} == {4}
+
+
+@needs_libtpu
+def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
+    own = dataclasses.replace(plan.run.architecture, block="mine:Block")
+    monkeypatch.setattr(estimate, "architecture_of", lambda *_: own)
+    monkeypatch.setattr(estimate, "assemble", lambda *_, **__: dataclasses.replace(plan.run, architecture=own))
+    monkeypatch.setattr(aot, "compile_step", lambda _: plan.compiled)
+    result = make_plan(plan.config, plan.topology, plan.dataset)
+    values = to_json(result)
+    assert (values["roofline"], values["totals"]["mfu"], values["memory"]) == (None, None, to_json(plan)["memory"])
+    assert values["totals"]["days"] == plan.totals.days
+    assert "no arithmetic estimate" in to_text(result)
+    monkeypatch.setattr(aot, "compile_step", lambda _: aot.TooLarge(None, None, "too large"))
+    result = make_plan(plan.config, plan.topology, plan.dataset)
+    assert (result.step_seconds, result.totals) == (None, None)
+    assert "DOES NOT FIT" in to_text(result)
+    with pytest.raises(ValueError, match="mine:Block: no formula"):
+        make_plan(plan.config, plan.topology, plan.dataset, can_compile=False)
 
 
 @needs_libtpu

@@ -1,12 +1,15 @@
-"""Plans by arithmetic: whole, with their reason, and with the numbers of the layout."""
+"""Plans by arithmetic and of a user's own network, the data they assume, and totals worked out by hand."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tests.plan import small_plans as small
+from vit_jax.config import ModelConfig, build_architecture, load_recipe
 from vit_jax.plan import aot, estimate
-from vit_jax.plan.estimate import make_plan
+from vit_jax.plan.dataset import IMAGENET, JFT, choose_dataset
+from vit_jax.plan.estimate import make_plan, run_totals
 from vit_jax.plan.report import to_json, to_text
 from vit_jax.plan.topology import parse_topology
 
@@ -18,7 +21,7 @@ def planned(topology, *overrides, **options):
 
 def test_gpus_are_planned_by_arithmetic():
     plan = planned("h100:8", price_per_chip_hour=2.0)
-    assert not plan.is_compiled
+    assert plan.compiled is None
     assert plan.fits
     text = to_text(plan)
     assert "basis    arithmetic, nothing was compiled: compilers for GPUs need the GPU" in text
@@ -29,25 +32,22 @@ def test_gpus_are_planned_by_arithmetic():
 def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(estimate.aot, "has_compiler", lambda: False)
     plan = planned("v5e:2x2")
-    assert not plan.is_compiled
-    assert "libtpu is not installed here; pip install 'vit_jax[tpu]'" in to_text(plan)
-    with pytest.raises(ValueError, match="no compiler for v5e:2x2"):
+    assert plan.compiled is None
+    assert "libtpu is not installed; pip install 'vit_jax[tpu]'" in to_text(plan)
+    with pytest.raises(ValueError, match="No compiler for v5e:2x2"):
         aot.topology_devices(parse_topology("v5e:2x2"))
 
 
-def test_fsdp_takes_less_state_and_names_its_collectives():
+def test_fsdp_and_model_shards_change_the_layout():
     whole, split = (
         planned("h100:8", f"sharding.parameters={name}", "model.width=64") for name in ("replicated", "fsdp")
     )
     assert split.memory.state < 0.3 * whole.memory.state
     assert split.memory.batch == whole.memory.batch
     assert split.roofline.collective_seconds > whole.roofline.collective_seconds
-
-
-def test_model_shards_are_in_the_layout_and_cost_collectives():
-    plan = planned("h100:8", "sharding.num_model_shards=2")
+    plan = planned("h100:8", "sharding.num_model_shards=2", "model.width=64")
     assert to_json(plan)["mesh"] == {"replica": 1, "data": 4, "model": 2}
-    assert plan.roofline.collective_seconds > planned("h100:8").roofline.collective_seconds
+    assert plan.roofline.collective_seconds > whole.roofline.collective_seconds
 
 
 def test_what_is_too_large_does_not_fit():
@@ -71,3 +71,62 @@ def test_json_holds_the_same_numbers():
 def test_a_batch_that_the_machine_does_not_divide():
     with pytest.raises(ValueError, match="global_batch=32 is not divisible by 256"):
         planned("v5e:16x16", can_compile=False)
+
+
+def test_the_data_of_a_recipe():
+    recipe = "configs/pretrain_jft.py:ViT-H/14"
+    config = load_recipe(recipe)
+    assert choose_dataset(f"/elsewhere/{recipe}", config) == JFT
+    assert choose_dataset(recipe, dataclasses.replace(config, data="tfds:imagenet2012")) == IMAGENET
+    both = choose_dataset(recipe, config, num_examples=5, num_classes=7)
+    assert (both.num_examples, both.num_classes, both.source) == (5, 7, "the command line")
+    one = choose_dataset(recipe, config, num_classes=7)
+    assert (one.num_examples, one.num_classes) == (JFT.num_examples, 7)
+    assert "command line" in one.source
+    with pytest.raises(ValueError, match="--num_examples=N and --num_classes=N"):
+        choose_dataset(recipe, dataclasses.replace(config, data="folder:/my/images"))
+    with pytest.raises(ValueError, match="not known here"):
+        choose_dataset("own.py", config, num_examples=5)
+    assert choose_dataset("own.py", config, num_examples=5, num_classes=2).num_classes == 2
+
+
+H14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
+
+
+def totals(topology, **changes):
+    arguments = {"steps": 864_000, "global_batch": 4096, "step_seconds": 0.1, "price_per_chip_hour": 1.5} | changes
+    return run_totals(H14, parse_topology(topology), **arguments)
+
+
+def test_a_day_on_a_pod():
+    total = totals("v5p:8x8x8")
+    assert total.days == pytest.approx(1.0)
+    assert total.chip_hours == pytest.approx(512 * 24)
+    assert total.core_days == pytest.approx(1024)  # two TensorCores a chip
+    assert total.price == pytest.approx(512 * 24 * 1.5)
+    assert total.images == 864_000 * 4096
+    assert total.images_per_second == pytest.approx(40_960)
+
+
+def test_mfu_is_useful_arithmetic_by_peak():
+    total = totals("v5e:16x16")
+    useful = total.exaflops * 1e18 / (total.days * 86400)
+    assert total.mfu == pytest.approx(useful / (256 * 197e12))
+    # the same share of the peak of TPU v3 cores, 61.5 TFLOP/s each
+    assert total.mfu == pytest.approx(useful / (total.tpu_v3_core_days / total.days * 61.5e12))
+
+
+def test_gpus_have_no_cores_and_own_code_no_flops():
+    total = totals("h100:8", price_per_chip_hour=None)
+    assert (total.price, total.core_days) == (None, pytest.approx(8))
+    own = dataclasses.replace(H14, block="mine:Block")
+    total = run_totals(own, parse_topology("h100:8"), steps=10, global_batch=8, step_seconds=2, price_per_chip_hour=1)
+    assert (total.mfu, total.exaflops, total.images_per_second) == (None, None, 4)
+
+
+def test_the_paper_counts_2500_core_days_for_h14_on_jft():
+    """At the 32 % that 4,262 exaFLOPs in 2,500 TPUv3-core-days are."""
+    steps = round(14 * 303e6 / 4096)
+    seconds = 4262e18 / steps / (0.32 * 256 * 197e12)
+    total = totals("v5e:16x16", steps=steps, step_seconds=seconds)
+    assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)

@@ -1,47 +1,69 @@
-"""The recorded cases and the tables made of them."""
+"""The recorded plans: arithmetic agrees with the compiler, and the README's tables are those of the golden file."""
+
+import functools
 
 import pytest
 
 from vit_jax.plan import record
+from vit_jax.plan.memory import Memory
+
+ROWS = record.load()
+COMPILED = [case for case in record.CASES if ROWS.get(case.name, {}).get("memory")]
 
 
-@pytest.fixture(scope="module")
-def rows():
-    return record.load()
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_shared():
+    """The table needs the same plans by arithmetic as the cases."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "plan_of", functools.cache(record.plan_of))
+        yield
 
 
-def test_names_are_unique_and_commands_can_be_typed():
-    cases = [*record.HEADLINES, *record.SPREAD]
-    assert len({case.name for case in cases}) == len(cases)
-    assert record.HEADLINES[0].command == "vit-jax plan --config=configs/pretrain_jft.py:ViT-H/14 --topology=v5e:16x16"
-    assert " --config.global_batch=1024" in record.HEADLINES[3].command
-
-
-def test_recorded_commands_are_those_of_the_cases(rows):
-    commands = {case.name: case.command for case in (*record.HEADLINES, *record.SPREAD)}
-    assert {name: row["command"] for name, row in rows.items()} == {name: commands[name] for name in rows}
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
+def test_arithmetic_agrees_with_the_compiler(case):
+    compiled, arithmetic = Memory(**ROWS[case.name]["memory"]), record.plan_of(case, can_compile=False).memory
+    assert arithmetic.state == pytest.approx(compiled.state, rel=0.01)
+    assert arithmetic.parameters == pytest.approx(compiled.parameters, rel=0.01)
+    assert arithmetic.total == pytest.approx(compiled.total, rel=0.15)
+    assert compiled.total == ROWS[case.name]["needed_bytes"]
 
 
 @pytest.mark.parametrize("make", [record.headline_table, record.scaling_table, record.spread_table])
-def test_the_readme_has_the_tables_of_what_is_recorded(rows, make):
-    table = make(rows)
+def test_the_readme_has_the_tables_of_what_is_recorded(make):
+    table = make(ROWS)
     assert table.count("\n") > 3
     assert table in record.README.read_text()
 
 
-def test_a_row_of_a_step_that_did_not_fit(rows):
-    row = rows["H/14 on v4:4x4x8"] | {"memory": None, "fits": False, "needed_bytes": None, "timeline": {}}
+def test_what_is_recorded():
+    commands = {case.name: case.command for case in record.CASES}
+    assert len(commands) == len(record.CASES)
+    assert commands["G/14 on v5p:8x8x8"] == (
+        "vit-jax plan --config=configs/pretrain_jft.py:ViT-H/14 --topology=v5p:8x8x8 "
+        "--config.model.name=ViT-G/14 --config.sharding.num_replicas=4"
+    )
+    assert {name: row["command"] for name, row in ROWS.items()} == {name: commands[name] for name in ROWS}
+    recorded = [ROWS[case.name] for case in COMPILED]
+    assert {row["remat"] for row in recorded} == {"none", "dots", "full"}
+    assert {row["sharding"] for row in recorded} == {"replicated", "fsdp"}
+    assert {case.name for case in record.HEADLINES} <= {case.name for case in COMPILED}
+    small, large = (ROWS[f"L/16 on v5e:{shape}"]["step_seconds"] for shape in ("4x4", "16x16"))
+    assert large <= 1.05 * small  # 256 chips are not slower than 16
+
+
+def test_a_row_of_a_step_that_did_not_fit():
+    row = ROWS["H/14 on v4:4x4x8"] | {"memory": None, "fits": False, "needed_bytes": None, "timeline": {}}
     assert "| no |" in record.headline_table({"H/14 on v4:4x4x8": row})
 
 
-def test_writing_keeps_other_rows_and_the_prose(rows, tmp_path, monkeypatch):
+def test_writing_keeps_other_rows_and_the_prose(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "GOLDEN", tmp_path / "plan.json")
     monkeypatch.setattr(record, "README", tmp_path / "README.md")
     marks = "".join(
         f"<!-- {mark} -->\nold\n<!-- end of {mark} -->\nprose\n" for mark in ("headlines", "scaling", "spread")
     )
     record.README.write_text(f"# Head\n{marks}")
-    record.write({"H/14 on v5e:16x16": rows["H/14 on v5e:16x16"]})
+    record.write({"H/14 on v5e:16x16": ROWS["H/14 on v5e:16x16"]})
     text = record.README.read_text()
     assert text.startswith("# Head\n<!-- headlines -->\n| |")
     assert text.count("prose") == 3

@@ -8,9 +8,10 @@ from tests.plan import small_plans as small
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.plan import search as module
 from vit_jax.plan.dataset import JFT
+from vit_jax.plan.report import found_to_json, found_to_text
 from vit_jax.plan.search import search
-from vit_jax.plan.search_report import found_to_json, found_to_text
 from vit_jax.plan.topology import parse_topology
+from vit_jax.train.assemble import architecture_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ def test_nothing_fits():
     assert "Nothing fits" in found_to_text(found)
 
 
-def test_other_batches_are_compared_by_image():
+def test_other_batches_are_compared_by_image(monkeypatch):
+    monkeypatch.setattr(module, "MODEL_SHARDS", (1,))
     config = small.recipe()
     found = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False, other_batches=True)
     assert {c.config.global_batch for c in found.candidates} == {8, 16, 32, 64, 128}
@@ -83,7 +85,7 @@ def test_other_batches_are_compared_by_image():
 def test_what_is_in_doubt_is_tried_last(found):
     candidates = sorted(found.candidates, key=lambda c: c.needed_bytes)
     usable = candidates[len(candidates) // 2].needed_bytes
-    order = module._worth_trying(candidates, usable, 1.15 * usable)
+    order = module._in_order(candidates, usable, 1.15 * usable)
     sizes = [candidates[place].needed_bytes for place in order]
     is_sure = [size <= usable for size in sizes]
     assert is_sure == sorted(is_sure, reverse=True)
@@ -93,14 +95,21 @@ def test_what_is_in_doubt_is_tried_last(found):
     assert set(policies[: len(sure)]) == sure
 
 
+def test_own_code_cannot_be_ordered_by_arithmetic(h14, monkeypatch):
+    own = dataclasses.replace(architecture_of(h14, 10), block="mine:Block")
+    monkeypatch.setattr(module, "architecture_of", lambda *_: own)
+    with pytest.raises(ValueError, match="mine:Block: no formula"):
+        search(h14, parse_topology("v5e:8x8"), JFT)
+
+
 def test_no_layout_is_possible():
     config = small.recipe("global_batch=3")
     with pytest.raises(ValueError, match="No layout of this recipe is possible on h100:8"):
         search(config, parse_topology("h100:8"), small.dataset(config), can_compile=False)
 
 
-def test_the_compiler_decides_between_the_best(monkeypatch, h14):
-    """A compiler that finds the first choice too large and the others slower than arithmetic."""
+def test_the_compiler_decides_between_the_best(monkeypatch, h14, found):
+    """A compiler that finds the first choice too large."""
     asked = []
 
     def compiled(config, topology, dataset, **options):
@@ -111,6 +120,7 @@ def test_the_compiler_decides_between_the_best(monkeypatch, h14):
 
     real = module.make_plan
     monkeypatch.setattr(module, "make_plan", compiled)
+    monkeypatch.setattr(module, "_candidates", lambda *_: [dataclasses.replace(c, plan=None) for c in found.candidates])
     found = search(h14, parse_topology("v5e:8x8"), JFT, num_tries=3)
     assert len(asked) == 3
     assert {config.model.remat for config in asked} == {"none", "dots", "full"}

@@ -1,10 +1,11 @@
-"""Names of machines, their devices in name only, and what is said of names that are none."""
+"""Names of machines, their devices in name only, and the groups that collectives form on them."""
 
 import collections
 
 import pytest
 
-from vit_jax.plan.topology import parse_topology
+from vit_jax.cost.fabrics import Group, collective_seconds
+from vit_jax.plan.topology import group_of, make_collective_seconds, parse_topology
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,7 @@ def test_a_host_has_a_square_of_chips():
 def test_slices_are_named_or_counted():
     assert parse_topology("v5e:4x4", num_slices=2).name == "2*v5e:4x4"
     assert parse_topology("v5e:4x4", num_slices=2).num_chips == 32
-    slices = [device.slice_index for device in parse_topology("2*v5e:2x2").stand_ins()]
-    assert slices == [0] * 4 + [1] * 4
+    assert [device.slice_index for device in parse_topology("2*v5e:2x2").stand_ins()] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_axes_that_close_into_rings(name, is_ring):
     ("name", "num_slices", "message"),
     [
         ("v5e", None, "KIND:SHAPE such as v5e:16x16"),
-        ("v5e:", None, "is no machine"),
+        ("v5e:", None, "is not a machine"),
         ("v5x:4x4", None, "Did you mean v5"),
         ("tpu:4x4", None, "Kinds: v4, v5e"),
         ("v5e:3x3", None, "one of 1x1, 2x2"),
@@ -86,3 +86,32 @@ def test_names_that_are_none(name, num_slices, message):
     with pytest.raises(ValueError, match="--topology=") as error:
         parse_topology(name, num_slices=num_slices)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "group"),
+    [
+        ("v5e:16x16", lambda d: True, Group((16, 16), (True, True))),
+        ("v5e:16x16", lambda d: d.coords[0] == 3, Group((16,), (True,))),
+        ("v5e:16x16", lambda d: d.coords[0] == 3 and d.coords[1] < 4, Group((4,), (False,))),
+        ("v5e:16x16", lambda d: d.coords[0] == 3 and d.coords[1] % 4 == 1, Group((4,), (True,), stride=4)),
+        ("v5e:4x4", lambda d: True, Group((4, 4), (False, False))),
+        ("v4:4x4x8", lambda d: d.coords[2] == 0, Group((4, 4), (True, True))),
+        ("v4:4x4x8", lambda d: d.coords == (0, 0, 0), Group()),
+        ("v5e:4x4", lambda d: sum(d.coords) == 3, Group((4,), (False,))),  # a diagonal is no box
+        ("2*v5e:4x4", lambda d: True, Group((4, 4), (False, False), num_slices=2)),
+        ("2*v5e:4x4", lambda d: d.coords == (1, 1, 0), Group(num_slices=2)),
+        ("4*h100:8", lambda d: True, Group(num_switched=8, num_slices=4)),
+        ("4*h100:8", lambda d: d.slice_index == 2, Group(num_switched=8)),
+    ],
+)
+def test_groups(name, keep, group):
+    topology = parse_topology(name)
+    assert group_of([device for device in topology.stand_ins() if keep(device)], topology) == group
+
+
+def test_seconds_of_positions_in_a_mesh():
+    topology = parse_topology("v5e:4x4")
+    devices = list(reversed(topology.stand_ins()))
+    seconds = make_collective_seconds(devices, topology)("all-gather", 10**9, (0, 1))  # neighbours of one row
+    assert seconds == collective_seconds("all-gather", 10**9, Group((2,), (False,)), topology.fabric)

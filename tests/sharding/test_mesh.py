@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import ShardingConfig
-from vit_jax.sharding import batch_sharding, build_mesh
+from vit_jax.sharding import batch_sharding, build_mesh, compiler_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,7 @@ def test_replicas_that_cut_across_slices_are_refused():
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
 
 
-def test_tensor_parallelism_across_slices_is_refused():
-    with pytest.raises(ValueError, match="num_model_shards=8 does not divide the 4 devices of a slice"):
-        build_mesh(slices(4), ShardingConfig(num_model_shards=8))
+def test_only_tpus_get_their_compiler_option():
+    options = compiler_options(build_mesh(slices(1)))
+    assert options == {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+    assert compiler_options(build_mesh(jax.devices())) is None

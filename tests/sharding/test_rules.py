@@ -1,14 +1,17 @@
-"""Every parameter of every network is placed by a rule; the placements of the large ones stand in golden tables.
+"""Placement of the parameters of our networks (golden tables for large ones), of others, and of optimiser states.
 
 `UPDATE_GOLDEN=1 pytest tests/sharding` renews the tables.
 """
 
+import functools
 import math
 import os
 import pathlib
 import re
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
@@ -17,12 +20,14 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import build_model
 from vit_jax.sharding import build_mesh, shard_tree, spec_of
 from vit_jax.sharding.rules import RULES
+from vit_jax.train.state import init_state
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "shardings"
 MODELS = ("ViT-B/16", "ViT-L/16", "ViT-H/14", "ViT-G/14", "R152x4", "R50+ViT-L/16")
 AXES = {"replica": 2, "data": 16, "model": 4}
 
 
+@functools.cache
 def parameters(name, **options):
     architecture = build_architecture(ModelConfig(name=name, **options), image_size=(224, 224), num_classes=18_291)
     return pytree.named_leaves(jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
@@ -81,36 +86,59 @@ def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_mo
         assert spread == (2 if computes_most or re.search("(query|key|value|expand)/bias", name) else 1), name
 
 
-def test_replicated_splits_nothing_over_data():
-    axes = {"replica": 2, "data": 4, "model": 1}
-    assert {spec_of(name, x.shape, axes, "replicated") for name, x in parameters("ViT-S/16").items()} == {
-        PartitionSpec()
-    }
+def test_every_rule_decides_something_and_known_networks_need_no_last_one():
+    patterns = [(pattern, pattern) for pattern, _ in RULES]
+    used = {pytree.first_match(patterns, name) for options in EVERY_KIND for name in parameters(**options)}
+    assert used == {pattern for pattern, _ in RULES[:-1]}
 
 
-def test_a_parameter_without_a_rule_is_an_error():
-    with pytest.raises(ValueError, match="No rule covers 'encoder/blocks/novelty'"):
-        spec_of("encoder/blocks/novelty", (2, 2), AXES, "replicated")
+@pytest.mark.parametrize(
+    ("name", "shape", "axes", "strategy", "expected"),
+    [
+        ("head/linear/kernel", (384, 10), {"replica": 1, "data": 7, "model": 1}, "fsdp", ()),  # 7 divides nothing
+        ("head/linear/kernel", (384, 16), AXES, "replicated", ()),
+        ("encoder/novelty", (32, 768, 96), AXES, "fsdp", (None, "data", None)),  # the largest dimension
+        ("encoder/novelty", (32, 100, 96), AXES, "fsdp", (None, None, "data")),  # that 16 divides
+        ("encoder/novelty", (33, 100), AXES, "fsdp", ()),
+        ("encoder/novelty", (768,), AXES, "replicated", ()),
+        ("encoder/novelty", (), AXES, "fsdp", ()),
+        ("encoder/mine/mlp/expand/kernel", (768,), AXES, "fsdp", ("data",)),  # too few dimensions for its rule
+    ],
+)
+def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, strategy, expected):
+    assert spec_of(name, shape, axes, strategy) == PartitionSpec(*expected)
 
 
-def test_every_rule_is_needed():
-    names = [name for options in EVERY_KIND for name in parameters(**options)]
-    for i, (pattern, _) in enumerate(RULES):
-        first = [name for name in names if pytree.first_match([(p, j) for j, (p, _) in enumerate(RULES)], name) == i]
-        assert first, f"{pattern} decides nothing"
+@pytest.mark.parametrize(
+    "make",
+    [
+        optax.adam,
+        optax.adafactor,
+        optax.contrib.muon,
+        lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate),
+        lambda rate: optax.GradientTransformation(preconditioners, None),
+    ],
+    ids=["adam", "adafactor", "muon", "schedule-free", "preconditioners"],
+)
+def test_states_of_optimizers(make):
+    """Arrays with their parameter's shape are placed like it; the others are spread without tensor parallelism."""
+    architecture = build_architecture(ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000)
+    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    state = jax.eval_shape(lambda model: init_state(model, make(0.1), with_polyak=True), model)
+    placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
+    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items()}
+    for name, leaf in pytree.named_leaves(state).items():
+        parameter = next((known for known in shapes if name.endswith(f"/{known}")), None)
+        if parameter and leaf.shape == shapes[parameter]:
+            assert placed[name].spec == placed[f"model/{parameter}"].spec, name
+        else:
+            is_split = any(size % 8 == 0 for size in leaf.shape)
+            assert parts(placed[name].spec, {"data": 8}) == (8 if is_split else 1), name
 
 
-def test_optimiser_moments_lie_with_their_parameters():
-    leaves = parameters("ViT-S/16")
-    mesh = build_mesh(jax.devices())
-    shardings = pytree.named_leaves(shard_tree(leaves, mesh, "fsdp"))
-    for name, sharding in pytree.named_leaves(shard_tree({"0": {"mu": leaves}}, mesh, "fsdp")).items():
-        assert sharding.spec == shardings[name.removeprefix("0/mu/")].spec
-
-
-def test_a_dimension_that_data_does_not_divide_stays_whole():
-    axes = {"replica": 1, "data": 7, "model": 1}
-    assert spec_of("head/linear/kernel", (384, 10), axes, "fsdp") == PartitionSpec()
+def preconditioners(parameters):
+    """As Shampoo and SOAP have them: for each kernel two square matrices."""
+    return jax.tree.map(lambda x: [jnp.zeros((x.shape[dim],) * 2) for dim in (0, -1)], parameters)
 
 
 def test_a_data_axis_that_does_not_divide_the_width_is_an_error():

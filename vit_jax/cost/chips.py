@@ -1,4 +1,4 @@
-"""What an accelerator can do at most: arithmetic, memory and bandwidth, from its vendor's data sheet.
+"""Peak arithmetic, memory and bandwidth of accelerators, from their vendors' data sheets.
 
 One `Chip` is one device as jax counts them. A TPU v2, v3 or 7x chip shows up as two devices, so its
 numbers are halved here; v4 and v5p fuse their two cores into one device. No jax here.
@@ -67,8 +67,7 @@ CHIPS = (
 def find_chip(device_kind: str) -> Chip | None:
     """The chip that jax calls `device_kind`, or None.
 
-    Names are matched whole: a slice of a GPU ("... MIG 1g.10gb") or a variant that we have no data sheet
-    for is unknown rather than taken for its nearest relative.
+    Only complete names match: a slice of a GPU ("... MIG 1g.10gb") or a variant without a row here is unknown.
     """
     kind = device_kind.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return next((chip for chip in CHIPS if kind in chip.device_kinds), None)
@@ -78,13 +77,8 @@ def mfu(flops_per_second_per_device: float, chip: Chip) -> float:
     """Model FLOPs utilisation: the fraction of the chip's peak that training achieves.
 
     Args:
-      flops_per_second_per_device: images per second times `flops.training_flops_per_image`, over all
-        devices, divided by their number.
+      flops_per_second_per_device: images per second times `flops.training_flops_per_image`, of all devices, divided by
+        their number.
       chip: the device.
-
-    Raises:
-      ValueError: a negative speed.
     """
-    if flops_per_second_per_device < 0:
-        raise ValueError(f"flops_per_second_per_device={flops_per_second_per_device}: must be 0 or more.")
     return flops_per_second_per_device / chip.peak_bf16_flops

@@ -1,7 +1,7 @@
-"""The convolutions of a ResNet, from the image to its last map, and what each of them costs.
+"""The convolutions of a ResNet, from the image to its last map, and the cost of each.
 
-They follow the descriptions of BiT and of ViT's hybrids, not our modules, so that they can contradict them. Norms,
-weight standardisation and the pooling after the root have no place here. No jax here.
+They follow the descriptions of BiT and of ViT's hybrids, not our modules, so that each can reveal an error of the
+other. Norms, weight standardisation and the pooling after the root are left out. No jax here.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Convolution:
         return self.kernel**2 * self.inputs * self.outputs
 
     def macs(self, *, count_padding: bool) -> int:
-        """Multiply-accumulates of one image; if so asked, without those that meet the zeros of the padding."""
+        """Multiply-accumulates of one image, with or without those that meet the zeros of the padding."""
         lengths = zip(self.size, self.output_size, strict=True)
         rows, columns = (self._taps(length, outputs, count_padding) for length, outputs in lengths)
         return rows * columns * self.inputs * self.outputs

@@ -1,6 +1,6 @@
-"""What joins accelerators: links within a slice or node, the network between them, and how long a collective takes.
+"""Interconnects of accelerators: links within a slice or node, the network between them, and the time of a collective.
 
-The numbers are of data sheets; the model of a collective is that of a ring on every axis of a torus. No jax here.
+The numbers are from data sheets; a collective is modelled as a ring on every axis of a torus. No jax here.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class Fabric:
       clock_hertz: at which the chip reaches its peak: peak FLOP/s by what its matrix units do in a cycle; 0 where no
         compiler counts cycles for it.
       wraps_at: length, or its multiples, from which an axis closes into a ring; 0 for GPUs.
-      usable_bytes: of a chip's memory, to a program: what XLA's compiler for TPUs says when one does not fit; of GPUs
-        an assumed 92 % of the nominal size.
+      usable_bytes: of a chip's memory, to a program: what XLA's compiler for TPUs reports when one does not fit; of
+        GPUs an assumed 92 % of the nominal size.
       largest_slice: chips, or GPUs of a node.
       source: the document that the numbers are from.
     """
@@ -43,21 +43,9 @@ class Fabric:
     source: str
 
 
-_USABLE_OF_A_GPU = 0.92
-
-
 def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
-    """A node of eight GPUs.
-
-    Args:
-      kind: as a topology names it.
-      device_kind: as jax does.
-      gib: of memory.
-      nvlink: GB/s of one GPU, both directions together.
-      cards: Gbit/s of network cards for each GPU.
-      system: whose data sheet says so.
-    """
-    usable = int(_USABLE_OF_A_GPU * gib * GIB)
+    """A node of eight GPUs with `gib` of memory, `nvlink` GB/s in both directions, `cards` Gbit/s of network each."""
+    usable = int(0.92 * gib * GIB)
     return Fabric(kind, device_kind, 0, nvlink / 2 * GIGA, cards / 8 * GIGA, 1, 0, 0, usable, 8, f"NVIDIA {system}")
 
 

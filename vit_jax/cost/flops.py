@@ -1,17 +1,16 @@
-"""Arithmetic of a forward pass and of training, by formula; `chips` says how fast a machine can do it.
+"""FLOPs of a forward pass and of training, by formula.
 
-Counted are the matrix products, as papers do: convolutions, patch embedding, query, key, value and output
-projections, QK^T and AV, both MLP layers, and the head. Norms, weight standardisation, softmax, GELU, pooling and
-biases are not. No jax here.
+Matrix products count, as in papers: convolutions, patch embedding, query, key, value and output projections, QK^T and
+AV, both MLP layers, and the head. Norms, weight standardisation, softmax, GELU, pooling and biases do not. No jax here.
 
 Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K classes.
 """
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.cost import convolutions
+from vit_jax.cost import convolutions, require_formulas
 
 FLOPS_PER_MAC = 2
-FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each as dear as the forward pass
+FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each as expensive as the forward pass
 
 
 def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> int:
@@ -26,8 +25,11 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
       count_padding: whether a 3x3 or 7x7 convolution costs the same at the border as elsewhere, as tables have it.
         Otherwise multiplications with the zeros around the map are left out, as XLA's cost analysis does: 3.5 % of
         an R50x1 at 224 pixels. A ViT pads nothing.
+
+    Raises:
+      ValueError: a part is the user's own code.
     """
-    a = architecture
+    a = require_formulas(architecture)
     network = _resnet(a, count_padding) if a.has_resnet else 0
     if a.has_transformer:
         network += _patch_embedding(a) + a.depth * _block(a) + _pooling(a)
@@ -43,17 +45,12 @@ def training_flops_per_image(architecture: Architecture) -> int:
 
 
 def exaflops(architecture: Architecture, images: float) -> float:
-    """Compute of a whole training run in units of 1e18 FLOPs, as in the last column of ViT, Table 6.
+    """Compute of a complete training run in units of 1e18 FLOPs, as in the last column of ViT, Table 6.
 
     Args:
       architecture: the network at its training resolution.
       images: examples seen in training, repeats included.
-
-    Raises:
-      ValueError: a negative number of images.
     """
-    if images < 0:
-        raise ValueError(f"images={images}: a run cannot see fewer than 0 images; give examples = steps * batch.")
     return training_flops_per_image(architecture) * images / 1e18
 
 
@@ -71,11 +68,7 @@ def _block(a: Architecture) -> int:
     tokens = a.sequence_length
     projections = tokens * 4 * a.width * a.width
     attention = 2 * tokens * tokens * a.width  # QK^T and AV; all heads together have the full width
-    return projections + attention + tokens * _mlp(a)
-
-
-def _mlp(a: Architecture) -> int:
-    return 2 * a.width * a.mlp_dim
+    return projections + attention + tokens * 2 * a.width * a.mlp_dim
 
 
 def _pooling(a: Architecture) -> int:
@@ -84,7 +77,7 @@ def _pooling(a: Architecture) -> int:
     tokens = a.sequence_length
     query_and_output = 2 * a.width * a.width  # of the one probe
     key_and_value = tokens * 2 * a.width * a.width
-    return query_and_output + key_and_value + 2 * tokens * a.width + _mlp(a)
+    return query_and_output + key_and_value + 2 * tokens * a.width + 2 * a.width * a.mlp_dim
 
 
 def _head(a: Architecture) -> int:

@@ -1,7 +1,7 @@
-"""Memory of a training step by formula: arrays in tiles, what is kept for the backward pass, and what passes.
+"""Memory of a training step by formula: arrays in tiles, activations kept for the backward pass, temporary arrays.
 
 Which arrays are kept follows from the layers' equations and the rematerialisation policy. How much more exists at the
-same time is the compiler's affair: the constants below are fitted to compiled steps (table in `plan/README.md`).
+same time depends on the compiler: the constants below are fitted to compiled steps (table in `plan/README.md`).
 No jax here.
 
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import NUM_GROUPS
-from vit_jax.cost import convolutions
+from vit_jax.cost import convolutions, require_formulas
 
 LANES, ROWS = 128, 8  # a tile of a TPU's memory, of 32-bit values
 _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
@@ -85,9 +85,12 @@ def passing_bytes(
       gradient_bytes: of this device's part of all gradients, float32.
       layer_parameters: of the layers that are run by loops, on one device: they are copied in the compute dtype.
       is_accumulated: whether gradients of several micro-batches are summed up.
-      gathered_parameters: of FSDP, those that exist whole at one time: one layer's and those outside of layers.
+      gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those outside of layers.
       model_shards: devices that share heads and hidden units.
       tiled: whether memory is in a TPU's tiles.
+
+    Raises:
+      ValueError: a part is the user's own code.
     """
     a = architecture
     layers = list(_layers(a, images, a.remat, model_shards, tiled))
@@ -100,7 +103,8 @@ def passing_bytes(
     copies = _itemsize(a) * layer_parameters if _itemsize(a) < 4 or a.remat == "none" else 0
     stacked = copies if a.remat == "none" else 0  # beside the activations
     temporary = working[peak] + COPIES[a.remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
-    temporary += _image_bytes(a, images, tiled) + 2 * padded_bytes((images, a.num_classes or 1), 4, tiled=tiled)
+    temporary += 2 * padded_bytes((images * 3, *a.image_size), _itemsize(a), tiled=tiled)
+    temporary += 2 * padded_bytes((images, a.num_classes or 1), 4, tiled=tiled)  # logits and their gradient
     sums = gradient_bytes if is_accumulated else 0
     return Passing(kept[peak] + stacked, gradient_bytes, int(temporary + SUMS * sums))
 
@@ -112,6 +116,7 @@ def kept_bytes(architecture: Architecture, images: int, *, model_shards: int = 1
 
 def _layers(a: Architecture, images: int, remat: str, model_shards: int, tiled: bool) -> Iterator[int]:
     """Bytes kept of each residual unit and block."""
+    require_formulas(a)
     if a.has_resnet:
         yield _root(a, images, tiled)
         for unit in convolutions.residual_units(a):
@@ -166,11 +171,8 @@ def _unit(a: Architecture, unit: convolutions.Unit, images: int, remat: str, sha
     if remat == "dots":
         return sum(of(*each) for each in (*plain, *normed))
     kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + _itemsize(a))
-    return (
-        kernels
-        + sum(of(*each) for each in plain)
-        + sum(_normed(a, size, channels, images, tiled) for size, channels in normed)
-    )
+    norms = sum(_normed(a, size, channels, images, tiled) for size, channels in normed)
+    return kernels + sum(of(*each) for each in plain) + norms
 
 
 def _normed(a: Architecture, size: tuple[int, int], channels: int, images: int, tiled: bool) -> int:
@@ -192,11 +194,6 @@ def _root(a: Architecture, images: int, tiled: bool) -> int:
     conv = convolutions.root(a)
     each = _map if a.residual_unit == "preactivation" else _normed
     return each(a, conv.output_size, conv.outputs, images, tiled)
-
-
-def _image_bytes(a: Architecture, images: int, tiled: bool) -> int:
-    height, width = a.image_size
-    return 2 * padded_bytes((images * 3, height, width), _itemsize(a), tiled=tiled)
 
 
 def _itemsize(a: Architecture) -> int:

@@ -1,36 +1,27 @@
 """Parameter counts by formula, without building a network.
 
-The formulas follow ViT's equations (1) to (4) and Table 1, and BiT's residual units, not our modules, so that they can
-contradict them: `tests/golden/parameter_counts.json` holds both to published counts. No jax here.
+The formulas follow ViT's equations (1) to (4) and Table 1, and BiT's residual units, not our modules, so that each can
+reveal an error of the other: `tests/golden/parameter_counts.json` has published counts for both. No jax here.
 """
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.cost import convolutions
+from vit_jax.cost import convolutions, require_formulas
 
-GROUPS = (
-    "root",
-    "stages",
-    "patch_embedding",
-    "class_token",
-    "position_embedding",
-    "blocks",
-    "final_norm",
-    "pooling",
-    "head",
-)
+_OF_A_TRANSFORMER = ("patch_embedding", "class_token", "position_embedding", "blocks", "final_norm", "pooling")
+GROUPS = ("root", "stages", *_OF_A_TRANSFORMER, "head")
 
 
 def count_parameters(architecture: Architecture) -> int:
-    """How many numbers the network learns.
+    """How many parameters the network has.
 
     Raises:
-      ValueError: an unknown pool, position embedding, head or form of residual unit.
+      ValueError: a part is the user's own code.
     """
     return sum(parameter_groups(architecture).values())
 
 
 def parameter_groups(architecture: Architecture) -> dict[str, int]:
-    """Parameters of each part, in the order in which an image meets them; 0 for a part that learns nothing.
+    """Parameters of each part, in the order of the forward pass; 0 for a part that has none.
 
     The sum over all groups but "head" is what papers call the backbone, and what fine-tuning keeps.
 
@@ -42,9 +33,9 @@ def parameter_groups(architecture: Architecture) -> dict[str, int]:
       after the last block, or after the last stage of a ResNet whose units have their norms before the convolutions.
 
     Raises:
-      ValueError: an unknown pool, position embedding, head or form of residual unit.
+      ValueError: a part is the user's own code.
     """
-    a = architecture
+    a = require_formulas(architecture)
     groups = dict.fromkeys(GROUPS, 0)
     if a.has_resnet:
         groups |= {"root": _root(a), "stages": _stages(a)}
@@ -75,27 +66,15 @@ def _root(a: Architecture) -> int:
 
 
 def _stages(a: Architecture) -> int:
-    norms = _norms_before if _is_preactivation(a) else _norms_after
-    return sum(
-        norms(unit) + sum(conv.parameters for conv in unit.convolutions) for unit in convolutions.residual_units(a)
-    )
-
-
-def _norms_before(unit: convolutions.Unit) -> int:
-    return sum(_norm(conv.inputs) for conv in unit.main)  # the shortcut sees what the first norm has normalised
-
-
-def _norms_after(unit: convolutions.Unit) -> int:
-    return sum(_norm(conv.outputs) for conv in unit.convolutions)
+    units = list(convolutions.residual_units(a))
+    kernels = sum(conv.parameters for unit in units for conv in unit.convolutions)
+    if _is_preactivation(a):  # the shortcut sees what the first norm has normalised
+        return kernels + sum(_norm(conv.inputs) for unit in units for conv in unit.main)
+    return kernels + sum(_norm(conv.outputs) for unit in units for conv in unit.convolutions)
 
 
 def _is_preactivation(a: Architecture) -> bool:
-    match a.residual_unit:
-        case "preactivation":  # BiT
-            return True
-        case "postactivation":  # the stem of ViT's hybrids
-            return False
-    raise ValueError(f"residual_unit={a.residual_unit!r} has no count: use preactivation or postactivation.")
+    return a.residual_unit == "preactivation"  # BiT; ViT's hybrids have their norms after the convolutions
 
 
 def _attention(width: int) -> int:
@@ -112,33 +91,19 @@ def _block(a: Architecture) -> int:
 
 def _position_embedding(a: Architecture) -> int:
     rows, columns = a.grid
-    has_class_token = a.pool == "token"
-    match a.position_embedding:
-        case "learned_1d":
-            return (rows * columns + has_class_token) * a.width
-        case "learned_2d":  # a patch's vector is its row's half beside its column's half
-            return (rows + columns) * (a.width // 2) + has_class_token * a.width
-        case "sincos2d" | "none":
-            return 0
-    raise ValueError(
-        f"position_embedding={a.position_embedding!r} has no count: use learned_1d, learned_2d, sincos2d or none."
-    )
+    class_token = a.width if a.pool == "token" else 0
+    if a.position_embedding == "learned_1d":
+        return rows * columns * a.width + class_token
+    if a.position_embedding == "learned_2d":  # a patch's vector is its row's half and its column's half
+        return (rows + columns) * (a.width // 2) + class_token
+    return 0
 
 
 def _pooling(a: Architecture) -> int:
-    match a.pool:
-        case "token" | "gap":
-            return 0
-        case "map":  # Scaling Vision Transformers: a learned query attends to all tokens, then an MLP
-            probe = a.width
-            return probe + _attention(a.width) + _norm(a.width) + _mlp(a)
-    raise ValueError(f"pool={a.pool!r} has no count: use token, gap or map.")
+    """Scaling Vision Transformers: a learned query attends to all tokens, then an MLP."""
+    return a.width + _attention(a.width) + _norm(a.width) + _mlp(a) if a.pool == "map" else 0
 
 
 def _head(a: Architecture) -> int:
-    match a.head:
-        case "linear":
-            return _dense(a.width, a.num_classes)
-        case "mlp":
-            return _dense(a.width, a.width) + _dense(a.width, a.num_classes)
-    raise ValueError(f"head={a.head!r} has no count: use mlp or linear.")
+    hidden = _dense(a.width, a.width) if a.head == "mlp" else 0
+    return hidden + _dense(a.width, a.num_classes)

@@ -1,6 +1,6 @@
-"""Compiles a run's very train step for TPUs that are not there.
+"""Compiles a run's train step for TPUs without having any.
 
-The compiler comes with `pip install 'vit_jax[tpu]'`. Nothing is executed, and no TPU is looked for.
+The compiler comes with `pip install 'vit_jax[tpu]'`. Nothing is executed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from vit_jax.plan.topology import Topology
 from vit_jax.train.assemble import Assembly
 
-# What libtpu would otherwise ask the network for, and complain about; none of it matters to a compiler.
+# Without these libtpu queries the network and prints warnings; a compiler needs none of it.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -35,15 +35,15 @@ _TOO_LARGE = (
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """What a compilation tells.
+    """A compiled step.
 
     Attributes:
-      arguments_bytes: on one chip, what goes in: state and batch.
-      temporary_bytes: what is needed beside the arguments, at most, at one time.
-      new_output_bytes: what comes out and does not take the memory of an argument over.
-      program_bytes: the instructions.
+      arguments_bytes: on one chip, of state and batch.
+      temporary_bytes: largest amount at one time, in addition to the arguments.
+      new_output_bytes: of outputs that do not reuse the memory of an argument.
+      program_bytes: of the instructions.
       text: optimised HLO.
-      compile_seconds: how long the compiler took.
+      compile_seconds: time of the compilation.
     """
 
     arguments_bytes: int
@@ -56,11 +56,11 @@ class Executable:
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """The step does not fit, by the compiler's word.
+    """The compiler found that the step does not fit.
 
     Attributes:
-      needed_bytes: on one chip, as far as the compiler came; None where it does not say.
-      available_bytes: what a program may use of the chip's memory.
+      needed_bytes: on one chip; None if the message does not contain it.
+      available_bytes: to a program, of the chip's memory; None likewise.
       message: of the compiler.
     """
 
@@ -78,16 +78,16 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
     """Devices of the topology, to compile for.
 
     Raises:
-      ValueError: there is no compiler for it here.
+      ValueError: no compiler for it is installed.
     """
     if not topology.is_tpu or not has_compiler():
         raise ValueError(
-            f"There is no compiler for {topology.name} here: one for TPUs comes with pip install 'vit_jax[tpu]'; GPUs "
-            "are planned by arithmetic."
+            f"No compiler for {topology.name} is installed: the one for TPUs comes with pip install 'vit_jax[tpu]'; "
+            "GPUs are planned by arithmetic."
         )
     options: dict[str, Any] = {}
     if topology.fabric.kind == "v4":
-        options["chip_config_name"] = "megacore"  # one device for each chip, as jobs have it; others do so by default
+        options["chip_config_name"] = "megacore"  # one device for each chip, as in jobs; the default of the other kinds
     if topology.chips_per_slice == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     if topology.num_slices > 1:
@@ -121,7 +121,7 @@ def compile_step(run: Assembly) -> Executable | TooLarge:
 
 
 def read_too_large(message: str) -> TooLarge:
-    """What the compiler says when a program does not fit."""
+    """Parses the compiler's message about a program that does not fit."""
     for pattern in _TOO_LARGE:
         if match := pattern.search(message):
             needed, available = (
@@ -133,19 +133,19 @@ def read_too_large(message: str) -> TooLarge:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Variables that libtpu reads when it is loaded; afterwards they would only make this look like a TPU's host."""
-    before = dict(os.environ)
-    os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name not in before})
+    """Variables that libtpu reads when it is loaded; kept, they would make this machine look like a TPU host."""
+    added = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in _ENVIRONMENT.keys() - before.keys():
+        for name in added:
             del os.environ[name]
 
 
 @contextlib.contextmanager
 def _nothing_cached() -> Iterator[None]:
-    """Writes no compiled program to disk: one for absent TPUs cannot be read back."""
+    """Keeps compiled programs out of the persistent cache: those for absent TPUs cannot be loaded again."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))

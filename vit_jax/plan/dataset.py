@@ -1,4 +1,4 @@
-"""How many images and classes a run will see, for recipes whose data are not at hand."""
+"""Numbers of images and classes, for recipes whose data are not on this machine."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ from vit_jax.config import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A training split in numbers, and where these are from."""
+    """The size of a training split, and the source of these numbers."""
 
     name: str
     num_examples: int
@@ -51,23 +51,18 @@ def choose_dataset(
     Raises:
       ValueError: neither is known.
     """
-    known = _OF_DATA.get(config.data or "")
     if config.data is None:
         known = _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
-    if known is None and (num_examples is None or num_classes is None):
+    else:
+        known = _OF_DATA.get(config.data)
+    if num_examples is not None and num_classes is not None:
+        return Dataset(config.data or "given", num_examples, num_classes, "the command line")
+    if known is None:
         raise ValueError(
             f"How many images and classes {config.data or recipe} has is not known here: add --num_examples=N and "
             f"--num_classes=N. Known: {', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}."
         )
-    if known is None or (num_examples is not None and num_classes is not None):
-        assert num_examples is not None
-        assert num_classes is not None
-        return Dataset(config.data or "given", num_examples, num_classes, "the command line")
     if num_examples is None and num_classes is None:
         return known
-    return dataclasses.replace(
-        known,
-        num_examples=num_examples or known.num_examples,
-        num_classes=num_classes or known.num_classes,
-        source=f"{known.source}; in part the command line",
-    )
+    examples, classes = num_examples or known.num_examples, num_classes or known.num_classes
+    return Dataset(known.name, examples, classes, f"{known.source}; in part the command line")

@@ -1,17 +1,47 @@
-"""One plan: a config on a machine, compiled where a compiler is at hand, by arithmetic where not."""
+"""One plan: a config on a machine, compiled where a compiler is installed, otherwise by arithmetic."""
 
 import dataclasses
 
-from vit_jax.config import FinetuneConfig, RunConfig
+from vit_jax.config import Architecture, FinetuneConfig, RunConfig
+from vit_jax.cost import require_formulas
+from vit_jax.cost.chips import find_chip, mfu
+from vit_jax.cost.flops import exaflops, training_flops_per_image
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.memory import Memory, compiled_memory
-from vit_jax.plan.network import make_collective_seconds
 from vit_jax.plan.timeline import Speeds, Timeline, step_timeline
-from vit_jax.plan.topology import Topology
-from vit_jax.plan.totals import Totals, run_totals
+from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """All steps of a recipe.
+
+    Attributes:
+      steps: updates, of all its runs.
+      images: seen, repeats included.
+      exaflops: 1e18 FLOPs, forward and backward, recomputation excluded; None for a user's own network.
+      images_per_second: on all chips.
+      mfu: these FLOPs as a fraction of the chips' peak; None likewise.
+      days: from the first step to the last: no evaluation, no checkpoint, no interruption.
+      chip_hours: chips x hours.
+      core_days: TensorCores x days, as in the paper (TPU v3, two a chip). Of GPUs, GPUs x days.
+      tpu_v3_core_days: of so many cores of a TPU v3 that do the same arithmetic at the same MFU.
+      price: of all chip-hours; None where no price was given.
+    """
+
+    steps: int
+    images: int
+    exaflops: float | None
+    images_per_second: float
+    mfu: float | None
+    days: float
+    chip_hours: float
+    core_days: float
+    tpu_v3_core_days: float
+    price: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,51 +53,49 @@ class Plan:
       topology: the machine.
       dataset: what it would train on.
       run: its parts, assembled for the machine.
+      compiled: the compiler's result; None where nothing was compiled.
+      reason: why nothing was compiled, or why the step does not fit; "".
       memory: of one chip by kind; None where the compiler found that the step does not fit.
-      needed_bytes: of one chip, in all; None where the compiler does not say.
-      usable_bytes: what a program may use of a chip's memory.
-      timeline: of the compiled schedule; None where nothing was compiled.
-      roofline: of arithmetic.
-      totals: of the whole recipe at `step_seconds`.
-      program_text: optimised HLO; "" where nothing was compiled.
-      compile_seconds: 0 where nothing was compiled.
-      reason: why nothing was compiled, or why it did not fit, in a sentence; "".
+      timeline: of the compiled schedule; None where there is none.
+      roofline: time by arithmetic; None for a network with a user's own code.
+      totals: of the complete recipe at `step_seconds`; None where that is None.
     """
 
     config: RunConfig
     topology: Topology
     dataset: Dataset
     run: Assembly
-    memory: Memory | None
-    needed_bytes: int | None
-    usable_bytes: int
-    timeline: Timeline | None
-    roofline: Roofline
-    totals: Totals
-    program_text: str
-    compile_seconds: float
+    compiled: aot.Executable | aot.TooLarge | None
     reason: str
+    memory: Memory | None
+    timeline: Timeline | None
+    roofline: Roofline | None
+    totals: Totals | None = None
 
     @property
     def num_runs(self) -> int:
-        return num_runs(self.config)
-
-    @property
-    def is_compiled(self) -> bool:
-        return self.compile_seconds > 0
+        """A search for a learning rate trains once for each, and once more with the best."""
+        return 1 + len(self.config.search.learning_rates) if isinstance(self.config, FinetuneConfig) else 1
 
     @property
     def fits(self) -> bool:
         return self.memory is not None and self.memory.total <= self.usable_bytes
 
     @property
-    def step_seconds(self) -> float:
-        return self.timeline.seconds if self.timeline is not None else self.roofline.seconds
+    def needed_bytes(self) -> int | None:
+        """Of one chip, in all; None where the compiler does not report it."""
+        return self.memory.total if self.memory is not None else getattr(self.compiled, "needed_bytes", None)
 
+    @property
+    def usable_bytes(self) -> int:
+        """Of a chip's memory, to a program."""
+        return getattr(self.compiled, "available_bytes", None) or self.topology.fabric.usable_bytes
 
-def num_runs(config: RunConfig) -> int:
-    """How often a recipe trains: a search for a learning rate does so for each, and once more with the best."""
-    return 1 + len(config.search.learning_rates) if isinstance(config, FinetuneConfig) else 1
+    @property
+    def step_seconds(self) -> float | None:
+        """By the compiled schedule, otherwise by arithmetic; None where there is neither."""
+        estimate = self.timeline or self.roofline
+        return estimate.seconds if estimate is not None else None
 
 
 def make_plan(
@@ -85,62 +113,93 @@ def make_plan(
       topology: from `parse_topology`.
       dataset: from `choose_dataset`.
       price_per_chip_hour: in any currency.
-      can_compile: False plans by arithmetic even where a compiler is at hand.
+      can_compile: False plans by arithmetic even where a compiler is installed.
 
     Raises:
-      ValueError: a config that does not fit the machine or the dataset.
+      ValueError: a config that does not fit the machine or the dataset, or a network with a user's own code where
+        nothing can be compiled.
     """
-    reason = "" if can_compile else "as asked for"
+    reason = "" if can_compile else "as requested"
     if can_compile and not topology.is_tpu:
         reason = "compilers for GPUs need the GPU"
     elif can_compile and not aot.has_compiler():
-        reason = "libtpu is not installed here; pip install 'vit_jax[tpu]' brings it"
+        reason = "libtpu is not installed; pip install 'vit_jax[tpu]' installs it"
+    architecture = architecture_of(config, dataset.num_classes)
+    if reason:
+        require_formulas(architecture)
     run = assemble(
         config,
-        architecture_of(config, dataset.num_classes),
+        architecture,
         num_examples=dataset.num_examples,
         devices=topology.stand_ins() if reason else aot.topology_devices(topology),  # type: ignore[arg-type]
     )
-    result = None if reason else aot.compile_step(run)
-    memory, timeline, usable = None, None, topology.fabric.usable_bytes
-    if isinstance(result, aot.Executable):
-        program = hlo.parse(result.text)
-        memory, timeline = compiled_memory(result, program), step_timeline(program, _speeds(run, topology))
-    elif result is None:
+    compiled = None if reason else aot.compile_step(run)
+    memory, timeline = None, None
+    if isinstance(compiled, aot.Executable):
+        program = hlo.parse(compiled.text)
+        memory, timeline = compiled_memory(compiled, program), step_timeline(program, _speeds(run, topology))
+    elif compiled is None:
         memory = arithmetic_memory(run, topology)
     else:
-        usable = result.available_bytes or usable
-    needed = memory.total if memory is not None else getattr(result, "needed_bytes", None)
-    bound = roofline(run, topology)
-    return Plan(
+        reason = compiled.message
+    plan = Plan(
         config=config,
         topology=topology,
         dataset=dataset,
         run=run,
+        compiled=compiled,
+        reason=reason,
         memory=memory,
-        needed_bytes=needed,
-        usable_bytes=usable,
         timeline=timeline,
-        roofline=bound,
-        totals=run_totals(
-            run.architecture,
-            topology,
-            steps=run.steps.total * num_runs(config),
-            global_batch=config.global_batch,
-            step_seconds=timeline.seconds if timeline is not None else bound.seconds,
-            price_per_chip_hour=price_per_chip_hour,
-        ),
-        program_text=result.text if isinstance(result, aot.Executable) else "",
-        compile_seconds=getattr(result, "compile_seconds", 0.0),
-        reason=reason or (result.message if isinstance(result, aot.TooLarge) else ""),
+        roofline=roofline(run, topology) if architecture.is_standard else None,
     )
+    if plan.step_seconds is None:
+        return plan
+    totals = run_totals(
+        architecture,
+        topology,
+        steps=run.steps.total * plan.num_runs,
+        global_batch=config.global_batch,
+        step_seconds=plan.step_seconds,
+        price_per_chip_hour=price_per_chip_hour,
+    )
+    return dataclasses.replace(plan, totals=totals)
 
 
 def _speeds(run: Assembly, topology: Topology) -> Speeds:
-    devices = list(run.batch_sharding.mesh.devices.flat)
     return Speeds(
         clock_hertz=topology.fabric.clock_hertz,
         memory_bytes_per_second=topology.chip.memory_bandwidth_bytes_per_second,
         network_bytes_per_second=topology.fabric.network_bytes_per_second,
-        collective_seconds=make_collective_seconds(devices, topology),
+        collective_seconds=make_collective_seconds(list(run.batch_sharding.mesh.devices.flat), topology),
+    )
+
+
+def run_totals(
+    architecture: Architecture,
+    topology: Topology,
+    *,
+    steps: int,
+    global_batch: int,
+    step_seconds: float,
+    price_per_chip_hour: float | None,
+) -> Totals:
+    """Totals of so many steps."""
+    images, speed = steps * global_batch, global_batch / step_seconds
+    days, v3 = steps * step_seconds / 86400, find_chip("TPU v3")
+    assert v3 is not None
+    chip_days, flops = days * topology.num_chips, None
+    if architecture.is_standard:
+        flops = speed * training_flops_per_image(architecture) / topology.num_chips
+    return Totals(
+        steps=steps,
+        images=images,
+        exaflops=None if flops is None else exaflops(architecture, images),
+        images_per_second=speed,
+        mfu=None if flops is None else mfu(flops, topology.chip),
+        days=days,
+        chip_hours=24 * chip_days,
+        core_days=chip_days * topology.fabric.cores_per_chip,
+        tpu_v3_core_days=chip_days * topology.chip.peak_bf16_flops / v3.peak_bf16_flops,
+        price=None if price_per_chip_hour is None else 24 * chip_days * price_per_chip_hour,
     )

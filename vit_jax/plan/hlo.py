@@ -1,13 +1,15 @@
-"""Optimised HLO text, as XLA prints it, read into computations and instructions.
+"""Parses optimised HLO text into computations and instructions.
 
-Read is what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's own cycle counts.
+Only what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's own cycle counts.
 """
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+
+import numpy as np
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -25,7 +27,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """One array of a shape: dims, bits of a value, layout from minor to major, tile, and whether it lies in HBM."""
+    """One array of a shape: dims, bits of a value, layout from minor to major, tile, and whether it is in HBM."""
 
     dims: tuple[int, ...]
     bits: int
@@ -40,7 +42,7 @@ class Array:
 
     @property
     def padded_bytes(self) -> int:
-        """As it lies in memory: the minor dims are filled up to whole tiles."""
+        """In memory, where the minor dims are padded to complete tiles."""
         dims = [self.dims[dim] for dim in reversed(self.minor_to_major)] or list(self.dims)
         for place in range(1, min(len(self.tile), len(dims)) + 1):
             dims[-place] = -(-dims[-place] // self.tile[-place]) * self.tile[-place]
@@ -66,7 +68,7 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """XLA's estimate for one execution; None where it makes none."""
+        """XLA's estimate for one execution; None where it gives none."""
         match = _CYCLES.search(self.rest)
         return int(match[1]) if match else None
 
@@ -96,13 +98,13 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A whole executable."""
+    """An executable."""
 
     entry: str
     computations: dict[str, tuple[Instruction, ...]]
 
     def trip_count(self, loop: Instruction) -> int | None:
-        """How often a `while` runs: the constant that its counter, which starts at 0, is compared with."""
+        """Iterations of a `while`: the constant that its counter, from 0, is compared with; None if unknown."""
         name = loop.attribute("condition")
         constants = [c for c in self.computations.get(name or "", ()) if c.opcode == "constant"]
         numbers = [match[1] for c in constants if (match := re.match(r"(\d+)\)", c.rest))]
@@ -110,7 +112,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Reads what `compiled.as_text()` returns."""
+    """Parses the text that `compiled.as_text()` returns."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name, lines = "", "", list[Instruction]()
     for line in text.splitlines():
@@ -126,7 +128,7 @@ def parse(text: str) -> Program:
 
 
 def members(collective: Instruction) -> list[int]:
-    """The devices, as positions in the mesh, of the first of the groups that carry a collective out.
+    """The devices, as positions in the mesh, of the first group of a collective.
 
     Raises:
       ValueError: a form of groups that is not known.
@@ -134,33 +136,28 @@ def members(collective: Instruction) -> list[int]:
     text = collective.rest
     if match := _MESH_GROUPS.search(text):
         sizes = {key: int(size) for key, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
-        places = _mesh_members(sizes, set(re.findall(r"'([^']+)'", match[4])))
-        return sorted(_transposed(match[2], match[3], place) for place in places) if match[2] else places
-    if match := _IOTA_GROUPS.search(text):  # the first row of a range that is reshaped and transposed
-        return [_transposed(match[3], match[4], place) for place in range(int(match[2]))]
+        places = mesh_members(sizes, re.findall(r"'([^']+)'", match[4]))
+        return sorted(_transposed_range(match[2], match[3])[place] for place in places) if match[2] else places
+    if match := _IOTA_GROUPS.search(text):
+        return _transposed_range(match[3], match[4])[: int(match[2])]
     if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
         return [int(number) for number in ",".join(match.groups()).split(",")]
     raise ValueError(f"The groups of {collective.name} are written in an unknown form: {text[:300]}")
 
 
-def _mesh_members(sizes: dict[str, int], along: set[str]) -> list[int]:
-    found, stride = [0], 1
-    for axis, size in reversed(sizes.items()):
-        if axis in along:
-            found = [member + stride * index for index in range(size) for member in found]
-        stride *= size
-    return sorted(found)
+def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
+    """Positions in a mesh, given by the sizes of its axes, of the first group along some of these axes."""
+    grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    found: list[int] = grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+    return found
 
 
-def _transposed(dims_text: str, order_text: str | None, place: int) -> int:
-    """What stands at a place of `range(product of dims)`, shaped to these dims, transposed and made flat again."""
+def _transposed_range(dims_text: str, order_text: str | None) -> list[int]:
+    """`range(product of dims)`, shaped to these dims, transposed and flattened."""
     dims = [int(dim) for dim in dims_text.split(",")]
-    order = [int(dim) for dim in order_text.split(",")] if order_text else list(range(len(dims)))
-    number = 0
-    for dim in reversed(order):
-        place, index = divmod(place, dims[dim])
-        number += index * math.prod(dims[dim + 1 :])
-    return number
+    order = [int(dim) for dim in order_text.split(",")] if order_text else None
+    numbers: list[int] = np.arange(math.prod(dims)).reshape(dims).transpose(order).ravel().tolist()
+    return numbers
 
 
 def _within_parentheses(text: str) -> str:

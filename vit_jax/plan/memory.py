@@ -1,7 +1,4 @@
-"""Memory of one chip by kind.
-
-Of a compiled step every kind is read from XLA: its totals, and the arrays of its program.
-"""
+"""Memory of one chip by kind; of a compiled step all kinds come from XLA's totals and the arrays of its program."""
 
 import dataclasses
 import math
@@ -25,8 +22,8 @@ class Memory:
       batch: images, labels and masks.
       activations: what the loops over layers keep for the backward pass.
       gradients: what the backward loops collect.
-      temporary: everything else that exists for a while: what a layer works with, parameters in the compute dtype,
-        layers outside of loops, logits, gaps.
+      temporary: everything else: what a layer works with, parameters in the compute dtype, layers outside of loops,
+        logits, gaps.
       program: the instructions.
     """
 
@@ -41,7 +38,7 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """What a run carries from step to step."""
+        """Of the training state."""
         return self.parameters + self.optimizer + self.average
 
     @property
@@ -57,24 +54,19 @@ def compiled_memory(executable: Executable, program: Program) -> Memory:
             kind = next((kind for name, kind in _KINDS.items() if parameter.source.startswith(name)), "optimizer")
             arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
     arguments["batch"] += executable.arguments_bytes - sum(arguments.values())  # alignment
-    passing = executable.temporary_bytes + executable.new_output_bytes
     kept = {"activations": 0, "gradients": 0}
-    for is_backward, array in _fresh_arrays(program):
-        kept["gradients" if is_backward else "activations"] += array.padded_bytes
-    return Memory(**arguments, **kept, temporary=passing - sum(kept.values()), program=executable.program_bytes)
-
-
-def _fresh_arrays(program: Program) -> Iterator[tuple[bool, Array]]:
-    """Arrays that a loop fills slice by slice, and whether the loop is of a backward pass."""
     for computation in program.computations.values():
         makers = {instruction.name: instruction for instruction in computation}
         for loop in computation:
             if loop.opcode == "while":
-                is_backward = "transpose(" in loop.source
-                yield from ((is_backward, array) for array in _filled(loop, makers, program.trip_count(loop)))
+                kind = "gradients" if "transpose(" in loop.source else "activations"
+                kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program.trip_count(loop)))
+    temporary = executable.temporary_bytes + executable.new_output_bytes - sum(kept.values())
+    return Memory(**arguments, **kept, temporary=temporary, program=executable.program_bytes)
 
 
 def _filled(loop: Instruction, makers: dict[str, Instruction], trip_count: int | None) -> Iterator[Array]:
+    """Arrays that a loop fills slice by slice."""
     start = makers[loop.operands[0]]
     if start.opcode != "tuple":
         return

@@ -1,21 +1,20 @@
 """Renews the recorded plans: `python -m vit_jax.plan.record [NAME ...]` compiles the cases below, one after the other.
 
-Figures go to tests/golden/plan.json, which the tests hold arithmetic to, and from there into the tables of the README
-beside this file. Rows of cases that are not named stay as they are. Needs libtpu and a checkout of the repository.
+Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the tables of the README
+beside this file. Rows of other cases stay as they are. Needs libtpu and a checkout of the repository.
 """
 
-import dataclasses
 import datetime
 import importlib.metadata
 import json
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from vit_jax.config import PretrainConfig, load_recipe
+from vit_jax.config import load_recipe
 from vit_jax.plan.dataset import choose_dataset
-from vit_jax.plan.estimate import make_plan
+from vit_jax.plan.estimate import Plan, make_plan
 from vit_jax.plan.memory import Memory
 from vit_jax.plan.report import GIB, to_json
 from vit_jax.plan.topology import parse_topology
@@ -23,127 +22,114 @@ from vit_jax.plan.topology import parse_topology
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/plan.json"
 README = pathlib.Path(__file__).parent / "README.md"
-
-_JFT = "configs/pretrain_jft.py:"
-_L16 = f"{_JFT}ViT-L/16,epochs=7"
-_S16 = "configs/pretrain_s16_baseline.py:epochs=90"
-_FSDP, _REPLICATED = "sharding.parameters=fsdp", "sharding.parameters=replicated"
+Row = dict[str, Any]
+Columns = tuple[tuple[str, Callable[[Row], str]], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One recorded plan: a recipe, a machine, and overrides without their `--config.`."""
+class Case(NamedTuple):
+    """One recorded plan: a recipe, a machine, and overrides without their `--config.`, separated by spaces."""
 
     name: str
     recipe: str
     topology: str
-    overrides: tuple[str, ...] = ()
+    overrides: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        return [f"--config.{override}" for override in self.overrides.split()]
 
     @property
     def command(self) -> str:
-        words = [f"--config={self.recipe}", f"--topology={self.topology}"]
-        return " ".join(["vit-jax plan", *words, *(f"--config.{override}" for override in self.overrides)])
+        words = [f"--config={self.recipe}", f"--topology={self.topology}", *self.options]
+        return " ".join(["vit-jax plan", *words])
 
 
-def _case(name: str, recipe: str, topology: str, *overrides: str) -> Case:
-    return Case(name, recipe, topology, overrides)
-
-
+_JFT, _S16 = "configs/pretrain_jft.py:", "configs/pretrain_s16_baseline.py:epochs=90"
+_B16, _L16, _H14 = f"{_JFT}ViT-B/16", f"{_JFT}ViT-L/16,epochs=7", f"{_JFT}ViT-H/14"
 HEADLINES = (
-    _case("H/14 on v5e:16x16", f"{_JFT}ViT-H/14", "v5e:16x16"),
-    _case("H/14 on v4:4x4x8", f"{_JFT}ViT-H/14", "v4:4x4x8"),
-    _case("G/14 on v5p:8x8x8", f"{_JFT}ViT-H/14", "v5p:8x8x8", "model.name=ViT-G/14", "sharding.num_replicas=4"),
-    _case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024"),
-    _case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096"),
-    _case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384"),
+    Case("H/14 on v5e:16x16", _H14, "v5e:16x16"),
+    Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8"),
+    Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", "model.name=ViT-G/14 sharding.num_replicas=4"),
+    Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024"),
+    Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096"),
+    Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384"),
 )
 SPREAD = (
-    _case("S/16 none", _S16, "v5e:2x2", "global_batch=512", "model.remat=none"),
-    _case("S/16 dots", _S16, "v5e:2x2", "global_batch=1024", "model.remat=dots"),
-    _case("B/16 none", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=128", "model.remat=none"),
-    _case("B/16 dots", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=256"),
-    _case("B/16 full", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=512", "model.remat=full"),
-    _case("B/16 fsdp", f"{_JFT}ViT-B/16", "v5e:4x4", "global_batch=1024", _FSDP),
-    _case("B/16 on v6e", f"{_JFT}ViT-B/16", "v6e:2x2", "global_batch=256"),
-    _case("B/16 average", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=128", "polyak.factor=0.9999"),
-    _case("B/16 4 parts", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=1024", "optimizer.accumulation_steps=4"),
-    _case("B/16 2 model", f"{_JFT}ViT-B/16", "v5e:2x2", "global_batch=256", "sharding.num_model_shards=2"),
-    _case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256", "model.remat=none"),
-    _case("L/16 full", _L16, "v5e:2x2", "global_batch=256", "model.remat=full"),
-    _case("L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024", "model.remat=full", _FSDP),
-    _case("H/14 dots", f"{_JFT}ViT-H/14", "v5p:2x2x1", "global_batch=128", "model.remat=dots", _REPLICATED),
-    _case("H/14 full", f"{_JFT}ViT-H/14", "v5p:2x2x1", "global_batch=128", _REPLICATED),
-    _case("H/14 fsdp", f"{_JFT}ViT-H/14", "v5e:4x4", "global_batch=512"),
-    _case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256"),
-    _case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128", "model.remat=none"),
-    _case("R50+B/16 dots", f"{_JFT}R50+ViT-B/16", "v5e:2x2", "global_batch=128"),
+    Case("S/16 none", _S16, "v5e:2x2", "global_batch=512 model.remat=none"),
+    Case("S/16 dots", _S16, "v5e:2x2", "global_batch=1024 model.remat=dots"),
+    Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none"),
+    Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256"),
+    Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),
+    Case("B/16 fsdp", _B16, "v5e:4x4", "global_batch=1024 sharding.parameters=fsdp"),
+    Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256"),
+    Case("B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999"),
+    Case("B/16 4 parts", _B16, "v5e:2x2", "global_batch=1024 optimizer.accumulation_steps=4"),
+    Case("B/16 2 model", _B16, "v5e:2x2", "global_batch=256 sharding.num_model_shards=2"),
+    Case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256 model.remat=none"),
+    Case("L/16 full", _L16, "v5e:2x2", "global_batch=256 model.remat=full"),
+    Case("L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024 model.remat=full sharding.parameters=fsdp"),
+    Case("H/14 dots", _H14, "v5p:2x2x1", "global_batch=128 model.remat=dots sharding.parameters=replicated"),
+    Case("H/14 full", _H14, "v5p:2x2x1", "global_batch=128 sharding.parameters=replicated"),
+    Case("H/14 fsdp", _H14, "v5e:4x4", "global_batch=512"),
+    Case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256"),
+    Case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128 model.remat=none"),
+    Case("R50+B/16 dots", f"{_JFT}R50+ViT-B/16", "v5e:2x2", "global_batch=128"),
 )
+CASES = (*HEADLINES, *SPREAD)
 
 
-def record(case: Case) -> dict[str, Any]:
-    """Compiles a case; the figures that are kept of it."""
-    config = _config(case)
-    plan = to_json(make_plan(config, parse_topology(case.topology), choose_dataset(case.recipe, config)))
+def plan_of(case: Case, *, can_compile: bool) -> Plan:
+    """Plans a case."""
+    config, topology = load_recipe(case.recipe, case.options), parse_topology(case.topology)
+    return make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=can_compile)
+
+
+def record(case: Case) -> Row:
+    """Compiles a case; returns the figures to store."""
+    plan = to_json(plan_of(case, can_compile=True))
     line = plan.pop("timeline") or {}
     for name in ("dataset", "reason", "roofline", "compile_seconds"):
         plan.pop(name)
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
-    collectives = line.get("collectives", [])[:3]
     return {
         "name": case.name,
         "command": case.command,
         **plan,
         "timeline": {name: value for name, value in line.items() if name.endswith("_seconds")},
-        "dearest_collectives": collectives,
-        "versions": versions,
+        "dearest_collectives": line.get("collectives", [])[:3],
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
         "date": datetime.date.today().isoformat(),
     }
 
 
-def arithmetic_of(case: Case) -> tuple[Memory, float]:
-    """What arithmetic says of the same case: memory of one chip, seconds of a step."""
-    config, topology = _config(case), parse_topology(case.topology)
-    plan = make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=False)
-    assert plan.memory is not None
-    return plan.memory, plan.step_seconds
-
-
-def _config(case: Case) -> PretrainConfig:
-    config = load_recipe(case.recipe, [f"--config.{override}" for override in case.overrides])
-    assert isinstance(config, PretrainConfig)
-    return config
-
-
-def load() -> dict[str, Any]:
+def load() -> dict[str, Row]:
     """All recorded figures by name of the case."""
-    rows: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    rows: dict[str, Row] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return rows
 
 
-def write(rows: dict[str, Any]) -> None:
+def write(rows: dict[str, Row]) -> None:
     """Stores the figures, in the order of the cases, and renews the README's tables."""
-    order = [case.name for case in (*HEADLINES, *SPREAD)]
-    rows = {name: rows[name] for name in order if name in rows}
+    rows = {case.name: rows[case.name] for case in CASES if case.name in rows}
     GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
     text = README.read_text()
     for mark, make in (("headlines", headline_table), ("scaling", scaling_table), ("spread", spread_table)):
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
+        before, begin, rest = text.partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {mark} -->\n")
         text = f"{before}{begin}{make(rows)}{end}{after}"
     README.write_text(text)
 
 
-def headline_table(rows: dict[str, Any]) -> str:
-    """What the issue asks for: memory, time and cost of runs on pods."""
-    columns: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+def headline_table(rows: dict[str, Row]) -> str:
+    """Memory, time and cost of runs on pods."""
+
+    def gib(kind: str) -> tuple[str, Callable[[Row], str]]:
+        title = kind.replace("optimizer", "optimiser")
+        return title, lambda row: f"{row['memory'][kind] / GIB:.3f}" if row["memory"] else ""
+
+    columns: Columns = (
         ("fits", lambda row: "yes" if row["fits"] else "no"),
         ("GiB a chip, of", lambda row: f"{(row['needed_bytes'] or 0) / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}"),
-        ("parameters", _gib("parameters")),
-        ("optimiser", _gib("optimizer")),
-        ("activations", _gib("activations")),
-        ("gradients", _gib("gradients")),
-        ("temporary", _gib("temporary")),
+        *(gib(kind) for kind in ("parameters", "optimizer", "activations", "gradients", "temporary")),
         ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.1f}"),
         ("waiting for collectives, ms", lambda row: f"{1e3 * row['timeline'].get('collective_seconds', 0):,.1f}"),
         ("MFU", lambda row: f"{row['totals']['mfu']:.1%}"),
@@ -151,72 +137,60 @@ def headline_table(rows: dict[str, Any]) -> str:
         ("chip-hours", lambda row: f"{row['totals']['chip_hours']:,.0f}"),
         ("exaFLOPs", lambda row: f"{row['totals']['exaflops']:,.0f}"),
     )
-    return _table(columns, {case.name: rows[case.name] for case in HEADLINES if case.name in rows})
+    return _table(columns, [rows[case.name] for case in HEADLINES if case.name in rows])
 
 
-def scaling_table(rows: dict[str, Any]) -> str:
+def scaling_table(rows: dict[str, Row]) -> str:
     """L/16 at 64 images a chip on more and more chips."""
-    chosen = {name: row for name, row in rows.items() if name.startswith("L/16 on v5e")}
-    if not chosen:
-        return ""
-    first = next(iter(chosen.values()))["step_seconds"]
-    columns: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+
+    def collective(row: Row) -> str:
+        fact = row["dearest_collectives"][0]
+        size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
+        return f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
+
+    chosen = [row for name, row in rows.items() if name.startswith("L/16 on v5e")]
+    columns: Columns = (
         ("chips", lambda row: str(row["num_chips"])),
         ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.1f}"),
-        ("of that of 16 chips", lambda row: f"{row['step_seconds'] / first:.3f}"),
-        ("dearest collective", lambda row: _collective(row["dearest_collectives"][0])),
+        ("of that of 16 chips", lambda row: f"{row['step_seconds'] / chosen[0]['step_seconds']:.3f}"),
+        ("dearest collective", collective),
     )
-    return _table(columns, chosen)
+    return _table(columns, chosen) if chosen else ""
 
 
-def spread_table(rows: dict[str, Any]) -> str:
+def spread_table(rows: dict[str, Row]) -> str:
     """Compiled memory and time beside arithmetic."""
-    cases = [case for case in (*HEADLINES, *SPREAD) if rows.get(case.name, {}).get("memory")]
-    arithmetic = {case.name: arithmetic_of(case) for case in cases}
-
-    def of(name: str) -> tuple[Memory, Memory, float]:
-        return Memory(**rows[name]["memory"]), *arithmetic[name]
-
-    columns: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    chosen = []
+    for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
+        row, plan = rows[case.name], plan_of(case, can_compile=False)
+        assert plan.memory is not None
+        chosen.append(row | {"compiled": Memory(**row["memory"]), "by formula": plan.memory, "bound": plan.roofline})
+    columns: Columns = (
         ("machine", lambda row: row["topology"]),
         ("images a chip", lambda row: f"{row['global_batch'] // row['num_chips']:,}"),
         ("remat", lambda row: row["remat"]),
         ("parameters", lambda row: row["sharding"]),
-        ("state, GB", lambda row: f"{of(row['name'])[0].state / 1e9:.3f}"),
-        ("arithmetic", lambda row: f"{of(row['name'])[1].state / of(row['name'])[0].state - 1:+.2%}"),
-        ("total, GB", lambda row: f"{of(row['name'])[0].total / 1e9:.2f}"),
-        ("arithmetic", lambda row: f"{of(row['name'])[1].total / of(row['name'])[0].total - 1:+.1%}"),
+        ("state, GB", lambda row: f"{row['compiled'].state / 1e9:.3f}"),
+        ("arithmetic", lambda row: f"{row['by formula'].state / row['compiled'].state - 1:+.2%}"),
+        ("total, GB", lambda row: f"{row['compiled'].total / 1e9:.2f}"),
+        ("arithmetic", lambda row: f"{row['by formula'].total / row['compiled'].total - 1:+.1%}"),
         ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.0f}"),
-        ("arithmetic, ms", lambda row: f"{1e3 * of(row['name'])[2]:,.0f}"),
+        ("arithmetic, ms", lambda row: f"{1e3 * row['bound'].seconds:,.0f}"),
     )
-    return _table(columns, {case.name: rows[case.name] for case in cases})
+    return _table(columns, chosen)
 
 
-def _gib(kind: str) -> Callable[[dict[str, Any]], str]:
-    return lambda row: f"{row['memory'][kind] / GIB:.3f}" if row["memory"] else ""
-
-
-def _collective(fact: dict[str, Any]) -> str:
-    return (
-        f"{fact['count']} × {fact['operation']} of {fact['num_bytes'] / 1e6:,.1f} MB over {fact['devices']}: "
-        f"{1e3 * fact['count'] * fact['waited_seconds']:.1f} ms waited"
-    )
-
-
-def _table(columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]], rows: dict[str, dict[str, Any]]) -> str:
-    head = "| | " + " | ".join(title for title, _ in columns) + " |\n"
-    rule = "|---" * (len(columns) + 1) + "|\n"
-    body = "".join(f"| {name} | " + " | ".join(cell(row) for _, cell in columns) + " |\n" for name, row in rows.items())
-    return head + rule + body
+def _table(columns: Columns, rows: Sequence[Row]) -> str:
+    head = "| | " + " | ".join(title for title, _ in columns) + " |\n" + "|---" * (len(columns) + 1) + "|\n"
+    return head + "".join(f"| {row['name']} | {' | '.join(cell(row) for _, cell in columns)} |\n" for row in rows)
 
 
 def main(names: Sequence[str]) -> None:
     """Records the named cases, or all."""
-    cases = [case for case in (*HEADLINES, *SPREAD) if not names or case.name in names]
-    for case in cases:
-        print(case.command, flush=True)
-        row = record(case)
-        write(load() | {case.name: row})
+    for case in CASES:
+        if not names or case.name in names:
+            print(case.command, flush=True)
+            write(load() | {case.name: record(case)})
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
-"""A plan as text for people and as JSON for programs."""
+"""Plans and searches as text and as plain values for JSON."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.plan.aot import Executable
 from vit_jax.plan.arithmetic import ATTAINABLE
 from vit_jax.plan.estimate import Plan
+from vit_jax.plan.search import Candidate, Found
 
 GIB = 2**30
 _NUM_COLLECTIVES = 4
 
 
 def to_text(plan: Plan) -> str:
-    """The whole report."""
+    """The report."""
     parts = (_machine(plan), _memory(plan), _step(plan), _totals(plan))
     return "\n".join(line for part in parts for line in part) + "\n"
 
@@ -36,12 +38,13 @@ def _machine(plan: Plan) -> Iterator[str]:
     )
     data = plan.dataset
     yield f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes ({data.source})"
-    if plan.is_compiled:
-        yield f"basis    XLA compiled the step for this machine in {plan.compile_seconds:.0f} s; nothing was run"
-    elif plan.memory is not None:
+    if isinstance(plan.compiled, Executable):
+        seconds = plan.compiled.compile_seconds
+        yield f"basis    XLA compiled the step for this machine in {seconds:.0f} s; nothing was executed"
+    elif plan.compiled is None:
         yield f"basis    arithmetic, nothing was compiled: {plan.reason}"
     else:
-        yield "basis    XLA gave up compiling the step for this machine"
+        yield "basis    XLA stopped compiling the step for this machine"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -58,17 +61,18 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    flops = training_flops_per_image(plan.run.architecture) * plan.config.global_batch / plan.topology.num_chips
-    bound = plan.roofline
-    arithmetic = (
-        f"{1e3 * bound.seconds:,.1f} ms by arithmetic: {1e3 * bound.compute_seconds:,.1f} matrix products at "
-        f"{ATTAINABLE:.0%} of the peak, {1e3 * bound.elementwise_seconds:,.1f} elementwise, "
-        f"{1e3 * bound.collective_seconds:,.1f} collectives, {1e3 * bound.update_seconds:,.1f} update"
-    )
-    if plan.timeline is None:
+    arithmetic, line = "no arithmetic estimate: no formula gives the cost of a user's own code", plan.timeline
+    if plan.roofline is not None:
+        bound = {name: f"{1e3 * value:,.1f}" for name, value in dataclasses.asdict(plan.roofline).items()}
+        arithmetic = (
+            f"{1e3 * plan.roofline.seconds:,.1f} ms by arithmetic: {bound['compute_seconds']} matrix products at "
+            f"{ATTAINABLE:.0%} of the peak, {bound['elementwise_seconds']} elementwise, "
+            f"{bound['collective_seconds']} collectives, {bound['update_seconds']} update"
+        )
+    if line is None:
         yield f"step     {arithmetic}"
     else:
-        line, clock = plan.timeline, plan.topology.fabric.clock_hertz / 1e9
+        clock = plan.topology.fabric.clock_hertz / 1e9
         yield (
             f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
             f"compute (XLA's cycles at {clock:g} GHz), {1e3 * line.collective_seconds:,.1f} waiting for collectives, "
@@ -83,53 +87,106 @@ def _step(plan: Plan) -> Iterator[str]:
         if line.num_unknown_loops:
             yield f"           {line.num_unknown_loops} loops of unknown length were counted once"
         yield f"         {arithmetic}"
-    yield (
-        f"speed    {plan.totals.images_per_second:,.0f} images/s, {flops / 1e12:,.3g} TFLOP a chip and step, MFU "
-        f"{plan.totals.mfu:.1%}"
-    )
 
 
 def _totals(plan: Plan) -> Iterator[str]:
     total, cores = plan.totals, plan.topology.fabric.cores_per_chip
-    counted = f"TensorCores, {cores} a chip" if plan.topology.is_tpu else "GPUs"
+    if total is None:
+        return
+    speed, recipe = f"{total.images_per_second:,.0f} images/s", f"{total.steps:,} steps, {total.images:,} images"
+    if total.mfu is not None and total.exaflops is not None:
+        flops = training_flops_per_image(plan.run.architecture) * plan.config.global_batch / plan.topology.num_chips
+        speed += f", {flops / 1e12:,.3g} TFLOP a chip and step, MFU {total.mfu:.1%}"
+        recipe += f", {total.exaflops:,.4g} exaFLOPs"
+    yield f"speed    {speed}"
     runs = f"{plan.num_runs - 1} learning rates and the final run: " if plan.num_runs > 1 else ""
-    yield f"recipe   {runs}{total.steps:,} steps, {total.images:,} images, {total.exaflops:,.4g} exaFLOPs"
+    yield f"recipe   {runs}{recipe}"
+    counted = f"TensorCores, {cores} a chip" if plan.topology.is_tpu else "GPUs"
     yield (
         f"         {total.days:,.2f} days, {total.chip_hours:,.0f} chip-hours, {total.core_days:,.0f} core-days "
         f"({counted}); at this MFU {total.tpu_v3_core_days:,.0f} core-days of a TPU v3"
     )
     if total.price is not None:
         yield f"         price {total.price:,.0f}"
-    yield "         evaluation, checkpoints, input and interruptions are not in it"
+    yield "         not included: evaluation, checkpoints, input, interruptions"
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The same as plain values, sizes in bytes and times in seconds."""
-    mesh, topology = dict(plan.run.batch_sharding.mesh.shape), plan.topology
-    line = None if plan.timeline is None else dataclasses.asdict(plan.timeline)
-    for collective in [] if line is None else line["collectives"]:
+    names = ("dataset", "memory", "timeline", "roofline", "totals")
+    parts = {name: None if (part := getattr(plan, name)) is None else dataclasses.asdict(part) for name in names}
+    for collective in (parts["timeline"] or {}).get("collectives", ()):
         collective["devices"] = len(collective["devices"])
+    is_compiled = isinstance(plan.compiled, Executable)
     return {
         "model": plan.run.architecture.name,
         "global_batch": plan.config.global_batch,
-        "topology": topology.name,
-        "chip": topology.chip.name,
-        "num_chips": topology.num_chips,
-        "mesh": mesh,
+        "topology": plan.topology.name,
+        "chip": plan.topology.chip.name,
+        "num_chips": plan.topology.num_chips,
+        "mesh": dict(plan.run.batch_sharding.mesh.shape),
         "sharding": plan.config.sharding.parameters,
         "remat": plan.run.architecture.remat,
         "accumulation_steps": plan.config.optimizer.accumulation_steps,
-        "dataset": dataclasses.asdict(plan.dataset),
-        "basis": "compiled" if plan.is_compiled else "arithmetic" if plan.memory is not None else "compiler gave up",
+        "basis": "compiled" if is_compiled else "arithmetic" if plan.compiled is None else "compiler gave up",
         "reason": plan.reason,
         "num_runs": plan.num_runs,
-        "compile_seconds": plan.compile_seconds,
+        "compile_seconds": getattr(plan.compiled, "compile_seconds", 0.0),
         "fits": plan.fits,
-        "memory": None if plan.memory is None else dataclasses.asdict(plan.memory),
         "needed_bytes": plan.needed_bytes,
         "usable_bytes": plan.usable_bytes,
         "step_seconds": plan.step_seconds,
-        "timeline": line,
-        "roofline": dataclasses.asdict(plan.roofline),
-        "totals": dataclasses.asdict(plan.totals),
+        **parts,
+    }
+
+
+def found_to_text(found: Found) -> str:
+    """A table of all candidates, then the winner's report and the options that select it."""
+    head = (
+        "parameters  replicas  model  remat  parts   batch | arithmetic: GiB     ms | compiled: GiB     ms | verdict\n"
+    )
+    table = head + "".join(_row(candidate, found) for candidate in found.candidates)
+    if found.num_refused:
+        table += f"{found.num_refused} layouts are not possible on this machine\n"
+    if found.winner is None:
+        return f"{table}\nNothing fits: use a larger machine, a smaller batch or a smaller network.\n"
+    words = " ".join(found.overrides) or "(nothing: the recipe as it is)"
+    return f"{table}\n{to_text(found.winner)}\nadd to the command: {words}\n"
+
+
+def _row(candidate: Candidate, found: Found) -> str:
+    config, plan = candidate.config, candidate.plan
+    size, time, verdict = "", "", "not tried"
+    if plan is not None:
+        size = "" if plan.needed_bytes is None else f"{plan.needed_bytes / GIB:.2f}"
+        time = f"{1e3 * plan.timeline.seconds:,.0f}" if plan.timeline is not None else ""
+        verdict = "fastest that fits" if plan is found.winner else "fits" if plan.fits else "does not fit"
+    elif candidate.needed_bytes > found.usable_bytes:
+        verdict = "too large by arithmetic"
+    replicas = config.sharding.num_replicas or "slices"
+    arithmetic = f"{candidate.needed_bytes / GIB:>15.2f} {1e3 * candidate.step_seconds:>6,.0f}"
+    return (
+        f"{config.sharding.parameters:<10}  {replicas!s:>8}  {config.sharding.num_model_shards:>5}  "
+        f"{config.model.remat:<5}  {config.optimizer.accumulation_steps:>5}  {config.global_batch:>6} | "
+        f"{arithmetic} | {size:>13} {time:>6} | {verdict}\n"
+    )
+
+
+def found_to_json(found: Found) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "candidates": [
+            {
+                "global_batch": c.config.global_batch,
+                "remat": c.config.model.remat,
+                "accumulation_steps": c.config.optimizer.accumulation_steps,
+                "sharding": dataclasses.asdict(c.config.sharding),
+                "arithmetic": {"needed_bytes": c.needed_bytes, "step_seconds": c.step_seconds},
+                "plan": None if c.plan is None else to_json(c.plan),
+            }
+            for c in found.candidates
+        ],
+        "winner": None if found.winner is None else to_json(found.winner),
+        "overrides": list(found.overrides),
+        "num_refused": found.num_refused,
     }

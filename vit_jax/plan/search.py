@@ -1,14 +1,17 @@
-"""The fastest layout that fits: arithmetic leaves out what cannot win, the compiler decides between the best.
+"""The fastest layout that fits: arithmetic excludes most candidates, the compiler decides between the best.
 
-The global batch stays the recipe's unless other batches are asked for: another one is another run.
+The global batch stays the recipe's unless others are requested: another batch is another run.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.config import RunConfig, ShardingConfig, resolve
 from vit_jax.config.schema import Remat
+from vit_jax.cost import require_formulas
 from vit_jax.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.estimate import Plan, make_plan
@@ -21,18 +24,24 @@ DATA_AXES = (8, 16, 64)  # devices that share the parameters of FSDP, beside all
 BATCH_FACTORS = (0.25, 0.5, 2, 4)
 MAX_ACCUMULATION = 64
 DOUBT = 0.15
-"""How far arithmetic may be wrong about memory: what it puts this much above the limit may be compiled, at last."""
+"""How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
+
+
+_SEARCHED = (
+    *("global_batch", "model.remat", "optimizer.accumulation_steps"),
+    *("sharding.parameters", "sharding.num_replicas", "sharding.num_model_shards"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One way to lay the run out.
+    """One layout of the run.
 
     Attributes:
       config: of the run.
       needed_bytes: by arithmetic.
       step_seconds: by arithmetic.
-      plan: compiled; None where that was not tried.
+      plan: in full; None where that was not tried.
     """
 
     config: RunConfig
@@ -41,23 +50,25 @@ class Candidate:
     plan: Plan | None = None
 
     @property
-    def seconds_per_image(self) -> float:
-        return self.best_step_seconds / self.config.global_batch
+    def fits(self) -> bool:
+        """By its plan; False without one."""
+        return self.plan is not None and self.plan.fits
 
     @property
-    def best_step_seconds(self) -> float:
-        """By the compiled schedule where there is one."""
-        return self.plan.step_seconds if self.plan is not None and self.plan.fits else self.step_seconds
+    def seconds_per_image(self) -> float:
+        """By the plan where it fits, otherwise by arithmetic."""
+        seconds = self.plan.step_seconds if self.plan is not None and self.fits else None
+        return (seconds or self.step_seconds) / self.config.global_batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-      candidates: all that were looked at, the fastest by arithmetic first.
+      candidates: all layouts, the fastest by arithmetic first.
       winner: the fastest that fits; None where none does.
-      overrides: of the command line, that turn the recipe into the winner.
+      overrides: options that turn the recipe into the winner.
       usable_bytes: of a chip.
       num_refused: layouts that the config does not allow on this machine.
     """
@@ -78,9 +89,9 @@ def search(
     num_tries: int = 4,
     other_batches: bool = False,
     can_compile: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Looks for the fastest layout that fits.
+    """Searches for the fastest layout that fits.
 
     Args:
       config: the recipe's.
@@ -88,34 +99,36 @@ def search(
       dataset: what it would train on.
       price_per_chip_hour: for the winner's report.
       num_tries: candidates that are compiled at least, if there are so many; more only until one fits.
-      other_batches: whether to look at other global batches too.
+      other_batches: whether to try other global batches too.
       can_compile: False decides by arithmetic alone.
-      tell: receives a line before each compilation, which may take minutes.
+      report: receives a line before each compilation, which may take minutes.
 
     Raises:
-      ValueError: the machine allows no layout at all.
+      ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
+        arithmetic.
     """
     refusals: list[str] = []
-    candidates = list(_candidates(config, topology, dataset, other_batches, refusals))
+    factors = (1, *BATCH_FACTORS) if other_batches else (1,)
+    candidates = sorted(
+        _candidates(config, topology, dataset, factors, refusals), key=lambda candidate: candidate.seconds_per_image
+    )
     if not candidates:
         raise ValueError(f"No layout of this recipe is possible on {topology.name}: {refusals[0]}")
     usable = topology.fabric.usable_bytes
-    limit = usable * (1 + (DOUBT if can_compile else 0))
-    compiled: list[Candidate] = []
-    for place in _worth_trying(candidates, usable, limit):
-        if len(compiled) >= num_tries and any(c.plan is not None and c.plan.fits for c in compiled):
+    tried: list[Candidate] = []
+    for place in _in_order(candidates, usable, usable * (1 + (DOUBT if can_compile else 0))):
+        if len(tried) >= num_tries and any(candidate.fits for candidate in tried):
             break
         chosen = candidates[place]
-        tell(
-            f"planning {len(compiled) + 1} of {num_tries}: {' '.join(_overrides(config, chosen.config)) or 'as it is'}"
-        )
+        words = " ".join(_overrides(config, chosen.config)) or "the recipe as it is"
+        report(f"planning {len(tried) + 1} of {num_tries}: {words}")
         plan = make_plan(
             chosen.config, topology, dataset, price_per_chip_hour=price_per_chip_hour, can_compile=can_compile
         )
         candidates[place] = dataclasses.replace(chosen, plan=plan)
-        compiled.append(candidates[place])
-    fitting = [c for c in compiled if c.plan is not None and c.plan.fits]
-    winner = min(fitting, key=lambda c: c.seconds_per_image, default=None)
+        tried.append(candidates[place])
+    fitting = (candidate for candidate in tried if candidate.fits)
+    winner = min(fitting, key=lambda candidate: candidate.seconds_per_image, default=None)
     return Found(
         candidates=tuple(candidates),
         winner=winner.plan if winner is not None else None,
@@ -125,7 +138,7 @@ def search(
     )
 
 
-def _worth_trying(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[int]:
+def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[int]:
     """Places in the order in which they are tried, none that is larger than the limit.
 
     The best of each rematerialisation policy comes first, then the others that fit by arithmetic, then those in doubt.
@@ -139,38 +152,35 @@ def _worth_trying(candidates: list[Candidate], usable_bytes: int, limit: float) 
 
 
 def _candidates(
-    config: RunConfig, topology: Topology, dataset: Dataset, other_batches: bool, refusals: list[str]
+    config: RunConfig, topology: Topology, dataset: Dataset, factors: Sequence[float], refusals: list[str]
 ) -> Iterator[Candidate]:
-    found = []
-    factors = (1, *BATCH_FACTORS) if other_batches else (1,)
-    for sharding in _shardings(topology):
-        for factor in factors:
-            changed = dataclasses.replace(config, sharding=sharding, global_batch=int(config.global_batch * factor))
-            try:
-                run = assemble(
-                    _accumulating(changed, 1),
-                    architecture_of(config, dataset.num_classes),
-                    num_examples=dataset.num_examples,
-                    devices=topology.stand_ins(),  # type: ignore[arg-type]
-                )
-            except ValueError as error:
-                refusals.append(str(error))
-                continue
-            found += [_smallest_accumulation(run, topology, dataset, remat) for remat in REMAT]
-    yield from sorted(found, key=lambda candidate: candidate.seconds_per_image)
+    architecture = require_formulas(architecture_of(config, dataset.num_classes))
+    for sharding, factor in itertools.product(_shardings(topology), factors):
+        changed = dataclasses.replace(config, sharding=sharding, global_batch=int(config.global_batch * factor))
+        try:
+            run = assemble(
+                _changed(changed, accumulation_steps=1),
+                architecture,
+                num_examples=dataset.num_examples,
+                devices=topology.stand_ins(),  # type: ignore[arg-type]
+            )
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        for remat in REMAT:
+            yield _smallest_accumulation(run, topology, dataset, remat)
 
 
 def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, remat: Remat) -> Candidate:
     """The policy with as few micro-batches as fit, or, where nothing fits, with the most that are allowed."""
     steps, best = 1, None
+    architecture = dataclasses.replace(run.architecture, remat=remat)
     while steps <= MAX_ACCUMULATION:
-        config = _accumulating(run.config, steps)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
+        config = _changed(run.config, accumulation_steps=steps, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:
             break
-        architecture = dataclasses.replace(run.architecture, remat=remat)
         tried = dataclasses.replace(run, config=config, architecture=architecture)
         needed = arithmetic_memory(tried, topology).total
         best = Candidate(config, needed, roofline(tried, topology).seconds)
@@ -196,26 +206,14 @@ def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
                 yield ShardingConfig(parameters="fsdp", num_replicas=replicas, num_model_shards=model)
 
 
-def _accumulating(config: Any, steps: int) -> Any:
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, accumulation_steps=steps))
+def _changed(config: Any, *, accumulation_steps: int, remat: Remat | None = None) -> Any:
+    optimizer = dataclasses.replace(config.optimizer, accumulation_steps=accumulation_steps)
+    model = dataclasses.replace(config.model, remat=remat or config.model.remat)
+    return dataclasses.replace(config, optimizer=optimizer, model=model)
 
 
 def _overrides(before: RunConfig, after: RunConfig) -> Iterator[str]:
-    fields = (
-        "global_batch",
-        "model.remat",
-        "optimizer.accumulation_steps",
-        "sharding.parameters",
-        "sharding.num_replicas",
-        "sharding.num_model_shards",
-    )
-    for field in fields:
-        old, new = _value(before, field), _value(after, field)
-        if old != new:
-            yield f"--config.{field}={new}"
-
-
-def _value(config: Any, field: str) -> Any:
-    for part in field.split("."):
-        config = getattr(config, part)
-    return config
+    for field in _SEARCHED:
+        value = operator.attrgetter(field)
+        if value(before) != value(after):
+            yield f"--config.{field}={value(after)}"

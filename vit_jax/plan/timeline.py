@@ -1,9 +1,9 @@
-"""How long one step takes: the compiled schedule walked through once, in order.
+"""Time of one step: a simulation of the compiled schedule.
 
-The core executes what XLA gives cycles for, one after the other. Beside it, each with a queue of its own, the links
-carry collectives, the network what slices exchange, and the memory bus prefetches (`copy-start`, `slice-start`); a
-`-done` waits for them. A collective that is not split into start and done stops the core until it is through. A loop
-costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+The core executes instructions in order, for XLA's cycles. At the same time, each with its own queue, the links carry
+collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`, `slice-start`); a
+`-done` waits for them. A collective that is not split into start and done blocks the core. A loop costs one pass of its
+body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.plan.hlo import Instruction, Program, members
 
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
-# A collective may run beside several fusions, in loops too; XLA's names tell its start and end from its middle.
+# A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
 _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
 
 
@@ -24,12 +24,12 @@ class Collective:
 
     Attributes:
       operation: such as "all-reduce".
-      num_bytes: of the whole array.
+      num_bytes: of the complete array.
       devices: positions in the mesh of one group.
       source: the operation it comes from, as jax names it.
       count: how often a step executes it.
       seconds: of one execution.
-      waited_seconds: of one execution, how long the core stands still for it.
+      waited_seconds: of one execution, how long the core waits for it.
     """
 
     operation: str
@@ -46,11 +46,11 @@ class Timeline:
     """Where the time of a step goes.
 
     Attributes:
-      compute_seconds: the core at work.
-      collective_seconds: the core standing still for collectives.
-      prefetch_seconds: the core standing still for memory.
-      collectives: all of them, the dearest first.
-      num_unknown_loops: loops whose length the text does not tell, counted as one pass.
+      compute_seconds: the core computes.
+      collective_seconds: the core waits for collectives.
+      prefetch_seconds: the core waits for memory.
+      collectives: all of them, the most expensive first.
+      num_unknown_loops: loops of unknown length, counted as one pass.
     """
 
     compute_seconds: float = 0.0
@@ -64,7 +64,7 @@ class Timeline:
         return self.compute_seconds + self.collective_seconds + self.prefetch_seconds
 
     def plus(self, other: "Timeline", times: int = 1) -> "Timeline":
-        """This, and then `other` so many times."""
+        """This, then `other` so many times."""
         more = tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         return Timeline(
             self.compute_seconds + times * other.compute_seconds,
@@ -77,7 +77,7 @@ class Timeline:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """What turns cycles and bytes into seconds.
+    """Conversion of cycles and bytes to seconds.
 
     Attributes:
       clock_hertz: of the core.
@@ -100,14 +100,14 @@ def step_timeline(program: Program, speeds: Speeds) -> Timeline:
 
 
 class _Walk:
-    """Runs computations; remembers which of them hold a collective."""
+    """Simulates computations; remembers which instructions contain a collective."""
 
     def __init__(self, program: Program, speeds: Speeds):
         self.program, self.speeds = program, speeds
         self.collective_of = functools.cache(self._collective_of)
 
     def run(self, computation: str) -> Timeline:
-        """One pass, from idle links and an idle bus."""
+        """One pass, starting with idle links and bus."""
         pass_ = _Pass()
         for instruction in self.program.computations[computation]:
             self._execute(instruction, pass_)
@@ -130,7 +130,7 @@ class _Walk:
         else:
             is_split = opcode.endswith("-start")
             key = name if is_split else collective.channel or name
-            if not pass_.has_started(key):
+            if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
             pass_.compute(seconds)  # a fusion may compute while it sends
@@ -147,7 +147,7 @@ class _Walk:
         return max((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
-        """The collective that an instruction is or, a fusion, holds."""
+        """The collective that an instruction is, or that its fusion contains."""
         if instruction.opcode.removesuffix("-start") in PASSES:
             return instruction
         is_middle = any(name.startswith(_FUSED_MIDDLE) for name in instruction.called)
@@ -192,11 +192,8 @@ class _Pass:
         self.free[resource] = max(self.now, self.free[resource]) + seconds
         self.ends[key] = (self.free[resource], fact)
 
-    def has_started(self, key: str) -> bool:
-        return key in self.ends
-
     def wait(self, key: str) -> None:
-        """Until what was started under this key is done; what is not known takes no time."""
+        """Waits for what was started under this key; unknown keys take no time."""
         end, fact = self.ends.pop(key, (self.now, None))
         seconds = max(0.0, end - self.now)
         self.now += seconds
@@ -208,19 +205,19 @@ class _Pass:
 
 
 def _prefetched_bytes(instruction: Instruction) -> int:
-    """What a copy between memories moves: its result, told beside its source; of a slice, the smaller of the two."""
+    """Bytes of a copy between memories: source and result are both listed; of a slice, the smaller counts."""
     return min((array.padded_bytes for array in instruction.arrays if array.dims), default=0)
 
 
 def _collective_bytes(collective: Instruction, num_devices: int) -> int:
-    """Bytes of the whole array: of an all-gather what it ends with, of a reduce-scatter what it begins with."""
+    """Bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
     sizes = [array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1]
     if collective.opcode in ("all-gather-start", "collective-permute-start"):
-        return max(sizes)  # told are what goes in and what comes out
+        return max(sizes)  # input and output are both listed
     return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
 
 
 def _keeps_a_part(reduced: Instruction, fusion: Instruction) -> bool:
-    """Whether the fusion gives less than the sum that it makes: a reduce-scatter in XLA's clothes."""
+    """Whether the fusion returns only a part of the sum: XLA's form of a reduce-scatter."""
     total = sum(array.num_bytes for array in reduced.arrays)
     return sum(array.num_bytes for array in fusion.arrays) * 2 <= total

@@ -1,6 +1,6 @@
 """Machines by name: "v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
 
-Nothing here needs the machine, nor the library that compiles for it.
+Their devices in name only, and how fast these communicate. Neither the machine nor a compiler for it is needed.
 """
 
 import dataclasses
@@ -8,10 +8,11 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from vit_jax.cost.chips import Chip, find_chip
-from vit_jax.cost.fabrics import FABRICS, Fabric, find_fabric
+from vit_jax.cost.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 
 _FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
 _SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -22,7 +23,7 @@ _HOST = (2, 2, 1)  # chips of one host along each axis
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """A device in name only: enough to lay out a mesh, not to compile for. Fields as jax names them."""
+    """A device in name only: enough to lay out a mesh, not to compile for it. Fields as jax names them."""
 
     id: int
     platform: str
@@ -79,20 +80,18 @@ class Topology:
 
     def stand_ins(self) -> list[StandIn]:
         """Devices in name only, in the order in which jax lists the real ones."""
-        return list(self._stand_ins())
-
-    def _stand_ins(self) -> Iterator[StandIn]:
         platform, kind = "tpu" if self.is_tpu else "gpu", self.fabric.device_kind
         places = list(_places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)))
         hosts_per_slice = places[-1][1] + 1
-        for number in range(self.num_chips):
-            part, index = divmod(number, self.chips_per_slice)
-            coords, host = places[index]
-            yield StandIn(number, platform, kind, coords, part * hosts_per_slice + host, part)
+        return [
+            StandIn(part * self.chips_per_slice + index, platform, kind, coords, part * hosts_per_slice + host, part)
+            for part in range(self.num_slices)
+            for index, (coords, host) in enumerate(places)
+        ]
 
 
 def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tuple[tuple[int, int, int], int]]:
-    """Coordinates of every chip and its host's number, host after host."""
+    """Coordinates of every chip and the number of its host, host after host."""
     sides = [min(side, length) for side, length in zip(host, shape, strict=True)]
     hosts = itertools.product(*(range(0, n, side) for n, side in zip(reversed(shape), reversed(sides), strict=True)))
     for number, (z0, y0, x0) in enumerate(hosts):
@@ -101,19 +100,19 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Reads a machine's name.
+    """Parses a machine's name.
 
     Args:
       name: "[SLICES*]KIND:SHAPE"; for GPUs "[NODES*]KIND:GPUS".
-      num_slices: given beside the name; None for what the name says.
+      num_slices: given apart from the name; None for the name's number.
 
     Raises:
-      ValueError: no such machine; what there is is named.
+      ValueError: there is no such machine.
     """
     match = _FORM.fullmatch(name)
     if not match:
         raise ValueError(
-            f"--topology={name} is no machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
+            f"--topology={name} is not a machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
             "SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16."
         )
     before, kind, shape_text = match.groups()
@@ -133,7 +132,7 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
 
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
     if num_slices < 1:
-        raise ValueError(f"--topology={name}: {num_slices} slices make no machine: use 1 or more.")
+        raise ValueError(f"--topology={name}: {num_slices} slices: use 1 or more.")
     if fabric.num_axes == 0:
         if len(shape) != 1 or not 1 <= shape[0] <= fabric.largest_slice:
             raise ValueError(
@@ -157,3 +156,40 @@ def _is_shape_3d(shape: tuple[int, ...], largest: int) -> bool:
         return shape in _SMALL_SHAPES_3D
     cubes = all(length and length % _CUBE == 0 for length in shape)
     return cubes and list(shape) == sorted(shape) and math.prod(shape) <= largest
+
+
+def make_collective_seconds(devices: Sequence[Any], topology: Topology) -> Callable[[str, int, tuple[int, ...]], float]:
+    """Returns (operation, bytes, positions in the mesh) -> seconds.
+
+    Args:
+      devices: of the mesh, in its order, which the positions refer to.
+      topology: its fabric connects them.
+    """
+
+    def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
+        group = group_of([devices[position] for position in positions], topology)
+        return collective_seconds(operation, num_bytes, group, topology.fabric)
+
+    return seconds
+
+
+def group_of(members: Sequence[Any], topology: Topology) -> Group:
+    """The group that these devices form on the topology's fabric."""
+    slices: dict[int, list[Any]] = {}
+    for member in members:
+        index = getattr(member, "slice_index", None) if topology.num_slices > 1 else None
+        slices.setdefault(index or 0, []).append(member)
+    inside = next(iter(slices.values()))
+    if not topology.is_tpu:
+        return Group(num_switched=len(inside), num_slices=len(slices))
+    axes = [sorted({member.coords[axis] for member in inside}) for axis in range(len(topology.shape))]
+    if math.prod(map(len, axes)) != len(inside):  # not a box: count it as a line through all of them
+        return Group((len(inside),), (False,), num_slices=len(slices))
+    lengths, rings, stride = [], [], 1
+    for places, length, closes in zip(axes, topology.shape, topology.is_ring, strict=True):
+        if len(places) > 1:
+            step = places[1] - places[0]
+            lengths.append(len(places))
+            rings.append(closes and len(places) * step == length)
+            stride = max(stride, step)
+    return Group(tuple(lengths), tuple(rings), stride, num_slices=len(slices))

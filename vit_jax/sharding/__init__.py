@@ -1,8 +1,7 @@
-"""Which device holds what: the mesh, rules that place every parameter on it, and the layout of activations."""
+"""The device mesh, the placement of parameters and training state on it, and the layout of activations."""
 
 from vit_jax.sharding.activations import place_activations
-from vit_jax.sharding.compiler import compiler_options
-from vit_jax.sharding.mesh import batch_sharding, build_mesh, replicated
+from vit_jax.sharding.mesh import batch_sharding, build_mesh, compiler_options, replicated
 from vit_jax.sharding.rules import shard_tree, spec_of
 
 __all__ = [

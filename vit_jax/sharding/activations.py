@@ -1,7 +1,6 @@
-"""What the names of activations mean on a mesh: the batch over replicas and data, heads and hidden units over model.
+"""Layout of named activations on a mesh: the batch over replicas and data, heads and hidden units over model.
 
-Without this the compiler may follow the parameters of FSDP instead, gather the batch and leave every device with all of
-its examples.
+Without it the compiler may follow the placement of FSDP's parameters instead and gather the batch on every device.
 """
 
 import jax

@@ -16,6 +16,10 @@ from vit_jax.config import ShardingConfig
 
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
+# Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By its
+# own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
+# (plan/README.md). They are allowed from this many MiB on.
+TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 
 def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
@@ -23,8 +27,8 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
 
     Args:
       devices: of all processes.
-      config: its `num_replicas` and `num_model_shards`, whose product divides the number of devices (`resolve` has
-        seen to it); the data axis takes the devices that these leave.
+      config: its `num_replicas` and `num_model_shards`, whose product divides the number of devices (`resolve`
+        validates it); the data axis takes the remaining devices.
 
     Raises:
       ValueError: numbers that do not fit the slices.
@@ -38,18 +42,23 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def compiler_options(mesh: Mesh) -> dict[str, str] | None:
+    """Options of `jax.jit` for a step on this mesh, or None."""
+    return TPU_OPTIONS if mesh.devices.flat[0].platform == "tpu" else None
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The batch dimension split over replicas and data, the others whole."""
+    """The batch dimension split over replicas and data, the others not split."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
+    """Every device holds the complete array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def _slice_of(device: jax.Device) -> int:
-    """Which devices a fast network joins, as jax counts them: a TPU slice, a node of GPUs. CPUs are never apart."""
+    """Which devices a fast network joins, as jax counts them: a TPU slice, a node of GPUs. CPUs always count as one."""
     index = getattr(device, "slice_index", None)
     return 0 if index is None or device.platform == "cpu" else index
 
@@ -72,7 +81,7 @@ def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) 
     if replicas % num_slices and num_slices % replicas:
         raise ValueError(
             f"config.sharding.num_replicas={replicas} and the {num_slices} slices: one must divide the other, so that "
-            f"each slice holds whole replicas or each replica whole slices. Leave it at None for {num_slices}."
+            f"a slice holds complete replicas or a replica complete slices. Leave it at None for {num_slices}."
         )
     if (num_devices // num_slices) % model:
         raise ValueError(

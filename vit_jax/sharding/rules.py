@@ -1,14 +1,16 @@
-"""Parameter placement: ordered rules over names, the first that matches decides, every name must be covered.
+"""Parameter placement: ordered rules over names, of which the first that matches decides.
 
-The rules see the whole training state. An optimiser moment or a Polyak average ends in the name of its parameter and
-so lies where the parameter lies.
+The rules apply to the complete training state. An optimiser moment or a Polyak average has the shape of its parameter
+and a name that ends in the parameter's, and is placed like it. Arrays of other shapes (Adafactor's row and column
+factors, preconditioners) and parameters of networks that the rules do not know are split by the last rule.
 
 Legend: L layers, D width, T heads, h head dimension, M MLP dimension, I O input and output channels, K classes.
 """
 
 import dataclasses
 import math
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -29,8 +31,14 @@ class Split:
     data: int | None = None
     model: int | None = None
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape has the dimensions to split."""
+        return all(dim is None or -dim <= len(shape) for dim in (self.data, self.model))
+
 
 WHOLE = Split()
+OTHER = Split()
+"""For unknown names: FSDP splits the largest dimension that the data axis divides; no tensor parallelism."""
 
 RULES: tuple[tuple[str, Split], ...] = (
     # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
@@ -50,28 +58,38 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*positions/(row_table|column_table|class_row)", WHOLE),
     (r".*(class_token|probe)", WHOLE),
     (r".*/(bias|scale)", WHOLE),
+    (r".*", OTHER),
 )
 
 
-def spec_of(name: str, shape: tuple[int, ...], axes: dict[str, int], strategy: str) -> PartitionSpec:
+def spec_of(
+    name: str,
+    shape: tuple[int, ...],
+    axes: dict[str, int],
+    strategy: str,
+    parameters: Mapping[str, tuple[int, ...]] | None = None,
+) -> PartitionSpec:
     """How one array of the state is split.
 
     Args:
       name: as `pytree` gives it.
-      shape: of the array; a scalar is not split.
+      shape: of the array; a scalar is replicated.
       axes: size of each axis of the mesh.
       strategy: "replicated", or "fsdp" for parameters split over the data axis too. A dimension that the data axis
-        does not divide stays whole.
+        does not divide is not split.
+      parameters: shapes of the network's parameters by name. An array that has another shape than its parameter, or
+        belongs to none, follows the rule for unknown names. None: the array is itself a parameter.
 
     Raises:
-      ValueError: no rule covers the name, or the model axis does not divide its dimension.
+      ValueError: the model axis does not divide the dimension that a rule assigns to it.
     """
-    if not shape:
-        return PartitionSpec()
     split = pytree.first_match(RULES, name)
+    if (parameters is not None and shape != _shape_of_parameter(name, parameters)) or not split.fits(shape):
+        split = OTHER
     parts: list[str | None] = [None] * len(shape)
-    if strategy == "fsdp" and split.data is not None and axes["data"] > 1 and shape[split.data] % axes["data"] == 0:
-        parts[split.data] = "data"
+    data = _largest_divisible(shape, axes["data"]) if split is OTHER else split.data
+    if strategy == "fsdp" and data is not None and axes["data"] > 1 and shape[data] % axes["data"] == 0:
+        parts[data] = "data"
     if split.model is not None and axes["model"] > 1:
         if shape[split.model] % axes["model"]:
             raise ValueError(
@@ -82,37 +100,52 @@ def spec_of(name: str, shape: tuple[int, ...], axes: dict[str, int], strategy: s
     return PartitionSpec(*parts) if any(parts) else PartitionSpec()
 
 
+def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of the parameter whose name this one ends in; None where there is none."""
+    parts = name.split("/")
+    endings = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((parameters[ending] for ending in endings if ending in parameters), None)
+
+
+def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
+    return max((dim for dim, size in enumerate(shape) if size % divisor == 0), key=shape.__getitem__, default=None)
+
+
 def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
     """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
 
+    Args:
+      tree: a network, or a training state whose field `model` is the network.
+      mesh: from `build_mesh`.
+      strategy: "replicated" or "fsdp".
+
     Raises:
-      ValueError: as `spec_of`, or FSDP would leave most of the tree whole.
+      ValueError: as `spec_of`, or FSDP would split less than half of the tree.
     """
-    axes = dict(mesh.shape)
-    if strategy == "fsdp":
-        _require_effect(tree, axes)
+    leaves, axes = pytree.named_leaves(tree), dict(mesh.shape)
+    network = pytree.named_leaves(getattr(tree, "model", tree))
+    parameters = {name: leaf.shape for name, leaf in network.items()}
+    sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items() if leaf.shape}
 
-    def place(name: str, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(name, leaf.shape, axes, strategy))
+    def spec(name: str, axes: dict[str, int]) -> PartitionSpec:
+        return spec_of(name, leaves[name].shape, axes, strategy, parameters)
 
-    return pytree.map_with_names(place, tree)
+    def is_effective(axes: dict[str, int]) -> bool:
+        """Whether FSDP splits at least half of all values."""
+        split = sum(size for name, size in sizes.items() if "data" in spec(name, axes))
+        return axes["data"] == 1 or 2 * split >= sum(sizes.values())
+
+    if strategy == "fsdp" and not is_effective(axes):
+        raise ValueError(_without_effect(axes, is_effective))
+    return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)
 
 
-def _require_effect(tree: Any, axes: dict[str, int]) -> None:
-    """A data axis that does not divide the network's width would turn FSDP off without a word."""
-    if _spread(tree, axes):
-        return
+def _without_effect(axes: dict[str, int], is_effective: Callable[[dict[str, int]], bool]) -> str:
+    """The message for a data axis that does not divide the network's width, which would silently turn FSDP off."""
     devices = axes["replica"] * axes["data"]
     sizes = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
-    better = next((f"config.sharding.num_replicas={size['replica']}" for size in sizes if _spread(tree, size)), None)
-    raise ValueError(
-        f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters whole, "
-        f"since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
+    better = next((f"config.sharding.num_replicas={size['replica']}" for size in sizes if is_effective(size)), None)
+    return (
+        f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters "
+        f"replicated, since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
     )
-
-
-def _spread(tree: Any, axes: dict[str, int]) -> bool:
-    """Whether FSDP splits at least half of all numbers."""
-    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(tree).items() if leaf.shape}
-    split = sum(math.prod(shape) for name, shape in shapes.items() if "data" in spec_of(name, shape, axes, "fsdp"))
-    return axes["data"] == 1 or 2 * split >= sum(map(math.prod, shapes.values()))

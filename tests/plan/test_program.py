@@ -1,0 +1,166 @@
+"""The program of a compiled step: parsed, its memory by kind, and its time against sums made by hand."""
+
+import pytest
+
+from tests.plan.programs import TEXT
+from vit_jax.plan import hlo
+from vit_jax.plan.aot import Executable
+from vit_jax.plan.memory import Memory, compiled_memory
+from vit_jax.plan.timeline import Speeds, step_timeline
+
+TILE = 8 * 128 * 4
+CYCLE = 1e-9
+ENTRY, LOOP = (500 + 2000) * CYCLE, 3 * 1000 * CYCLE
+UNKNOWN_LENGTH = TEXT.replace("%length = s32[]{:T(128)} constant(3)", "%length = s32[]{:T(128)} parameter(1)")
+
+
+@pytest.fixture(scope="module")
+def program():
+    return hlo.parse(TEXT)
+
+
+def find(program, name):
+    return next(i for computation in program.computations.values() for i in computation if i.name == name)
+
+
+def test_computations_and_their_order(program):
+    assert program.entry == "main"
+    assert [i.name for i in program.computations["condition"]] == ["state", "length", "counter", "less"]
+    assert find(program, "before").operands == ("zero", "kept", "beside")
+
+
+def test_cycles_sources_and_loops(program):
+    assert find(program, "work").cycles == 1000
+    assert find(program, "fetched").cycles is None
+    assert find(program, "while.1").source == "jit(train_step)/jvp()/while"
+    assert program.trip_count(find(program, "while.1")) == 3
+    assert find(program, "work").called == ("add",)
+    unknown = hlo.parse(UNKNOWN_LENGTH)
+    assert unknown.trip_count(find(unknown, "while.1")) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "plain", "padded", "is_in_hbm"),
+    [
+        ("f32[12,100]{1,0:T(8,128)}", 4800, 16 * 128 * 4, True),
+        ("f32[12,100]{0,1:T(8,128)}", 4800, 104 * 128 * 4, True),
+        ("bf16[64,197,768]{2,1,0:T(8,128)(2,1)S(1)}", 64 * 197 * 768 * 2, 64 * 200 * 768 * 2, False),
+        ("f32[768]{0:T(1024)}", 3072, 4096, True),
+        ("s32[]{:T(128)}", 4, 4, True),
+        ("pred[8]", 8, 8, True),
+        ("u8[64,224,224,3]{2,1,3,0:T(32,128)(4,1)}", 64 * 224 * 224 * 3, 64 * 3 * 224 * 256, True),
+    ],
+)
+def test_arrays(shape, plain, padded, is_in_hbm):
+    (array,) = hlo.Instruction("x", shape, "add", "").arrays
+    assert (array.num_bytes, array.padded_bytes, array.is_in_hbm) == (plain, padded, is_in_hbm)
+
+
+@pytest.mark.parametrize(
+    ("groups", "members"),
+    [
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [0, 4]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_2'}", [0, 4]),
+        ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
+        ("replica_groups={{0,2},{1,3}}", [0, 2]),
+        ("source_target_pairs={{0,1},{1,0}}", [0, 1]),
+    ],
+)
+def test_members(groups, members):
+    collective = hlo.Instruction("x", "f32[2]", "all-reduce", f"%y), channel_id=1, {groups}, to_apply=%add")
+    assert hlo.members(collective) == members
+
+
+def test_groups_in_an_unknown_form():
+    with pytest.raises(ValueError, match="unknown form"):
+        hlo.members(hlo.Instruction("x", "f32[2]", "all-reduce", "%y)"))
+
+
+def test_kinds_of_a_program():
+    batch = 4 * 8 * 8 * 128
+    executable = Executable(
+        arguments_bytes=4 * TILE + batch + 512,
+        temporary_bytes=200_000,
+        new_output_bytes=4096,
+        program_bytes=1000,
+        text="",
+        compile_seconds=1.0,
+    )
+    memory = compiled_memory(executable, hlo.parse(TEXT))
+    kept = 3 * 104 * 128 * 4  # what the forward loop fills slice by slice
+    assert memory == Memory(
+        parameters=2 * TILE,
+        optimizer=2 * TILE,
+        average=0,
+        batch=batch + 512,  # with what the compiler adds between arguments
+        activations=kept,
+        gradients=0,
+        temporary=200_000 + 4096 - kept,
+        program=1000,
+    )
+    assert memory.total == 4 * TILE + batch + 512 + 204_096 + 1000
+
+
+def test_what_a_backward_loop_fills_is_gradients():
+    executable = Executable(5 * TILE + 4 * 8 * 8 * 128, 200_000, 0, 0, "", 1.0)
+    memory = compiled_memory(executable, hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while")))
+    assert (memory.activations, memory.gradients) == (0, 3 * 104 * 128 * 4)
+
+
+def timeline(text=TEXT, *, memory=1e12, collective=0.0):
+    return step_timeline(hlo.parse(text), Speeds(1 / CYCLE, memory, 1e9, lambda *_: collective))
+
+
+def test_cycles_times_loops():
+    line = timeline()
+    assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
+    assert line.collective_seconds == 0
+    assert line.seconds == pytest.approx(ENTRY + LOOP)
+
+
+def test_a_collective_costs_what_no_work_hides():
+    line = timeline(collective=5e-6)
+    # the sum of each pass stops the core; the gather runs beside 2000 cycles
+    assert line.collective_seconds == pytest.approx(3 * 5e-6 + (5e-6 - 2000 * CYCLE))
+    assert [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives] == [
+        ("all-reduce", 3, 8 * 128 * 4, 4),
+        ("all-gather", 1, 256 * 128 * 2, 4),
+    ]
+    assert line.collectives[1].waited_seconds == pytest.approx(3e-6)
+    assert timeline(collective=1.5e-6).collective_seconds == pytest.approx(3 * 1.5e-6)  # the gather is hidden
+
+
+def test_memory_that_comes_too_late_is_waited_for():
+    num_bytes = 8 * 128 * 4
+    line = timeline(memory=num_bytes / 3e-6)  # 3 us, of which 1000 cycles are hidden
+    assert line.prefetch_seconds == pytest.approx(3 * (3e-6 - 1000 * CYCLE))
+
+
+def test_a_loop_of_unknown_length_is_counted_once():
+    line = timeline(UNKNOWN_LENGTH)
+    assert line.num_unknown_loops == 1
+    assert line.compute_seconds == pytest.approx(ENTRY + LOOP / 3)
+
+
+def test_slices_exchange_over_the_network():
+    exchange = """\
+  %token = token[] after-all()
+  %recv = (f32[8,128]{1,0:T(8,128)}, u32[], token[]) recv(%token), channel_id=9, is_host_transfer=true
+  %recv-done = (f32[8,128]{1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=9
+  %before ="""
+    line = timeline(TEXT.replace("  %before =", exchange))
+    assert line.collective_seconds == pytest.approx(8 * 128 * 4 / 1e9 + 20e-6)
+    assert line.collectives[0].operation == "exchange between slices"
+
+
+def test_a_fusion_that_keeps_a_part_of_a_sum_is_a_reduce_scatter():
+    text = TEXT.replace(
+        "ROOT %all-gather.1 = bf16[256,128]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7",
+        "ROOT %all-reduce.9 = bf16[1024,128]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=7",
+    ).replace("%async-collective-start = (bf16[64,128]{1,0}, bf16[256,128]{1,0})", "%scattered = bf16[256,128]{1,0}")
+    operations = {c.operation: c.num_bytes for c in timeline(text, collective=1e-6).collectives}
+    assert operations["reduce-scatter"] == 1024 * 128 * 2
