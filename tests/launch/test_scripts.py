@@ -272,13 +272,13 @@ def test_another_environment_is_relative_to_the_caller(sandbox):
 def test_test_script_checks_everything_in_the_root(sandbox):
     result = sandbox.run("test.sh")
     assert [line.partition(" in ")[0] for line in result.stdout.splitlines()] == ["ruff", "ruff", "mypy", "tool"]
-    assert result.stdout.splitlines()[-1] == f"tool in {sandbox.checkout}: [-m] [pytest]"
+    assert result.stdout.splitlines()[-1] == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4]"
     assert sandbox.calls() == ["venv", "pip .[cpu,test]"]
 
 
 def test_test_script_passes_arguments_to_pytest_alone(sandbox):
     result = sandbox.run("test.sh", "tests/models", "-k", "a or b")
-    assert result.stdout == f"tool in {sandbox.checkout}: [-m] [pytest] [tests/models] [-k] [a or b]\n"
+    assert result.stdout == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4] [tests/models] [-k] [a or b]\n"
 
 
 def test_scripts_share_an_environment(sandbox):
