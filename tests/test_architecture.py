@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("config", "activations", "arrays", "files", "positions", "pytree", "hosts"),
+    ("references", "files"),
+    ("config", "activations", "arrays", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals",),
     ("train",),

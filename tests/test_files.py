@@ -38,9 +38,14 @@ def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
 def test_an_error_leaves_the_file_as_it_was(tmp_path, error):
     path = tmp_path / "a"
     path.write_text("old")
-    with pytest.raises(error), open_atomically(path) as file:
-        file.write(b"half")
-        raise error
+
+    def fail():
+        with open_atomically(path) as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
 

@@ -386,7 +386,9 @@ def different_steps() -> list[str]:
         config = load(recipe)
         kind = re.sub(r"\d+", "", config.model.name or "")
         model = dataclasses.replace(config.model, name="ViT-B/16")
-        found.setdefault((kind, dataclasses.replace(config, total="", schedule=None, model=model, data=None)), recipe)
+        found.setdefault(
+            (kind, to_text(dataclasses.replace(config, total="", schedule={}, model=model, data=None))), recipe
+        )
     return list(found.values())
 
 

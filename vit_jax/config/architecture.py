@@ -14,6 +14,7 @@ from vit_jax.config.schema import (
     ModelConfig,
     Pool,
     PositionEmbedding,
+    Reference,
     Remat,
     UnitForm,
 )
@@ -27,6 +28,7 @@ from vit_jax.config.variants import (
     parse_name,
     resnet_downsampling,
 )
+from vit_jax.references import is_reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,10 @@ class Architecture:
     num_heads: int
     units: tuple[int, ...] = ()
     width_factor: float = 1.0
+    network: Reference | None = None
+    block: Reference | None = None
     pool: Pool = "token"
-    position_embedding: PositionEmbedding = "learned_1d"
+    position_embedding: PositionEmbedding | Reference = "learned_1d"
     head: HeadForm = "linear"
     head_bias_init: float = 0.0
     dropout_fraction: float = 0.0
@@ -71,6 +75,11 @@ class Architecture:
     compute_dtype: ComputeDtype = "float32"
     remat: Remat = "none"
     scan_unroll: int = 1
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether every part is one of ours, so that formulas and other formats know it."""
+        return self.network is None and self.block is None and not is_reference(self.position_embedding)
 
     @property
     def has_transformer(self) -> bool:
@@ -267,6 +276,7 @@ _OF_A_TRANSFORMER = (
     "depth",
     "mlp_dim",
     "num_heads",
+    "block",
     "position_embedding",
     "dropout_fraction",
     "stochastic_depth_fraction",

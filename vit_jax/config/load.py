@@ -1,9 +1,10 @@
-"""From a recipe file and command-line overrides to a checked, frozen config, and to text and back.
+"""From a recipe file and command-line overrides to a validated, frozen config, and to text and back.
 
 A recipe's `get_config(argument)` returns one of the schema's dataclasses. Overrides go through
 ml_collections' config_flags, which parses a value by the type of the field it replaces.
 """
 
+import ast
 import dataclasses
 import difflib
 import importlib.util
@@ -19,6 +20,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from vit_jax.config import durations, schema
+from vit_jax.references import is_reference
 
 T = TypeVar("T")
 
@@ -27,8 +29,9 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     """Loads "configs/x.py:ARGUMENT" and applies overrides such as "--config.model.width=64".
 
     Args:
-      specification: path of a Python file that defines `get_config(argument: str)`, absolute or relative
-        to the working directory or to the project; after a colon, the recipe's argument.
+      specification: path of a Python file that defines `get_config(argument: str)`, absolute or relative to the
+        working directory or to the project, or the name of a recipe that comes with vit_jax ("digits"); after a colon,
+        the recipe's argument.
       overrides: `--config.section.field=value`, in any order; later ones win.
 
     Returns:
@@ -43,23 +46,21 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
         raise ValueError(
             f"{path}: get_config returned {type(config).__name__}, not a dataclass such as PretrainConfig."
         )
-    if not overrides:
-        return from_dict(type(config), to_dict(config))
-    known = to_dict(config)
+    values = to_dict(config)
     for override in overrides:
-        _check_override(override, known)
-    mutable = _to_config_dict(config)
-    for override in overrides:  # one at a time, so that an error is the error of this one
-        _apply(override, mutable, type(config))
-    return from_dict(type(config), mutable.to_dict())
+        _apply(override, values, type(config))
+    return from_dict(type(config), values)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as nested plain dictionaries; tuples stay tuples."""
-    return {
-        field.name: to_dict(value) if dataclasses.is_dataclass(value := getattr(config, field.name)) else value
-        for field in dataclasses.fields(config)
-    }
+    if isinstance(config, Mapping):
+        return {name: to_dict(value) if _is_section(value) else value for name, value in config.items()}
+    return to_dict({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+
+
+def _is_section(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) or isinstance(value, Mapping)
 
 
 def to_text(config: Any) -> str:
@@ -68,10 +69,11 @@ def to_text(config: Any) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, names joined by dots."""
+    """Nested dictionaries as one, names joined by dots; an empty one is kept as the value {}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+        is_nested = isinstance(value, Mapping) and value
+        flat.update(flatten(value, f"{prefix}{name}.") if is_nested else {prefix + name: value})
     return flat
 
 
@@ -86,34 +88,30 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         raise ValueError(f"config.{prefix.rstrip('.')}={values!r} is not a section; its fields: {', '.join(hints)}.")
     for name in sorted(values.keys() - hints.keys()):
         raise ValueError(_unknown(prefix + name, [prefix + known for known in hints]))
-    arguments: dict[str, Any] = {}
-    for name, hint in hints.items():
-        if name not in values:
-            continue
-        if dataclasses.is_dataclass(hint):
-            arguments[name] = from_dict(typing.cast(type, hint), values[name], f"{prefix}{name}.")
-        else:
-            arguments[name] = _check_value(prefix + name, values[name], hint)
-    try:
-        return kind(**arguments)
-    except TypeError:
-        missing = [prefix + name for name in _required(kind) if name not in values]
-        raise ValueError(f"These fields have no default and must be given: {', '.join(missing)}.") from None
+    required = [field.name for field in dataclasses.fields(kind) if _is_required(field)]  # type: ignore[arg-type]
+    if missing := [prefix + name for name in required if name not in values]:
+        raise ValueError(f"These fields have no default and must be given: {', '.join(missing)}.")
+    return kind(**{name: _check_value(prefix + name, value, hints[name]) for name, value in values.items()})
 
 
-def _required(kind: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _find(path: str) -> pathlib.Path:
-    project = pathlib.Path(__file__).parents[2]
-    for candidate in (pathlib.Path(path), project / path):
+    """The file of a recipe: a path, or a name of those in the checkout or in the installed package."""
+    package = pathlib.Path(__file__).parents[1]
+    project = package.parent
+    folders = (project / "configs", package / "recipes")
+    for candidate in (pathlib.Path(path), project / path, *(folder / f"{path}.py" for folder in folders)):
         if candidate.is_file():
             return candidate
-    known = sorted(str(recipe.relative_to(project)) for recipe in (project / "configs").glob("*.py"))
-    near = difflib.get_close_matches(path, known, n=1)
+    known = sorted({recipe.stem for folder in folders for recipe in folder.glob("*.py")})
+    near = difflib.get_close_matches(pathlib.Path(path).stem, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise ValueError(f"There is no recipe {path!r}.{hint} Recipes at hand: {', '.join(known) or 'none'}.")
+    raise ValueError(
+        f"There is no recipe {path!r}.{hint} Give the path of a file, or one of {', '.join(known) or 'none'}."
+    )
 
 
 def _import_file(path: pathlib.Path) -> types.ModuleType:
@@ -127,41 +125,42 @@ def _import_file(path: pathlib.Path) -> types.ModuleType:
     return module
 
 
-def _to_config_dict(config: Any) -> config_dict.ConfigDict:
-    values: dict[str, Any] = {}
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            values[field.name] = _to_config_dict(value)
-        elif type(None) in _options(hints[field.name]):  # a type of its own even while it is None
-            reference = config_dict.FieldReference(value, field_type=_plain_type(hints[field.name]))
-            values[field.name] = reference
-        else:
-            values[field.name] = value
-    return config_dict.ConfigDict(values)
-
-
-def _plain_type(hint: Any) -> Any:
-    kind = next(option for option in _options(hint) if option is not type(None))
-    return type(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Literal else kind
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """What a union is made of; of any other type, itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-
-
-def _check_override(override: str, known: dict[str, Any]) -> None:
-    name, equals, _ = override.removeprefix("--").removeprefix("config.").partition("=")
-    flat = flatten(known)
-    if name not in flat:
-        inside = [field for field in flat if field.startswith(f"{name}.")]
-        if inside:
-            raise ValueError(f"config.{name} is a section; set one of its fields: {', '.join(inside)}.")
-        raise ValueError(_unknown(name, list(flat)))
+def _apply(override: str, values: dict[str, Any], kind: type) -> None:
+    """Parses the value by its field's type and sets it in the nested dictionaries of a config of this kind."""
+    name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
+    *sections, field = name.split(".")
+    hint: Any = kind
+    for section in sections:
+        hint = _hint_inside(hint, section, name, kind, values)
+        values = values.setdefault(section, {})
+    hint = _hint_inside(hint, field, name, kind, values)
+    if dataclasses.is_dataclass(hint) or _is_mapping(hint):
+        inside = list(typing.get_type_hints(hint)) if dataclasses.is_dataclass(hint) else ["NAME"]
+        listed = ", ".join(f"{name}.{known}" for known in inside)
+        raise ValueError(f"config.{name} is a section; set one of its fields: {listed}.")
     if not equals:
         raise ValueError(f"--config.{name} needs a value: --config.{name}=VALUE.")
+    values[field] = _parse(name, text, hint)
+
+
+def _hint_inside(hint: Any, field: str, name: str, kind: type, values: dict[str, Any]) -> Any:
+    """The type of a field of a dataclass, or of every value of a mapping."""
+    if _is_mapping(hint):
+        return typing.get_args(hint)[1]
+    hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+    if field not in hints:
+        raise ValueError(_unknown(name, list(_paths(kind))))
+    return hints[field]
+
+
+def _paths(kind: Any, prefix: str = "") -> list[str]:
+    """Names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = typing.get_args(hint)[1] if _is_mapping(hint) else hint
+        stem = f"{prefix}{name}.NAME" if _is_mapping(hint) else f"{prefix}{name}"
+        names += _paths(inner, f"{stem}.") if dataclasses.is_dataclass(inner) else [stem]
+    return names
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -171,23 +170,47 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"There is no field {name!r} in the config.{hint}"
 
 
-def _apply(override: str, mutable: config_dict.ConfigDict, kind: type) -> None:
-    """Parses the value by its field's type and sets it; "None" unsets a field that may be unset."""
-    name, _, text = override.removeprefix("--").removeprefix("config.").partition("=")
-    hint = _hint_of(kind, name)
-    if text == "None" and type(None) in _options(hint):
-        mutable.update_from_flattened_dict({name: None})
-        return
+def _parse(name: str, text: str, hint: Any) -> Any:
+    """A value from the command line; "None" unsets a field that may be unset."""
+    options = _options(hint)
+    if text == "None" and type(None) in options:
+        return None
+    if hint is Any:
+        return _literal(text)
     if _is_list(hint):
-        mutable.update_from_flattened_dict({name: _parse_list(name, text, hint)})
-        return
-    arguments = ["vit-jax", f"--config.{name}={text}"]
+        return _parse_list(name, text, hint)
+    reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
+    arguments, parsed = ["vit-jax", f"--config.value={text}"], config_dict.ConfigDict({"value": reference})
     flag_values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", mutable, flag_values=flag_values, sys_argv=arguments)
+    config_flags.DEFINE_config_dict("config", parsed, flag_values=flag_values, sys_argv=arguments)
     try:
         flag_values(arguments)
     except (flags.Error, TypeError, ValueError):
         raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
+    return parsed.value
+
+
+def _literal(text: str) -> Any:
+    """A number, True, None, a tuple and the like as Python writes them; anything else is text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _plain_type(hint: Any) -> Any:
+    kind = next(option for option in _options(hint) if option is not type(None))
+    kind = type(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Literal else kind
+    return str if isinstance(kind, typing.NewType) else typing.get_origin(kind) or kind
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """What a union is made of; of any other type, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _is_mapping(hint: Any) -> bool:
+    return typing.get_origin(hint) is Mapping
 
 
 def _is_list(hint: Any) -> bool:
@@ -199,59 +222,76 @@ def _parse_list(name: str, text: str, hint: Any) -> tuple[Any, ...]:
     """Reads "0.01,0.03", with or without brackets and quotes around words."""
     words = [word.strip().strip("'\"") for word in text.strip().strip("()[]").split(",")]
     try:
-        return tuple(typing.get_args(hint)[0](word) for word in words if word)
+        return tuple(_plain_type(typing.get_args(hint)[0])(word) for word in words if word)
     except ValueError:
         raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
 
 
-def _hint_of(kind: type, name: str) -> Any:
-    for part in name.split("."):
-        kind = typing.get_type_hints(kind)[part]
-    return kind
-
-
 def _check_value(name: str, value: Any, hint: Any) -> Any:
     """The value in the field's type; an int is taken for a float and a list for a tuple."""
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), to_dict(value) if _is_section(value) else value, f"{name}.")
+    if _is_mapping(hint) and isinstance(value, Mapping):
+        return {key: _check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
     options = _options(hint)
     if value is None and type(None) in options:
         return None
-    declared, hint = hint, next(option for option in options if option is not type(None))
-    if hint is schema.Duration:
-        if not isinstance(value, str):
-            raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
-        try:
-            durations.parse(value)
-        except ValueError as error:
-            raise ValueError(f"config.{name}: {error}") from None
+    if schema.Duration in options:
+        return _check_duration(name, value, hint)
+    if schema.Reference in options and is_reference(value):
         return value
-    if typing.get_origin(hint) is typing.Literal:
-        if value not in typing.get_args(hint):
-            raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(declared)} is needed.")
-        return value
-    if typing.get_origin(hint) is tuple:
-        kinds = typing.get_args(hint)
-        if _is_list(hint) and isinstance(value, (list, tuple)):
+    if choices := _choices(options):
+        if value in choices:
+            return value
+        raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.")
+    option = next(option for option in options if option is not type(None))
+    if typing.get_origin(option) is tuple:
+        kinds = typing.get_args(option)
+        if _is_list(option) and isinstance(value, (list, tuple)):
             kinds = kinds[:1] * len(value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
-    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise ValueError(f"config.{name}={value!r} is not allowed: a finite number is needed.")
         return float(value)
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(declared)} is needed.")
+    raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
+
+
+def _check_duration(name: str, value: Any, hint: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
+    try:
+        durations.parse(value)
+    except ValueError as error:
+        raise ValueError(f"config.{name}: {error}") from None
+    return value
+
+
+def _choices(options: Sequence[Any]) -> tuple[Any, ...]:
+    """The values that a Literal among the options allows."""
+    return tuple(
+        value for option in options if typing.get_origin(option) is typing.Literal for value in typing.get_args(option)
+    )
 
 
 def _describe(hint: Any) -> str:
     if hint is schema.Duration:
         return "a duration such as '500 steps' or '90 epochs'"
+    if hint is schema.Reference:
+        return "a reference package.module:name"
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(repr(option) for option in typing.get_args(hint))
     if _is_list(hint):
-        return f"values of type {typing.get_args(hint)[0].__name__} with commas between them"
+        return f"values of type {_plain_type(typing.get_args(hint)[0]).__name__} with commas between them"
     if typing.get_origin(hint) is tuple:
         return "a tuple (" + ", ".join(kind.__name__ for kind in typing.get_args(hint)) + ")"
+    if _is_mapping(hint):
+        return "a section of names and values"
     if len(_options(hint)) > 1:
         return " or ".join("None" if option is type(None) else _describe(option) for option in _options(hint))
     return str(hint.__name__)

@@ -7,13 +7,16 @@ No jax is imported here, so recipes load anywhere.
 """
 
 import dataclasses
-from typing import Literal, NewType
+from collections.abc import Mapping
+from typing import Any, Literal, NewType
 
 from vit_jax.config.variants import parse_name
 
 Duration = NewType("Duration", str)
 """A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
 
+Reference = NewType("Reference", str)
+"""Somebody's own in the place of one of ours, as "package.module:name"; `vit_jax.references` imports it."""
 
 Pool = Literal["token", "gap", "map"]
 HeadForm = Literal["mlp", "linear"]
@@ -34,6 +37,7 @@ class ModelConfig:
     """
 
     name: str  # "ViT-B/16", "R50x1", "R50+ViT-B/16"
+    network: Reference | None = None  # called with (architecture, key); gives a module from images to a ModelOutput
     pool: Pool | None = None
     head: HeadForm | None = None  # mlp: one hidden layer of the model's width, then tanh
     head_bias_init: float = 0.0
@@ -45,7 +49,8 @@ class ModelConfig:
     depth: int | None = None
     mlp_dim: int | None = None
     num_heads: int | None = None
-    position_embedding: PositionEmbedding = "learned_1d"
+    block: Reference | None = None  # a class in the place of `models.transformer.Block`
+    position_embedding: PositionEmbedding | Reference = "learned_1d"
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first
     gelu: Gelu = "tanh"
@@ -110,15 +115,16 @@ class InputConfig:
 class ObjectiveConfig:
     """What is minimised."""
 
-    loss: Literal["softmax", "sigmoid"]
+    loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
     label_smoothing_fraction: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay or SGD with momentum, and what happens to a gradient before it."""
+    """Adam with decoupled weight decay, SGD with momentum, or any other, and what happens to a gradient before it."""
 
-    name: Literal["adam", "sgd"] = "adam"
+    name: Literal["adam", "sgd"] | Reference = "adam"  # "optax:lion", "optax.contrib:muon", or one's own
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a reference, by name
     momentum: float = 0.9  # of SGD
     beta1: float = 0.9
     beta2: float = 0.999
@@ -129,7 +135,9 @@ class OptimizerConfig:
     clip_global_norm: float | None = None
     accumulation_steps: int = 1  # micro-batches that make up one global batch
     layer_decay: float = 1.0  # what the learning rate is multiplied by for each layer further from the head
+    learning_rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by path: "embedding/*"
     trained: Literal["all", "head"] = "all"  # head: a linear probe on frozen features
+    frozen: tuple[str, ...] = ()  # paths of parameters that stay as they are: "embedding/*", "encoder/*/bias"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +146,8 @@ class ScheduleConfig:
 
     learning_rate: float  # at its peak
     warmup: Duration
-    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"]
+    # a reference: (learning_rate, warmup_steps, total_steps) -> rate of a step, in the place of all of this
+    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"] | Reference
     end_learning_rate: float = 0.0  # where linear and cosine arrive
     timescale: Duration = Duration("10000 steps")  # of rsqrt
     drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)  # of the run: where a staircase divides by 10
@@ -166,11 +175,23 @@ class ShardingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluatorConfig:
+    """One more evaluation beside that of the test split; its results carry its name as a prefix."""
+
+    kind: Literal["classification"] | Reference = "classification"  # of one's own: (split, run, **arguments)
+    data: str | None = None  # as in PretrainConfig; None: the run's
+    split: str | None = None  # None: input.test_split
+    every: Duration | None = None  # None: evaluation.every
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a reference, by name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When and how the test split is evaluated; always once more at the end."""
+    """When and how the test split is evaluated, always once more at the end; and further evaluations by name."""
 
     every: Duration
     global_batch: int | None = None  # None: the training batch
+    evaluators: Mapping[str, EvaluatorConfig] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,7 +201,7 @@ class CheckpointConfig:
     every: Duration
     keep_latest: int = 2
     keep_best: int = 1
-    best_metric: Literal["test_accuracy", "test_loss"] = "test_accuracy"
+    best_metric: str = "test_accuracy"  # of any evaluator; of one that ends in "_loss" the lowest is best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,7 +230,7 @@ class PretrainConfig:
     model: ModelConfig
     input: InputConfig
     objective: ObjectiveConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig
     polyak: PolyakConfig = PolyakConfig()
     sharding: ShardingConfig = ShardingConfig()
@@ -238,7 +259,7 @@ class FinetuneConfig:
     model: AdaptConfig = AdaptConfig()
     input: InputConfig
     objective: ObjectiveConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig  # its learning_rate is 0 where the search finds it
     search: SearchConfig = SearchConfig()
     polyak: PolyakConfig = PolyakConfig()
