@@ -14,8 +14,8 @@ import pytest
 from vit_jax.data import images
 from vit_jax.data.files import FileSource
 from vit_jax.data.images import UnreadableImage
+from vit_jax.data.records import Record
 from vit_jax.data.signatures import explain_unreadable
-from vit_jax.data.sources import Record
 from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
 from vit_jax.data.unreadable import reason_of
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Record
 from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
 
 IMAGE = np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8)

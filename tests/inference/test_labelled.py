@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.inference.samples import NAMES, sample_weights
-from vit_jax.data.sources import located
+from vit_jax.data.folder import located
 from vit_jax.inference.labelled import Choice, open_labelled
 from vit_jax.weights.training_data import TrainingData
 

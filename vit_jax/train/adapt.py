@@ -1,7 +1,7 @@
 """From given weights to the network that is fine-tuned: which architecture, and which parameters it starts with."""
 
 from vit_jax.config import Architecture, FinetuneConfig, adapt_architecture
-from vit_jax.data.sources import Source
+from vit_jax.data.records import Source
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.transfer import Fitted, fit, without_head
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.arrays import Batch
-from vit_jax.data.sources import Source
+from vit_jax.data.records import Source
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
 from vit_jax.references import is_reference, resolve

@@ -13,7 +13,8 @@ from jax.experimental import multihost_utils
 from vit_jax import pytree
 from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import forward_macs
-from vit_jax.data.sources import few, folder_of, located, records_sha256
+from vit_jax.data.folder import folder_of, located
+from vit_jax.data.records import few, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState

@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig, SearchConfig
-from vit_jax.data.sources import few
+from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.workdir import TRIALS, claim

@@ -1,0 +1,65 @@
+"""A file is replaced completely or stays as it was, and nothing else is left behind."""
+
+import os
+
+import pytest
+
+from vit_jax.files import open_atomically, write_atomically
+
+
+@pytest.mark.parametrize("content", ["größer\n", b"\x00\xff"])
+def test_content_replaces_the_file(tmp_path, content):
+    path = tmp_path / "a.json"
+    for _ in range(2):  # a new file, then an existing one
+        write_atomically(path, content)
+        assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_readers_see_the_old_file_until_the_end(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with open_atomically(str(path)) as file:
+        file.write(b"new")
+        assert os.path.dirname(file.name) == str(tmp_path)  # the same file system: a rename replaces it in one step
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_size, path.exists())))
+    path = tmp_path / "a"
+    write_atomically(path, b"12345")
+    assert synced == [(5, False)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_leaves_the_file_as_it_was(tmp_path, error):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail():
+        with open_atomically(path) as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_leftovers_of_a_killed_process_are_no_obstacle(tmp_path):
+    (tmp_path / f".a.{os.getpid()}.tmp").write_text("half")
+    write_atomically(tmp_path / "a", "new")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["missing/a", "folder"])
+def test_refusals_of_the_system_are_explained(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/b").touch()
+    with pytest.raises(ValueError, match=rf"{name} cannot be written: .*choose an existing folder"):
+        write_atomically(tmp_path / name, "x")
+    assert os.listdir(tmp_path) == ["folder"]
