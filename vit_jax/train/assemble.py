@@ -24,7 +24,7 @@ from vit_jax.config import (
     build_architecture,
     resolve,
 )
-from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
 from vit_jax.data.records import Source
@@ -33,6 +33,7 @@ from vit_jax.data.transforms import build_evaluation_transform, build_train_tran
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism, choose_parallelism
 from vit_jax.models import build_model
+from vit_jax.models.flops import count_macs
 from vit_jax.objectives import Classification, build_objective
 from vit_jax.optim.optimizers import build_optimizer, check_patterns
 from vit_jax.optim.schedules import Schedule, build_schedule
@@ -60,6 +61,8 @@ class Assembly:
       architecture: the network's numbers.
       batch_sharding: of every array of a batch.
       evaluation_batch: examples of one evaluation step.
+      forward_macs: multiply-adds of one image's forward pass, padding included.
+      training_flops_per_image: of the forward and the backward pass, without padding.
       abstract_state: shapes, dtypes and shardings of the state.
       init_state: () -> the state before the first step, its parameters drawn by the seed.
       state_of: model -> the state before the first step with these parameters.
@@ -72,16 +75,13 @@ class Assembly:
     architecture: Architecture
     batch_sharding: jax.sharding.NamedSharding
     evaluation_batch: int
+    forward_macs: int
+    training_flops_per_image: int
     abstract_state: TrainState
     init_state: Callable[[], TrainState]
     state_of: Callable[[Any], TrainState]
     train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics)
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics
-
-    @property
-    def training_flops_per_image(self) -> float:
-        """Of the forward and the backward pass."""
-        return training_flops_per_image(self.architecture)
 
     def compile_train_step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The train step as an executable, so that no later call can hide a compilation."""
@@ -158,6 +158,14 @@ def assemble(
     abstract = jax.eval_shape(init)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+    def macs(*, count_padding: bool) -> int:
+        """By formula, or of a user's own network by counting in its program."""
+        if network is None and architecture.is_standard:
+            return forward_macs(architecture, count_padding=count_padding)
+        image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), architecture.compute_dtype)
+        return count_macs(lambda model, image: model(image), abstract.model, image, count_padding=count_padding)
+
     on_mesh = placed_by(place_activations(mesh))  # a decorator: activations find their places when a step is traced
     jit_step = functools.partial(
         jax.jit, in_shardings=(shardings, batch_sharding(mesh)), compiler_options=compiler_options(mesh)
@@ -168,6 +176,8 @@ def assemble(
         architecture=architecture,
         batch_sharding=batch_sharding(mesh),
         evaluation_batch=config.evaluation.global_batch or config.global_batch,
+        forward_macs=macs(count_padding=True),
+        training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
         abstract_state=abstract,
         init_state=jax.jit(init, out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),

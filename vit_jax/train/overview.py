@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.config import Architecture, RunConfig, to_dict
-from vit_jax.cost.flops import forward_macs
 from vit_jax.data.folder import folder_of, located
 from vit_jax.data.records import few, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
@@ -78,7 +77,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
     device = jax.devices()[0].device_kind
     lines = [
         f"{architecture.name} ({_size(architecture)}) on {height}x{width} images, "
-        f"{2 * forward_macs(architecture) / 1e9:,.3g} GFLOPs an image forward",
+        f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes",
