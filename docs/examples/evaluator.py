@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from vit_jax.arrays import Batch, normalise
 from vit_jax.evals import Split
@@ -28,8 +29,8 @@ class Confidence:
         def sums(state: Any, batch: Batch) -> dict[str, jax.Array]:
             output = state.evaluated_model()(normalise(batch.image_BHWC, run.architecture.compute_dtype))
             probability_BK = jax.nn.softmax(output.logits_BK)
-            sure_B = batch.mask_B * (probability_BK.max(axis=-1) >= threshold)
-            right_B = sure_B * (probability_BK.argmax(axis=-1) == batch.label_B)
+            sure_B = jnp.where(probability_BK.max(axis=-1) >= threshold, batch.mask_B, 0.0)
+            right_B = jnp.where(probability_BK.argmax(axis=-1) == batch.label_B, sure_B, 0.0)
             return {"sure": sure_B.sum(), "right": right_B.sum(), "images": batch.mask_B.sum()}
 
         self._split, self._sums = split, jax.jit(sums)

@@ -1,0 +1,97 @@
+"""The examples of docs/examples: each is run as its first lines say, and does what it says."""
+
+import json
+import pathlib
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from docs.examples import augmentation, dataset, loss, schedule, training_loop
+from tests.train import small_runs as runs
+from vit_jax.train.pretrain import pretrain
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
+LENGTH = ["total=6 steps", "schedule.warmup=2 steps", "evaluation.every=3 steps", "logging.every=1 steps"]
+LENGTH += ["evaluation.global_batch=304"]  # all test images in one batch
+TOGETHER = [  # the options of the examples that fit into one run, as in their first lines
+    "data=docs.examples.dataset:open_shapes",
+    "input.augmentations=docs.examples.augmentation:random_erasing",
+    "objective.loss=docs.examples.loss:focal_loss",
+    "optimizer.name=docs.examples.optimizer:muon_in_blocks",
+    "optimizer.arguments.weight_decay=0.1",
+    "optimizer.weight_decay=0",
+    "schedule.decay=docs.examples.schedule:trapezoid",
+    "model.position_embedding=docs.examples.positions:LearnedWaves",
+    "model.block=docs.examples.block:ParallelBlock",
+    "evaluation.evaluators.trust.kind=docs.examples.evaluator:Confidence",
+    "evaluation.evaluators.trust.arguments.threshold=0.5",
+    "evaluation.evaluators.trust.every=6 steps",
+]
+ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"]
+
+
+def run(tmp_path, *options):
+    """The lines of metrics.jsonl by step."""
+    summary = pretrain(runs.config(*LENGTH, "input.train_crop=none", "input.shift_pixels=0", *options), str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    return summary, lines
+
+
+def test_every_file_is_run_here():
+    options = {re.search(r"docs\.examples\.(\w+):", option)[1] for option in TOGETHER + ALONE if "docs." in option}
+    assert options | {"training_loop"} == {path.stem for path in EXAMPLES.glob("*.py")}
+    for path in EXAMPLES.glob("*.py"):
+        table = (EXAMPLES / "README.md").read_text()
+        assert f"[`{path.name}`]({path.name})" in table
+    for option in TOGETHER + ALONE:
+        name = re.search(r"docs\.examples\.(\w+):", option)
+        assert name is None or f"--config.{option}" in (EXAMPLES / f"{name[1]}.py").read_text()
+
+
+def test_together(tmp_path):
+    summary, lines = run(tmp_path, *TOGETHER)
+    assert [line["step"] for line in lines if "test_accuracy" in line] == [3, 6]
+    assert [line["step"] for line in lines if "trust_sure_fraction" in line] == [6]
+    assert 0 <= summary["trust_sure_accuracy"] <= 1
+    assert summary["test_images"] == dataset.SIZES["test"]
+    assert all(np.isfinite(line["train_loss"]) for line in lines if "train_loss" in line)
+    rates = [line["learning_rate"] for line in lines if "train_loss" in line]
+    assert rates == pytest.approx([0, 0.5 * 3e-3, 3e-3, 3e-3, 3e-3, 3e-3], rel=1e-5)
+    assert summary["exaflops"] > 0
+
+
+def test_a_network_of_ones_own_learns_the_shapes(tmp_path):
+    summary, _ = run(tmp_path, TOGETHER[0], *ALONE, "total=60 steps", "evaluation.every=60 steps")
+    assert summary["test_accuracy"] > 0.5  # by chance it would be a third
+    assert summary["exaflops"] > 0
+
+
+def test_a_loop_of_ones_own_computes_what_pretrain_does(tmp_path):
+    options = [*LENGTH, "input.train_crop=none", "input.shift_pixels=0", TOGETHER[0]]
+    summary = pretrain(runs.config(*options), str(tmp_path))
+    results = training_loop.main("digits", *(f"--config.{option}" for option in [*runs.SHRUNK, *options]))
+    assert {f"test_{name}": value for name, value in results.items()}.items() <= summary.items()
+
+
+def test_focal_loss_by_hand():
+    logits, label = jnp.log(jnp.array([[0.5, 0.25, 0.25]])), jnp.array([[0.0, 1.0, 0.0]])
+    assert float(loss.focal_loss(logits, label)[0]) == pytest.approx(0.75**2 * np.log(4), rel=1e-5)
+
+
+def test_trapezoid_by_hand():
+    rate = schedule.trapezoid(learning_rate=1.0, warmup_steps=10, total_steps=100)
+    assert [float(rate(step)) for step in (0, 5, 10, 80, 90, 100)] == pytest.approx([0, 0.5, 1, 1, 0.5, 0], abs=1e-6)
+    assert isinstance(optax.tree.norm({"rate": rate(jnp.int32(7))}), jnp.ndarray)  # traced steps too
+
+
+def test_random_erasing_repeats_and_leaves_its_input_alone():
+    image = np.zeros((16, 16, 3), np.uint8)
+    results = [augmentation.random_erasing(image, np.random.default_rng(seed)) for seed in (*range(8), 0)]
+    assert not image.any()
+    np.testing.assert_array_equal(results[0], results[-1])
+    erased = [float((result.any(axis=2)).mean()) for result in results]
+    assert 0 < max(erased) <= augmentation.LARGEST_SIDE**2
+    assert min(erased) == 0
