@@ -17,8 +17,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights import hub
 from vit_jax.weights.answers import ANSWERS, normal_answers, refuse_contradictions
 from vit_jax.weights.description import stored_architecture
-from vit_jax.weights.formats import ArrayFile, open_arrays
-from vit_jax.weights.formats.failures import naming
+from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import stack, stacked_shapes
 from vit_jax.weights.recognise import Recognised, recognise
 from vit_jax.weights.report import Fate
