@@ -1,7 +1,25 @@
-"""Train Vision Transformers, BiT-ResNets and their hybrids in JAX.
+"""Train Vision Transformers, BiT-ResNets and their hybrids in JAX, and use them.
 
-Importing the package loads nothing heavy: neither jax nor any sub-package. Import the part you need,
-for example `from vit_jax.models import build_model`.
+`create_model` and `load_model` give a network with its preparation of images. Importing the package loads nothing
+heavy: they, and JAX, are imported on first use.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_jax.api import Model, create_model, load_model
+
 __version__ = "0.1.0"
+__all__ = ["Model", "__version__", "create_model", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vit_jax import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

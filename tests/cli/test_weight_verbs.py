@@ -25,8 +25,8 @@ from tests.inference.samples import (
 )
 from tests.weights.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from vit_jax import cli, pytree
+from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
-from vit_jax.inference.classifier import build_classifier
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.saving import OWN, describe_weights, save_weights
@@ -95,7 +95,7 @@ def contents(folder):
         ("predict nowhere.npz a.png", "nowhere.npz"),
         ("predict w.npz a.png --crop_fraction=2", "--crop_fraction=2: must be a number above 0, up to 1"),
         ("predict w.npz a.png --crop_fraction=0.5", "the weights were trained with crop_fraction=1.0; leave it out"),
-        ("predict w.npz a.png --compute_dtype=half", "--compute_dtype=half: choose float32 or bfloat16"),
+        ("predict w.npz a.png --compute_dtype=half", "compute_dtype='half' is not allowed"),
         ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt: there is no such file; one name a line"),
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png is not readable UTF-8 text: "),
         ("predict w.npz a.png --image_size=8", "image_size"),
@@ -156,7 +156,7 @@ def test_predict_files_folders_and_patterns(weights, here, run):
         "photos/001.png",
         "photos/004.png",
     ]
-    expected = softmax(logits_of(build_classifier(weights).model, pixels[[5, 0, 1, 4]]))
+    expected = softmax(logits_of(from_weights(weights).module, pixels[[5, 0, 1, 4]]))
     for record, row in zip(found, expected, strict=True):
         listed = {one["class"]: one["probability"] for one in record["predictions"]}
         assert list(listed) == [NAMES[k] for k in np.argsort(-row)]
@@ -166,7 +166,7 @@ def test_predict_files_folders_and_patterns(weights, here, run):
 
 def test_predict_a_table_of_three_classes_unless_told(weights, here, run):
     write_pngs(here, sample_pixels(2))
-    row = softmax(logits_of(build_classifier(weights).model, sample_pixels(2)))[1]
+    row = softmax(logits_of(from_weights(weights).module, sample_pixels(2)))[1]
     order = np.argsort(-row)
     for top in (3, 1):
         code, out, _ = run("predict", "w.npz", "000.png", "001.png", *([] if top == 3 else [f"--top={top}"]))
@@ -249,13 +249,13 @@ def test_a_foreign_file_asks_how_images_are_prepared(here, run, fails):
     (here / "names.txt").write_text("ant\nbee\ncat\n")
     write_pngs(here, sample_pixels(2, (12, 12)))
     message = fails("predict", "foreign.npz", "000.png", "--num_heads=2")
-    assert "does not say how images are prepared (resize, crop_fraction): add --resize=direct" in message
+    assert "does not state how images are prepared: add --resize=direct" in message
     words = ("predict", "foreign.npz", "000.png", "--num_heads=2", "--json", "--top=9", "--class_names=names.txt")
     code, out, err = run(*words, "--resize=direct")
     assert code == 0
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
     found = {one["class"]: one["probability"] for one in json.loads(out)[0]["predictions"]}
-    model = build_classifier(load_weights("foreign.npz", num_heads=2), resize="direct").model
+    model = from_weights(load_weights("foreign.npz", num_heads=2), resize="direct").module
     expected = softmax(logits_of(model, sample_pixels(2, (12, 12))))[0]
     assert [found[name] for name in ("ant", "bee", "cat")] == pytest.approx(expected, abs=1e-6)
     assert run(*words, "--resize=short_side", "--crop_fraction=0.5")[1] != out
@@ -286,7 +286,7 @@ def test_a_head_of_zeros_is_warned_of(here, run):
 def write_run(folder):
     """A checkpoint with parameters and their Polyak average, as training leaves it; the head differs."""
     weights = sample_weights()
-    model = build_classifier(weights).model
+    model = from_weights(weights).module
     average = pytree.map_with_names(lambda name, leaf: -leaf if name.startswith("head/") else leaf, model)
     store = CheckpointStore(folder)
     store.save(5, {"model": model, "polyak": average}, metadata=describe_weights(weights), metrics={})
@@ -335,7 +335,7 @@ def figures(text):
 
 def test_evaluate_prints_figures_and_writes_the_table(weights, here, run):
     pixels = sample_pixels(20)
-    labels = softmax(logits_of(build_classifier(weights).model, pixels)).argmax(axis=1)
+    labels = softmax(logits_of(from_weights(weights).module, pixels)).argmax(axis=1)
     labels[:4] = (labels[:4] + 1) % 7
     for split in ("train", "test"):
         data = write_folder(here / "images" / split, labels, pixels)

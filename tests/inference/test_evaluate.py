@@ -20,9 +20,9 @@ from tests.inference.samples import (
     softmax,
     to_png,
 )
+from vit_jax.api import from_weights
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.per_class import PerClassResult
-from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
 from vit_jax.inference.labelled import open_labelled
 from vit_jax.weights.saving import OWN, save_weights
@@ -34,7 +34,7 @@ PIXELS = sample_pixels(len(LABELS))
 
 def expected_of(weights, pixels, labels):
     """Loss, and images, first and first five by class, one image after the other."""
-    logits = logits_of(build_classifier(weights).model, pixels)
+    logits = logits_of(from_weights(weights).module, pixels)
     places = np.argsort(np.argsort(-logits, axis=1, kind="stable"), axis=1)[np.arange(len(labels)), labels]
     return PerClassResult(
         float(-np.log(softmax(logits)[np.arange(len(labels)), labels]).mean()),
@@ -59,9 +59,9 @@ def use_devices(monkeypatch):
 def test_every_example_once_on_any_devices(num_devices, global_batch, use_devices):
     use_devices(num_devices)
     weights = sample_weights()
-    classifier = build_classifier(weights, sharding=replicated_everywhere(jax.devices()))
+    model = from_weights(weights, sharding=replicated_everywhere(jax.devices()))
     source = MemorySource(PIXELS, LABELS, NAMES)
-    found = evaluate(classifier, source, global_batch=global_batch, max_unreadable=0)
+    found = evaluate(model, source, global_batch=global_batch, max_unreadable=0)
     expected = expected_of(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
     assert 0 < expected.top1_K.sum() < expected.top5_K.sum() < expected.images_K.sum() == 37
@@ -80,8 +80,8 @@ def write_folder(folder, names, labels, pixels):
 
 def evaluate_folder(weights, data, max_unreadable=0):
     source = open_labelled(data, weights).source
-    classifier = build_classifier(weights, sharding=replicated_everywhere(jax.devices()))
-    return evaluate(classifier, source, global_batch=16, max_unreadable=max_unreadable)
+    model = from_weights(weights, sharding=replicated_everywhere(jax.devices()))
+    return evaluate(model, source, global_batch=16, max_unreadable=max_unreadable)
 
 
 def test_labels_are_matched_by_name_in_another_order(tmp_path):
@@ -131,7 +131,7 @@ def test_the_stored_preparation_is_used(tmp_path):
     losses = {}
     for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
         weights = sample_weights(preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction})
-        transform = build_classifier(weights).transform
+        transform = from_weights(weights).transform
         source = open_labelled(data, weights).source
         prepared = np.stack([transform(source[index]) for index in range(len(source))])
         found = evaluate_folder(weights, data)
@@ -142,8 +142,7 @@ def test_the_stored_preparation_is_used(tmp_path):
 
 def test_the_report():
     result = PerClassResult(0.51234, np.array([1000.0, 250]), np.array([900.0, 100]), np.array([1000.0, 250]))
-    classifier = build_classifier(sample_weights())
-    assert report(result, classifier, "test of digits, 9 of 9 images").splitlines() == [
+    assert report(result, "w.npz (released)", "test of digits, 9 of 9 images").splitlines() == [
         "weights        w.npz (released)",
         "data           test of digits, 9 of 9 images",
         "images         1,250",

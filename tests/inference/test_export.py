@@ -13,9 +13,9 @@ import pytest
 
 from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
 from tests.weights.small_networks import HYBRID, RESNET
+from vit_jax.api import from_weights
 from vit_jax.data.records import Record
 from vit_jax.inference import export as module
-from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.export import export_stablehlo
 from vit_jax.inference.predict import predict
 
@@ -56,12 +56,12 @@ for name, batches in json.loads(sys.argv[1]).items():
 """
 
 
-def write_exported(folder, name, classifier):
+def write_exported(folder, name, model):
     """The program, and prepared images for it; returns what `predict` says of these."""
-    pixels = sample_pixels(max(BATCHES[name]), classifier.architecture.image_size)
-    export_stablehlo(classifier, folder / f"{name}.stablehlo")
+    pixels = sample_pixels(max(BATCHES[name]), model.architecture.image_size)
+    export_stablehlo(model, folder / f"{name}.stablehlo")
     np.save(folder / f"{name}.npy", pixels)
-    found = predict(classifier, write_pngs(folder / name, pixels))
+    found = predict(model, write_pngs(folder / name, pixels))
     return np.stack([prediction.probabilities for prediction in found])
 
 
@@ -71,8 +71,8 @@ def elsewhere(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     expected = {}
     for name, a in NETWORKS.items():
-        expected[name] = write_exported(folder, name, build_classifier(sample_weights(a)))
-    half = build_classifier(sample_weights(), compute_dtype="bfloat16")
+        expected[name] = write_exported(folder, name, from_weights(sample_weights(a)))
+    half = from_weights(sample_weights(), compute_dtype="bfloat16")
     expected["half"] = write_exported(folder, "half", half)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-I", "-c", FOREIGN, json.dumps(BATCHES)]
@@ -140,12 +140,12 @@ CASES = {  # stored size, and what the words of the description come to
 @pytest.mark.parametrize(("preprocessing", "size", "prepare"), CASES.values(), ids=CASES)
 def test_the_words_on_preparation_are_true(preprocessing, size, prepare):
     """Followed with arithmetic of one's own, to the rounding; of another filter they would be wrong."""
-    classifier = build_classifier(sample_weights(preprocessing=preprocessing))
+    model = from_weights(sample_weights(preprocessing=preprocessing))
     image = sample_pixels(1, size)[0]
     bgra = np.dstack([image[..., ::-1], np.full(size, 90, np.uint8)])
-    found = classifier.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
+    found = model.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
     assert np.abs(found - prepare(image)).max() <= 1
-    words = module._description(classifier)["preprocessing"]
+    words = module._description(model)["preprocessing"]
     assert words["filter"].startswith("bilinear" if preprocessing is DIRECT else "area")
     assert ("exif_orientation", "ignored") in words.items()
     assert ("alpha", "dropped") in words.items()
@@ -154,7 +154,7 @@ def test_the_words_on_preparation_are_true(preprocessing, size, prepare):
 def test_the_description_beside_it_prepares_images(tmp_path):
     """What stands in it is enough to come from a file to the answers of `predict`."""
     weights = sample_weights(preprocessing=CROPPED)
-    files = export_stablehlo(build_classifier(weights), tmp_path / "net.bin")
+    files = export_stablehlo(from_weights(weights), tmp_path / "net.bin")
     assert files == [tmp_path / "net.bin", tmp_path / "net.bin.json"]
     assert json.loads(files[1].read_text()) == {
         "network": "ViT-custom/4",
@@ -176,15 +176,15 @@ def test_the_description_beside_it_prepares_images(tmp_path):
     }
     (image,) = sample_pixels(1, size=(16, 24))
     (tmp_path / "a.png").write_bytes(to_png(image))
-    (expected,) = predict(build_classifier(weights), [str(tmp_path / "a.png")])
+    (expected,) = predict(from_weights(weights), [str(tmp_path / "a.png")])
     prepared = image[4:12, 6:18]  # the middle half of an image that is twice the network's size
-    assert np.array_equal(prepared, build_classifier(weights).transform(Record(to_png(image), 0)))
+    assert np.array_equal(prepared, from_weights(weights).transform(Record(to_png(image), 0)))
     program = jax.export.deserialize(files[0].read_bytes())
     assert program.call(prepared[None])[0] == pytest.approx(expected.probabilities, abs=1e-5)
 
 
 def test_images_of_another_size_or_type_are_refused(tmp_path):
-    path, _ = export_stablehlo(build_classifier(sample_weights()), tmp_path / "net")
+    path, _ = export_stablehlo(from_weights(sample_weights()), tmp_path / "net")
     program = jax.export.deserialize(path.read_bytes())
     for image in (np.zeros((1, 12, 8, 3), np.uint8), np.zeros((1, 8, 12, 3), np.float32)):
         with pytest.raises(ValueError, match=r"(?i)shape|dtype"):
@@ -193,17 +193,17 @@ def test_images_of_another_size_or_type_are_refused(tmp_path):
 
 @pytest.mark.parametrize("taken", ["net", "net.json"])
 def test_what_exists_is_kept_unless_overwritten(tmp_path, taken):
-    classifier = build_classifier(sample_weights(preprocessing=DIRECT))
+    model = from_weights(sample_weights(preprocessing=DIRECT))
     (tmp_path / taken).write_text("precious")
     with pytest.raises(ValueError, match=f"{taken} exists: give another --output=, or say --overwrite"):
-        export_stablehlo(classifier, tmp_path / "net")
+        export_stablehlo(model, tmp_path / "net")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "precious")]
-    export_stablehlo(classifier, tmp_path / "net", overwrite=True)
+    export_stablehlo(model, tmp_path / "net", overwrite=True)
     assert json.loads((tmp_path / "net.json").read_text())["network"] == "ViT-custom/4"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net", "net.json"]
 
 
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="cannot be written"):
-        export_stablehlo(build_classifier(sample_weights()), tmp_path / "nowhere" / "net")
+        export_stablehlo(from_weights(sample_weights()), tmp_path / "nowhere" / "net")
     assert list(tmp_path.iterdir()) == []

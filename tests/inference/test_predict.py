@@ -17,24 +17,22 @@ from tests.inference.samples import (
     to_png,
     write_pngs,
 )
+from vit_jax.api import from_weights
 from vit_jax.data.records import Record
-from vit_jax.inference import predict as module
-from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.predict import Prediction, predict, to_json, to_record, to_table
 
 
-def test_every_file_in_its_place_over_many_batches(tmp_path, monkeypatch):
-    """Eleven files in batches of four; two cannot be read, and one is given twice."""
-    monkeypatch.setattr(module, "LARGEST_BATCH", 4)
+def test_every_file_in_its_place_over_many_batches(tmp_path):
+    """Eleven files in batches of eight; two cannot be read, and one is given twice."""
     pixels = sample_pixels(10)
     paths = write_pngs(tmp_path, pixels)
     (tmp_path / "002.png").write_bytes(b"")
     (tmp_path / "007.png").write_bytes(UNREADABLE["half a PNG"][0])
     paths.append(paths[3])
-    classifier = build_classifier(sample_weights())
-    found = list(predict(classifier, paths))
+    model = from_weights(sample_weights())
+    found = list(predict(model, paths, batch_size=4))
     assert [prediction.image for prediction in found] == paths
-    expected = softmax(logits_of(classifier.model, [*pixels, pixels[3]]))
+    expected = softmax(logits_of(model.module, [*pixels, pixels[3]]))
     for number, prediction in enumerate(found):
         if number in (2, 7):
             assert prediction.probabilities is None
@@ -51,14 +49,14 @@ def test_the_stored_preparation_is_used(tmp_path):
     (tmp_path / "a.png").write_bytes(to_png(image))
     found = {}
     for preprocessing in (DIRECT, CROPPED):
-        classifier = build_classifier(sample_weights(preprocessing=preprocessing))
-        prepared = classifier.transform(Record(to_png(image), 0))
-        (prediction,) = predict(classifier, [str(tmp_path / "a.png")])
-        expected = softmax(logits_of(classifier.model, prepared[None]))[0]
+        model = from_weights(sample_weights(preprocessing=preprocessing))
+        prepared = model.transform(Record(to_png(image), 0))
+        (prediction,) = predict(model, [str(tmp_path / "a.png")])
+        expected = softmax(logits_of(model.module, prepared[None]))[0]
         assert prediction.probabilities == pytest.approx(expected, abs=1e-6)
         found[preprocessing["resize"]] = prediction.probabilities
     black = np.zeros((1, 8, 12, 3), np.uint8)
-    assert found["short_side"] == pytest.approx(softmax(logits_of(classifier.model, black))[0], abs=1e-6)
+    assert found["short_side"] == pytest.approx(softmax(logits_of(model.module, black))[0], abs=1e-6)
     assert not np.allclose(found["direct"], found["short_side"], atol=1e-3)
 
 
@@ -76,8 +74,8 @@ ODD = {
 def test_odd_images_are_images(tmp_path, preprocessing):
     for name, content in ODD.items():
         (tmp_path / name).write_bytes(content)
-    classifier = build_classifier(sample_weights(preprocessing=preprocessing))
-    for prediction in predict(classifier, [str(tmp_path / name) for name in ODD]):
+    model = from_weights(sample_weights(preprocessing=preprocessing))
+    for prediction in predict(model, [str(tmp_path / name) for name in ODD]):
         assert prediction.error is None, prediction.image
         assert prediction.probabilities.sum() == pytest.approx(1, abs=1e-5)
 
@@ -87,18 +85,18 @@ def test_every_unreadable_kind_has_its_reason(tmp_path):
     for name, (content, _) in UNREADABLE.items():
         (tmp_path / f"{name}.jpg").write_bytes(content)
         paths.append(str(tmp_path / f"{name}.jpg"))
-    found = list(predict(build_classifier(sample_weights()), [*paths, str(tmp_path / "gone.jpg")]))
+    found = list(predict(from_weights(sample_weights()), [*paths, str(tmp_path / "gone.jpg")]))
     assert [prediction.probabilities for prediction in found] == [None] * len(found)
     assert found[-1].error == "The file cannot be opened (No such file or directory)"
     assert all(prediction.error.startswith("The file ") for prediction in found)
 
 
-def test_answers_that_are_no_numbers(tmp_path):
+def test_probabilities_that_are_not_finite(tmp_path):
     weights = sample_weights()
     weights.parameters["head/linear/bias"][:] = np.nan
     paths = write_pngs(tmp_path, sample_pixels(1))
-    with pytest.raises(ValueError, match=r"the answer to .*000.png is no number. Its parameters are damaged"):
-        list(predict(build_classifier(weights), paths))
+    with pytest.raises(ValueError, match=r"the probabilities of .*000.png are not finite. Its parameters are damaged"):
+        list(predict(from_weights(weights), paths))
 
 
 PREDICTIONS = [

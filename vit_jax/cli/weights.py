@@ -10,6 +10,7 @@ from vit_jax.cli.words import UsageError, fail, fraction, split, whole
 if TYPE_CHECKING:
     import jax
 
+    from vit_jax.api import Model
     from vit_jax.weights import Weights
     from vit_jax.weights.report import Report
 
@@ -90,12 +91,12 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
         holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
         data_dir=options.get("data_dir"),
     )
-    classifier, weights = _classifier(options, sharding=replicated_everywhere(jax.devices()))
+    model, weights = _model(options, sharding=replicated_everywhere(jax.devices()))
     source, words, notes = open_labelled(options["data"], weights, choice)
-    result = evaluate(classifier, source, global_batch=global_batch, max_unreadable=max_unreadable)
+    result = evaluate(model, source, global_batch=global_batch, max_unreadable=max_unreadable)
     if not hosts.is_first():
         return
-    print(report(result, classifier, words), flush=True)
+    print(report(result, model.source, words), flush=True)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if "csv" in options:
@@ -113,9 +114,9 @@ def predict(words: Sequence[str]) -> None:
 
     from vit_jax.inference.predict import predict, to_json, to_record, to_table
 
-    classifier, weights = _classifier(options)
+    model, weights = _model(options)
     _tell_unnamed(weights)
-    found = [to_record(prediction, classifier.class_names, top) for prediction in predict(classifier, images)]
+    found = [to_record(prediction, model.class_names, top) for prediction in predict(model, images)]
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
     if failed:
@@ -143,9 +144,9 @@ def export(words: Sequence[str]) -> None:
     from vit_jax.inference.export import export_stablehlo, require_free
 
     require_free(output, overwrite="overwrite" in options)
-    classifier, weights = _classifier(options)
+    model, weights = _model(options)
     _tell_unnamed(weights)
-    for path in export_stablehlo(classifier, output, overwrite="overwrite" in options):
+    for path in export_stablehlo(model, output, overwrite="overwrite" in options):
         print(path)
 
 
@@ -195,18 +196,20 @@ def _weights(options: Mapping[str, str]) -> "Weights":
     return weights
 
 
-def _classifier(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> Any:
-    from vit_jax.inference.classifier import build_classifier
+def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> "tuple[Model, Weights]":
+    from vit_jax.api import from_weights
 
     weights = _weights(options)
-    classifier = build_classifier(
+    model = from_weights(
         weights,
         compute_dtype=options.get("compute_dtype", "float32"),
         resize=options.get("resize"),
         crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
         sharding=sharding,
     )
-    return classifier, weights
+    model.require_classes()
+    model.require_transform()
+    return model, weights
 
 
 def _tell_unnamed(weights: "Weights") -> None:

@@ -1,26 +1,19 @@
-"""Images in, classes and probabilities out."""
+"""Classes and probabilities of image files, and how they are printed."""
 
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from vit_jax.data.files import FileSource
-from vit_jax.data.pipeline import evaluation_batches
-from vit_jax.data.unreadable import reason_of
-from vit_jax.data.workers import Parallelism, available_cores
-from vit_jax.inference.classifier import Classifier, probabilities, top_classes
-
-LARGEST_BATCH = 64
-_NOT_FINITE = "Its parameters are damaged, or too large for the dtype it computes in."
+from vit_jax.api import Model
+from vit_jax.data.images import UnreadableImage
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is seen in one image.
+    """The result for one image.
 
     Attributes:
       image: its file.
@@ -33,35 +26,27 @@ class Prediction:
     error: str | None = None
 
 
-def predict(classifier: Classifier, images: Sequence[str]) -> Iterator[Prediction]:
-    """Classifies files, in their order; one that cannot be read is told and the rest goes on.
-
-    Args:
-      classifier: computes on its device.
-      images: paths.
+def predict(model: Model, images: Sequence[str], *, batch_size: int = 64) -> Iterator[Prediction]:
+    """Classifies files in their order, and continues after one that cannot be read.
 
     Raises:
-      ValueError: the network's answer to an image is no number.
+      ValueError: probabilities that are not finite; the model has no classes or states no preparation of images.
     """
-    source = FileSource(images, classifier.class_names)
-    batch_size = min(LARGEST_BATCH, len(source))
-    dtype = classifier.architecture.compute_dtype
-    run = jax.jit(lambda model, image: probabilities(model, image, dtype))
-    threads = Parallelism(num_workers=0, num_threads=available_cores())
-    with evaluation_batches(
-        source, classifier.transform, global_batch=batch_size, rows=np.arange(batch_size), parallelism=threads
-    ) as batches:
-        for batch in batches:
-            found = jax.device_get(run(classifier.model, batch.image))
-            for row, index in enumerate(batch.record_index.tolist()):
-                if index < 0:
-                    continue
-                if not batch.mask[row]:
-                    yield Prediction(images[index], error=reason_of(source, index))
-                    continue
-                if not np.isfinite(found[row]).all():
-                    raise ValueError(f"{classifier.source}: the answer to {images[index]} is no number. {_NOT_FINITE}")
-                yield Prediction(images[index], found[row])
+    for image, found in zip(images, model.stream(list(images), batch_size=batch_size), strict=True):
+        if isinstance(found, UnreadableImage):
+            yield Prediction(image, error=str(found))
+            continue
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"{model.source}: the probabilities of {image} are not finite. Its parameters are damaged, or too "
+                "large for the dtype it computes in."
+            )
+        yield Prediction(image, found)
+
+
+def top_classes(probability_BK: np.ndarray, count: int) -> np.ndarray:
+    """(B, count) class numbers, the most probable first; among equals the lower number."""
+    return np.argsort(-probability_BK, axis=1, kind="stable")[:, :count]
 
 
 def to_record(prediction: Prediction, class_names: Sequence[str], top: int) -> dict[str, Any]:

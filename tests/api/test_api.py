@@ -1,0 +1,301 @@
+"""Models by name and of weights: called, prepared for and run over many images, against one image at a time."""
+
+import dataclasses
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.inference.samples import (
+    CROPPED,
+    DIRECT,
+    NAMES,
+    SEVEN,
+    logits_of,
+    sample_pixels,
+    sample_weights,
+    softmax,
+    to_png,
+    write_pngs,
+)
+from tests.weights.small_networks import HYBRID, RESNET, SQUARE, arrays_of, assert_same
+from vit_jax import pytree
+from vit_jax.api import from_weights
+from vit_jax.arrays import normalise
+from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.data.images import UnreadableImage
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.models import build_model
+from vit_jax.weights.saving import save_weights
+
+SMALL = {"num_classes": 3, "image_size": (8, 12), "depth": 2}
+HEADLESS = dataclasses.replace(SEVEN, num_classes=0)
+
+
+@pytest.fixture(scope="module")
+def seven():
+    return from_weights(sample_weights())
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A file of weights whose images are prepared by a crop of the middle."""
+    path = tmp_path_factory.mktemp("stored") / "w.npz"
+    save_weights(sample_weights(preprocessing=CROPPED), path, "released")
+    return path
+
+
+# Made by name.
+
+
+def test_a_network_by_name_is_the_one_that_training_starts_with():
+    model = vit_jax.create_model("ViT-mu/4", **SMALL, pool="gap", seed=3)
+    config = ModelConfig(name="ViT-mu/4", depth=2, pool="gap", compute_dtype="float32")
+    architecture = build_architecture(config, image_size=(8, 12), num_classes=3)
+    assert model.architecture == architecture
+    expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
+    assert_same(*({n: np.asarray(x) for n, x in pytree.named_leaves(m).items()} for m in (model.module, expected)))
+    assert (model.class_names, model.transform) == (("0", "1", "2"), EvaluationTransform((8, 12), "short_side", 0.875))
+    assert repr(model) == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "ViT-B/15x"}, "Nearest: "),
+        ({"detph": 2}, "no field 'model.detph'.*depth"),
+        ({"pool": "mean"}, "pool='mean' is not allowed"),
+        ({"compute_dtype": "float16"}, "compute_dtype='float16' is not allowed"),
+        ({"image_size": 30}, "do not divide the image"),
+        ({"resize": "direct"}, "no effect with resize=direct"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        vit_jax.create_model(**({"name": "ViT-mu/4"} | options))
+
+
+# Made of weights.
+
+
+@pytest.mark.parametrize("a", [SEVEN, HYBRID, RESNET], ids=lambda a: a.family)
+def test_parameters_are_those_of_the_weights(a):
+    weights = sample_weights(a, class_names=None)
+    found = pytree.named_leaves(from_weights(weights).module)
+    assert_same({name: np.asarray(array) for name, array in found.items()}, weights.parameters)
+
+
+def test_parameters_are_placed_as_the_sharding_states():
+    mesh = jax.make_mesh((8,), ("data",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    model = from_weights(sample_weights(), sharding=everywhere)
+    assert {array.sharding for array in jax.tree.leaves(model.module)} == {everywhere}
+    assert {len(array.sharding.device_set) for array in jax.tree.leaves(from_weights(sample_weights()).module)} == {1}
+
+
+def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
+    model = vit_jax.load_model(stored)
+    assert (model.class_names, model.training) == (NAMES, None)
+    assert model.source == f"{stored} (released)"
+    assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
+    pixels = sample_pixels(2)
+    np.testing.assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
+    random = dataclasses.replace(SEVEN, dropout_fraction=0.5, stochastic_depth_fraction=0.5, remat="full")
+    assert from_weights(sample_weights(random)).architecture == seven.architecture
+    assert from_weights(sample_weights(class_names=None)).class_names == tuple("0123456")
+
+
+def test_another_head_and_another_size(stored, seven):
+    model = vit_jax.load_model(stored, num_classes=2, image_size=(16, 12))
+    assert (model.architecture.num_classes, model.architecture.image_size) == (2, (16, 12))
+    assert (model.class_names, model.transform.image_size) == (("0", "1"), (16, 12))
+    assert "positions/table resized from 2x3 to 4x3" in model.notes[-1]
+    output = model(sample_pixels(2, (16, 12)))
+    assert not output.logits_BK.any()
+    assert output.tokens_BND.shape == (2, 12, 16)
+    features = vit_jax.load_model(stored, num_classes=0).features(sample_pixels(3))
+    np.testing.assert_allclose(features, seven(sample_pixels(3)).pooled_BD, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="do not divide the image"):
+        vit_jax.load_model(stored, image_size=10)
+
+
+def test_facts_that_a_file_does_not_state_are_given(tmp_path):
+    path = tmp_path / "foreign.npz"
+    np.savez(path, **arrays_of(SQUARE, "released"))
+    assert vit_jax.load_model(path, facts={"num_heads": 2}).architecture.num_heads == 2
+    with pytest.raises(TypeError, match="heads"):
+        vit_jax.load_model(path, facts={"heads": 2})
+
+
+# Called.
+
+
+def test_uint8_and_floating_point_are_the_same_images(seven):
+    pixels = sample_pixels(3)
+    expected = logits_of(seven.module, pixels)
+    for images in (pixels, jnp.asarray(pixels), np.asarray(normalise(jnp.asarray(pixels), "float32"))):
+        assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
+    traced = jax.jit(lambda images: seven(images).logits_BK)(pixels / np.float32(127.5) - 1)
+    assert traced == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (np.zeros((1, 12, 8, 3), np.uint8), r"uint8 \(1, 12, 8, 3\); give \(B, 8, 12, 3\)"),
+        (np.zeros((8, 12, 3), np.uint8), "give .B, 8, 12, 3."),
+        (np.zeros((1, 8, 12, 3), np.int32), "int32"),
+        (np.full((1, 8, 12, 3), 255, np.float32), "reach from 255 to 255"),
+        (np.full((1, 8, 12, 3), np.nan, np.float32), "reach from nan"),
+    ],
+)
+def test_images_that_are_not_prepared_are_refused(seven, images, words):
+    for use in (seven, seven.predict) if images.ndim == 4 else (seven,):
+        with pytest.raises(ValueError, match=words):
+            use(images)
+
+
+def test_half_precision_computes_near_float32(seven):
+    half = from_weights(sample_weights(), compute_dtype="bfloat16")
+    found, expected = half.predict(sample_pixels(3)), seven.predict(sample_pixels(3))
+    assert found.dtype == np.float32
+    assert half(sample_pixels(1)).tokens_BND.dtype == jnp.bfloat16
+    assert not np.array_equal(found, expected)
+    assert found == pytest.approx(expected, abs=0.1)
+
+
+def test_a_trained_module_is_put_back(seven):
+    doubled = dataclasses.replace(seven, module=jax.tree.map(lambda leaf: 0 * leaf, seven.module))
+    assert not doubled(sample_pixels(1)).logits_BK.any()
+    assert doubled.predict(sample_pixels(1)) == pytest.approx(np.full((1, 7), 1 / 7))
+    assert seven(sample_pixels(1)).logits_BK.any()
+
+
+def test_taps(seven):
+    output = seven(sample_pixels(2), taps=("blocks", "attention"))
+    assert output.blocks_LBSD.shape == (2, 2, 7, 16)
+    assert output.attention_LBTQS.shape == (2, 2, 2, 7, 7)
+    np.testing.assert_array_equal(output.logits_BK, seven(sample_pixels(2)).logits_BK)
+
+
+# Over many images.
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (8, 4), (19, 8), (37, 20)])
+def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
+    pixels = sample_pixels(count)
+    expected = softmax(logits_of(seven.module, pixels))
+    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels)):
+        found = seven.predict(images, batch_size=batch_size)
+        assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert len(seven._on_local_devices[0].devices.flat) == len(jax.local_devices()) == 8
+    tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
+    assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
+
+
+def test_a_network_without_classes_gives_features():
+    model, pixels = from_weights(sample_weights(HEADLESS, class_names=None)), sample_pixels(5)
+    output = model(pixels)
+    assert output.logits_BK is None
+    np.testing.assert_array_equal(output.features_BD, output.pooled_BD)
+    assert model.features(pixels) == pytest.approx(np.asarray(output.features_BD), abs=1e-5)
+    with pytest.raises(ValueError, match="has no classes, only features"):
+        model.predict(pixels)
+    assert vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names == ()
+
+
+def test_images_of_every_kind_are_prepared(tmp_path):
+    model = from_weights(sample_weights(preprocessing=CROPPED))
+    image = sample_pixels(1, (20, 27))[0]
+    path = tmp_path / "a.png"
+    path.write_bytes(to_png(image))
+    prepared = model.preprocess([path, str(path), to_png(image), image, jnp.asarray(image)])
+    assert (prepared.shape, prepared.dtype) == ((5, 8, 12, 3), np.uint8)
+    assert np.ptp(prepared, axis=0).max() == 0
+    for one in (path, to_png(image), image, image[None]):
+        np.testing.assert_array_equal(model.preprocess(one), prepared[:1])
+    assert model.predict(path) == pytest.approx(model.predict(prepared[:1]), abs=1e-6)
+
+
+def test_images_that_cannot_be_read(seven, tmp_path):
+    paths = write_pngs(tmp_path, sample_pixels(3))
+    pathlib.Path(paths[1]).write_bytes(b"")
+    for use in (seven.predict, seven.features, seven.preprocess):
+        with pytest.raises(ValueError, match=r"001.png: The file is empty"):
+            use(paths)
+    found = list(seven.stream(paths))
+    assert [isinstance(row, UnreadableImage) for row in found] == [False, True, False]
+    for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
+        with pytest.raises(ValueError, match="list of images is empty"):
+            seven.predict(nothing)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        seven.predict(paths, batch_size=0)
+
+
+# How images are prepared.
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "expected"),
+    [
+        (DIRECT, {}, ("direct", 1.0)),
+        (CROPPED, {"resize": "short_side", "crop_fraction": 0.5}, ("short_side", 0.5)),
+        ({"resize": "direct"}, {}, ("direct", 1.0)),
+        ({"resize": "short_side", "crop_fraction": 1}, {}, ("short_side", 1.0)),
+        ({"resize": "short_side", "crop_fraction": None}, {"crop_fraction": 0.9}, ("short_side", 0.9)),
+        (None, {"resize": "direct"}, ("direct", 1.0)),
+        (None, {"resize": "short_side", "crop_fraction": 0.7}, ("short_side", 0.7)),
+    ],
+)
+def test_how_images_are_prepared(stored, options, expected):
+    model = from_weights(sample_weights(preprocessing=stored), **options)
+    assert model.transform == EvaluationTransform((8, 12), *expected)
+
+
+@pytest.mark.parametrize("stored", [None, {}, {"resize": "short_side"}])
+def test_weights_that_do_not_state_it_still_compute(stored, seven):
+    model = from_weights(sample_weights(preprocessing=stored))
+    assert model.predict(sample_pixels(2)) == pytest.approx(seven.predict(sample_pixels(2)), abs=1e-6)
+    for use in (model.preprocess, model.predict):
+        with pytest.raises(ValueError, match=r"w.npz .released. does not state how .* add --resize=direct"):
+            use(list(sample_pixels(2)))
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "words"),
+    [
+        (None, {"crop_fraction": 0.9}, "does not state how"),
+        (None, {"resize": "short_side"}, "--crop_fraction=0.875"),
+        (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop' is unknown; it is direct or short_side"),
+        (None, {"resize": "direct", "crop_fraction": 0.9}, "0.9 has no effect with resize=direct"),
+        (CROPPED, {"resize": "direct"}, "resize=direct: the weights were trained with resize=short_side"),
+        (CROPPED, {"crop_fraction": 0.9}, "crop_fraction=0.9: the weights were trained with crop_fraction=0.5"),
+        ({"resize": ["direct"], "crop_fraction": 1}, {}, "resize=.* is unknown"),
+        ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most' must be a number above 0"),
+        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "must be a number above 0, up to 1"),
+        ({"resize": "short_side", "crop_fraction": 0}, {}, "must be a number above 0, up to 1"),
+    ],
+)
+def test_preparations_that_are_refused(stored, options, words):
+    with pytest.raises(ValueError, match=words):
+        from_weights(sample_weights(preprocessing=stored), **options)
+
+
+# The package.
+
+
+def test_the_package_names_them_without_importing_jax():
+    assert {"create_model", "load_model", "Model"} <= set(dir(vit_jax)) & set(vit_jax.__all__)
+    assert inspect.signature(vit_jax.load_model).parameters["num_classes"].default is None
+    with pytest.raises(AttributeError, match="no attribute 'make_model'"):
+        vit_jax.make_model  # noqa: B018
+    code = "import sys, vit_jax; dir(vit_jax); assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()

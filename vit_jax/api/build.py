@@ -1,0 +1,147 @@
+"""Models by name with initial parameters, and models of stored weights."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import pytree
+from vit_jax.api.images import build_transform, stored_transform
+from vit_jax.api.model import Model
+from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
+from vit_jax.models import build_model
+from vit_jax.weights.load import Weights, load_weights
+from vit_jax.weights.transfer import fit, without_head
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int = 1000,
+    image_size: int | tuple[int, int] = 224,
+    seed: int = 0,
+    compute_dtype: str = "float32",
+    resize: str = "short_side",
+    crop_fraction: float = 0.875,
+    **options: Any,
+) -> Model:
+    """Builds a network with initial parameters.
+
+    Args:
+      name: "ViT-B/16", "R50x1", "R50+ViT-B/16"; see `config.variants`.
+      num_classes: length of the logits; 0 for a network that ends in its features.
+      image_size: in pixels, one side of a square or (height, width).
+      seed: of the initial values; those of a pre-training run with this seed.
+      compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
+      resize: how `preprocess` prepares images: "short_side" or "direct".
+      crop_fraction: of the short side that the crop keeps; 1 with "direct".
+      **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or block="package.module:name".
+
+    Raises:
+      ValueError: an unknown name or option, or numbers that do not fit together.
+    """
+    config = from_dict(ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model.")
+    architecture = build_architecture(config, image_size=_pair(image_size), num_classes=num_classes)
+    source = f"{name} with initial parameters of seed {seed}"
+    transform = build_transform(resize, crop_fraction, architecture.image_size, source)
+    return Model(
+        module=jax.jit(lambda: build_model(architecture, jax.random.key(seed)))(),
+        architecture=architecture,
+        class_names=tuple(map(str, range(num_classes))),
+        transform=transform,
+        source=source,
+    )
+
+
+def load_model(
+    source: str | pathlib.Path,
+    *,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    class_names: Sequence[str] | None = None,
+    polyak: bool = True,
+    facts: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Model:
+    """Loads weights of any format as a network that is ready to use.
+
+    Args:
+      source: a workdir of a run; a .npz or .safetensors file, or a folder with one; or "hf://owner/name".
+      num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves features only.
+      image_size: resizes learned positions to this size in pixels, one side of a square or (height, width).
+      class_names: for a file that does not hold them.
+      polyak: of a workdir, take the Polyak average where there is one.
+      facts: what the file does not state, by the names of `weights.answers.ANSWERS`: num_heads, gelu, ...
+      **options: as `from_weights`: compute_dtype, resize, crop_fraction, position_resize.
+
+    Raises:
+      ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
+    """
+    weights = load_weights(source, polyak=polyak, class_names=class_names, **(facts or {}))
+    return from_weights(weights, num_classes=num_classes, image_size=image_size, **options)
+
+
+def from_weights(
+    weights: Weights,
+    *,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    compute_dtype: str = "float32",
+    resize: str | None = None,
+    crop_fraction: float | None = None,
+    position_resize: str = "corners",
+    sharding: jax.sharding.Sharding | None = None,
+) -> Model:
+    """Builds the network of weights, without dropout or rematerialisation, and its preparation of images.
+
+    Args:
+      weights: as loaded.
+      num_classes: as for `load_model`.
+      image_size: as for `load_model`.
+      compute_dtype: "float32" or "bfloat16".
+      resize: "short_side" or "direct", for weights that do not state how images are prepared.
+      crop_fraction: of the short side that the crop keeps, for the same.
+      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`.
+      sharding: of every parameter; None for the default device.
+
+    Raises:
+      ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
+    """
+    stored, names, notes = weights.architecture, weights.class_names, [*weights.notes, *weights.warnings()]
+    changes = {"compute_dtype": compute_dtype, "dropout_fraction": 0.0, "position_resize": position_resize}
+    changes["head"] = "keep" if num_classes is None else "zero"
+    architecture = adapt_architecture(
+        stored,
+        from_dict(AdaptConfig, changes, "model."),
+        image_size=stored.image_size if image_size is None else _pair(image_size),
+        num_classes=stored.num_classes if num_classes is None else num_classes,
+    )
+    parameters = weights.parameters
+    if num_classes is not None or architecture.image_size != stored.image_size:
+        headless = weights if num_classes is None else without_head(weights, keep_hidden=False)
+        fitted = fit(headless, architecture, position_resize=position_resize)
+        parameters, names = fitted.parameters, names if num_classes is None else None
+        notes = [*(notes if num_classes is None else weights.notes), fitted.summary()]
+
+    def place(name: str, leaf: Any) -> jax.Array:
+        parameter = parameters[name]
+        if sharding is None:
+            return jnp.asarray(parameter)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: parameter[index])
+
+    image_size = architecture.image_size
+    return Model(
+        module=pytree.map_with_names(place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))),
+        architecture=architecture,
+        class_names=names or tuple(map(str, range(architecture.num_classes))),
+        transform=stored_transform(weights.preprocessing, image_size, weights.source, resize, crop_fraction),
+        source=weights.source,
+        notes=tuple(notes),
+        training=weights.training,
+    )
+
+
+def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])

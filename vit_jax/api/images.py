@@ -1,0 +1,98 @@
+"""Images of the caller's as records, and how the images of a network are prepared."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.listing import read_file
+from vit_jax.data.sources import Record
+from vit_jax.data.transforms import EvaluationTransform
+
+
+class Images:
+    """Images as records without labels: paths, encoded files or pixels."""
+
+    class_names: tuple[str, ...] = ()
+    num_classes = 0
+
+    def __init__(self, images: Any) -> None:
+        is_one = isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable)
+        is_batch = getattr(images, "ndim", 0) == 4
+        self._images: Any = images if is_batch else [images] if is_one or hasattr(images, "ndim") else list(images)
+        if not len(self._images):
+            raise ValueError("The list of images is empty; give at least one.")
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.zeros(len(self), np.int32)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Record:
+        image = self._images[index]
+        if isinstance(image, (str, os.PathLike)):
+            return Record(read_file(os.path.expanduser(os.fspath(image))), 0)
+        return Record(image if isinstance(image, bytes) else np.asarray(image), 0)
+
+    def name_of(self, index: int) -> str:
+        image = self._images[index]
+        return os.fspath(image) if isinstance(image, (str, os.PathLike)) else f"image {index}"
+
+    def key_of(self, index: int) -> bytes:
+        return b"%d" % index
+
+
+def stored_transform(
+    stored: Mapping[str, Any] | None,
+    image_size: tuple[int, int],
+    source: str,
+    resize: str | None = None,
+    crop_fraction: float | None = None,
+) -> EvaluationTransform | None:
+    """How images are prepared, as the weights or the caller state it; None where neither does.
+
+    Args:
+      stored: the preprocessing that the weights state.
+      image_size: height and width in pixels.
+      source: of the weights, for errors.
+      resize: "short_side" or "direct".
+      crop_fraction: of the short side that the crop keeps.
+
+    Raises:
+      ValueError: a value is not allowed, contradicts the weights, or lacks the other.
+    """
+    known = {field: value for field, value in (stored or {}).items() if value is not None}
+    given = {"resize": resize, "crop_fraction": crop_fraction}
+    given = {field: value for field, value in given.items() if value is not None}
+    for field, value in given.items():
+        if known.setdefault(field, value) != value:
+            raise ValueError(f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out.")
+    if known.get("resize") == "direct":
+        known.setdefault("crop_fraction", 1.0)
+    if "resize" in known and "crop_fraction" in known:
+        return build_transform(known["resize"], known["crop_fraction"], image_size, source)
+    if given:
+        raise undescribed(source)
+    return None
+
+
+def undescribed(source: str) -> ValueError:
+    """The error for weights that do not state how images are prepared."""
+    return ValueError(
+        f"{source} does not state how images are prepared: add --resize=direct (both sides to the network's size; in "
+        'Python resize="direct") or --resize=short_side --crop_fraction=0.875 (the middle of the image).'
+    )
+
+
+def build_transform(resize: Any, fraction: Any, image_size: tuple[int, int], source: str) -> EvaluationTransform:
+    """Validates values that may come from a foreign file."""
+    if resize not in ("direct", "short_side"):
+        raise ValueError(f"{source}: resize={resize!r} is unknown; it is direct or short_side.")
+    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        raise ValueError(f"{source}: crop_fraction={fraction!r} must be a number above 0, up to 1.")
+    if resize == "direct" and fraction != 1:
+        raise ValueError(f"{source}: crop_fraction={fraction} has no effect with resize=direct; leave it out.")
+    return EvaluationTransform(image_size, resize, float(fraction))
