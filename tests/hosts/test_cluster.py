@@ -45,12 +45,9 @@ def without(environment, *names):
     return {name: value for name, value in environment.items() if name not in names}
 
 
-def test_nothing_is_one_process():
+def test_nothing_is_one_process_and_explicit_numbers_are_used():
     assert find({}) is None
     assert find({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}) is None
-
-
-def test_explicit():
     assert numbers(find(EXPLICIT)) == ("a:1234", 4, 3)
 
 
@@ -105,12 +102,9 @@ def test_open_mpi_4():
     assert find(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
 
 
-def test_open_mpi_over_ipv6():
+def test_open_mpi_over_ipv6_and_version_5():
     uri = {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::b9b,2620:10d]:43370"}
     assert find(OPEN_MPI | uri).coordinator.startswith("[fe80::b9b]:")
-
-
-def test_open_mpi_5():
     environment = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
     assert find(environment | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith("login-1:")
     assert find(environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith("127.0.0.1:")
@@ -119,9 +113,6 @@ def test_open_mpi_5():
     assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).process_id == 3
     with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4"):
         find(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"})
-
-
-def test_open_mpi_inside_of_slurm_goes_first():
     assert find(OPEN_MPI | SLURM).launcher == "Open MPI"
 
 
@@ -132,17 +123,17 @@ def test_jobset():
     )
 
 
-@pytest.mark.parametrize("name", [name for name in JOBSET if name != "JOBSET_NAME"])
-def test_a_jobset_with_a_variable_missing(name):
+@pytest.mark.parametrize(
+    "environment",
+    [
+        *(without(JOBSET, name) for name in JOBSET if name != "JOBSET_NAME"),
+        *(JOBSET | change for change in ({"JOB_INDEX": "2"}, {"JOB_COMPLETION_INDEX": "4"}, {"NUM_JOBS": "x"})),
+    ],
+)
+def test_a_jobset_with_variables_that_are_missing_or_wrong(environment):
+    (name,) = {name for name, _ in environment.items() ^ JOBSET.items()}
     with pytest.raises(ValueError, match=name):
-        find(without(JOBSET, name))
-
-
-@pytest.mark.parametrize("change", [{"JOB_INDEX": "2"}, {"JOB_COMPLETION_INDEX": "4"}, {"NUM_JOBS": "x"}])
-def test_a_jobset_that_contradicts_itself(change):
-    (name,) = change
-    with pytest.raises(ValueError, match=name):
-        find(JOBSET | change)
+        find(environment)
 
 
 class Pod:
@@ -150,20 +141,16 @@ class Pod:
 
     hosts, is_there = 2, True
 
-    @classmethod
-    def is_env_present(cls):
-        return cls.is_there
+    def is_env_present(self):
+        return self.is_there
 
-    @classmethod
-    def get_process_count(cls):
-        return cls.hosts
+    def get_process_count(self):
+        return self.hosts
 
-    @classmethod
-    def get_process_id(cls):
+    def get_process_id(self):
         return 1
 
-    @classmethod
-    def get_coordinator_address(cls, timeout_secs, override_coordinator_port):
+    def get_coordinator_address(self, timeout_secs, override_coordinator_port):
         return f"10.0.0.2:{override_coordinator_port or 8482}"
 
 
@@ -171,15 +158,11 @@ class Pod:
 def pod(monkeypatch):
     from jax._src import clusters
 
-    class Here(Pod):
-        pass
-
-    class NotHere(Pod):
-        is_there = False
-
-    monkeypatch.setattr(clusters, "GceTpuCluster", Here)
-    monkeypatch.setattr(clusters, "GkeTpuCluster", NotHere)
-    return Here
+    pod, absent = Pod(), Pod()
+    absent.is_there = False
+    monkeypatch.setattr(clusters, "GceTpuCluster", pod)
+    monkeypatch.setattr(clusters, "GkeTpuCluster", absent)
+    return pod
 
 
 def on_tpu(environment):
@@ -202,7 +185,7 @@ def test_a_tpu_of_one_host_joins_nobody(pod):
     assert on_tpu({}) is None
 
 
-def test_a_metadata_server_that_does_not_answer(pod):
+def test_a_metadata_server_that_does_not_respond(pod):
     def refused():
         raise ConnectionError("refused")
 
@@ -211,8 +194,7 @@ def test_a_metadata_server_that_does_not_answer(pod):
         on_tpu({})
 
 
-def test_jaxs_detection_has_what_is_used_of_it():
-    """It is private: a release that renames it must be noticed here, not on a pod."""
+def test_jaxs_private_detection_has_the_names_that_are_used():
     from jax._src import cloud_tpu_init
     from jax._src.clusters import GceTpuCluster, GkeTpuCluster
 

@@ -1,4 +1,4 @@
-"""The machine's word that it will be taken away, from a server that stands in for Compute Engine's."""
+"""The preemption notice: read from a server in the place of Compute Engine's, and converted to one SIGTERM."""
 
 import http.server
 import signal
@@ -7,84 +7,84 @@ import threading
 import pytest
 
 from vit_jax.hosts import notice
-from vit_jax.hosts.notice import Notice
+from vit_jax.hosts.notice import MAX_FAILURES, Notice
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """What the metadata say; a path that is missing is refused. Also the notice that asks there, and what it kills."""
-    says, asked, killed, heard = {}, [], [], threading.Event()
+def killed(monkeypatch):
+    """Signals that were sent, and an event that one was."""
+    signals, event = [], threading.Event()
+    monkeypatch.setattr(notice, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(notice, "RESPONSE_SECONDS", 120)
+    monkeypatch.setattr("vit_jax.hosts.notice.os.kill", lambda _, number: (signals.append(number), event.set()))
+    return signals, event
+
+
+@pytest.fixture
+def scripted(killed, monkeypatch):
+    """A notice whose reads are scripted, and how many are left."""
+
+    def make(*values):
+        left, watch = list(values), Notice()
+
+        def read(_):
+            value = left.pop(0)
+            if isinstance(value, OSError):
+                raise value
+            return value
+
+        monkeypatch.setattr(watch, "_read", read)
+        return watch, left
+
+    return make
+
+
+def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path):
+    signals, event = killed
+    values = {"preempted": "FALSE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             assert self.headers["Metadata-Flavor"] == "Google"
-            asked.append(self.path)
-            found = self.path.removeprefix("/instance/") in says
-            self.send_response(200 if found else 404)
+            self.send_response(200)
             self.end_headers()
-            self.wfile.write(says.get(self.path.removeprefix("/instance/"), "").encode())
+            self.wfile.write(values[self.path.removeprefix("/instance/")].encode())
 
         def log_message(self, *_):
             pass
 
-    def kill(process, number):
-        killed.append(number)
-        heard.set()
-
-    monkeypatch.setattr(notice, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr("vit_jax.hosts.notice.os.kill", kill)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    serving.start()
     product = tmp_path / "product_name"
     product.write_text("Google Compute Engine\n")
-    watch = Notice(f"http://127.0.0.1:{server.server_port}/instance", product)
-    yield watch, says, asked, killed, heard, product
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        Notice(f"http://127.0.0.1:{server.server_port}/instance", product).start()
+        assert event.wait(120)
+        server.shutdown()
+    assert signals == [signal.SIGTERM]
+
+
+def test_polling_goes_on_until_the_notice(scripted, killed):
+    failures = [OSError("refused")] * (MAX_FAILURES - 1)
+    watch, left = scripted("FALSE", "NONE", *failures, "FALSE", "NONE", *failures, "TRUE", "never read")
+    watch._poll()
+    assert (killed[0], left) == ([signal.SIGTERM], ["never read"])
+
+
+def test_without_access_polling_ends(scripted, killed):
+    watch, left = scripted(*[OSError("refused")] * MAX_FAILURES, "TRUE")
+    watch._poll()
+    assert (killed[0], left) == ([], ["TRUE"])
+
+
+def test_after_the_end_of_a_run_nothing_is_sent(scripted, killed):
+    watch, left = scripted("TRUE")
     watch.stop()
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    watch._poll()
+    assert (killed[0], left) == ([], ["TRUE"])
 
 
-@pytest.mark.parametrize(
-    ("name", "word"), [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")]
-)
-def test_the_notice_becomes_one_sigterm(machine, name, word):
-    watch, says, asked, killed, heard, _ = machine
-    says |= {"preempted": "FALSE", "maintenance-event": "NONE"}
-    watch.start()
-    assert not heard.wait(0.2)
-    assert len(asked) > 2
-    says[name] = word
-    assert heard.wait(10)
-    assert not heard.clear()
-    assert not heard.wait(0.1)
-    assert killed == [signal.SIGTERM]
-
-
-def test_who_may_not_ask_stops_asking(machine):
-    watch, _, asked, killed, heard, _ = machine
-    watch.start()
-    assert not heard.wait(0.5)
-    assert len(asked) == notice.MAX_FAILURES
-    assert killed == []
-
-
-def test_elsewhere_nobody_is_asked(machine):
-    watch, says, asked, _, heard, product = machine
-    says["preempted"] = "TRUE"
-    product.write_text("Standard PC\n")
-    watch.start()
-    product.unlink()
-    watch.start()
-    assert not heard.wait(0.1)
-    assert asked == []
-
-
-def test_after_its_end_a_run_gets_no_signal(machine):
-    watch, says, _, killed, heard, _ = machine
-    watch.start()
-    watch.stop()
-    says["preempted"] = "TRUE"
-    assert not heard.wait(0.2)
-    assert killed == []
+def test_elsewhere_nothing_is_polled(monkeypatch, tmp_path):
+    monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("a thread was started"))
+    (tmp_path / "product_name").write_text("Standard PC\n")
+    for name in ("product_name", "missing"):
+        Notice(product=tmp_path / name).start()

@@ -1,4 +1,4 @@
-"""SLURM's variables, for the ways in which people start runs."""
+"""SLURM's variables, for the usual ways of starting a run."""
 
 import pytest
 
@@ -40,11 +40,11 @@ def test_a_step():
         SLURM | {"SLURM_STEP_ID": "4294967291"},  # sbatch's own step
     ],
 )
-def test_a_shell_in_a_job_waits_for_nobody(shell):
+def test_a_shell_in_a_job_runs_alone(shell):
     assert find(shell) is None
 
 
-def test_tasks_that_nobody_started_are_counted():
+def test_tasks_that_were_not_started_are_counted():
     assert idle_tasks(OF_A_JOB) == 4
     assert idle_tasks(SLURM | OF_A_JOB) == 0
     assert idle_tasks({"SLURM_NTASKS": "4"}) == 0
@@ -91,18 +91,11 @@ def test_tasks_of_nodes():
     assert tasks_of_nodes("8") == [8]
 
 
-def test_one_task_for_all_gpus_of_its_node():
+def test_gpus_are_shared_by_the_tasks_of_a_node():
     nodes = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}
-    assert gpus(nodes, "0,1,2,3,4,5,6,7") is None
-
-
-@pytest.mark.parametrize("task", [0, 3])
-def test_one_task_for_each_gpu(task):
-    assert gpus(one_node(4, task), "0,1,2,3") == (task,)
-    assert gpus(one_node(4, task), driver=4) == (task,)
-
-
-def test_two_gpus_for_each_of_four_tasks():
+    assert gpus(nodes, "0,1,2,3,4,5,6,7") is None  # one task uses all
+    assert [gpus(one_node(4, task), "0,1,2,3") for task in (0, 3)] == [(0,), (3,)]
+    assert gpus(one_node(4, 3), driver=4) == (3,)
     assert gpus(one_node(4, 2), "0,1,2,3,4,5,6,7") == (4, 5)
 
 
@@ -112,7 +105,7 @@ def test_gpus_that_slurm_has_shared_out_already():
     assert gpus(one_node(2, 1, SLURM_TRES_PER_TASK="cpu:8,gres/gpu:4"), "4,5,6,7") is None
     assert gpus(one_node(2, 1, SLURM_STEP_GPUS="0,1,2,3,4,5,6,7"), "4,5,6,7") is None
     assert gpus(one_node(2, 1, SLURM_STEP_GPUS="4,5,6,7"), "0,1,2,3") == (2, 3)
-    assert gpus(one_node(4, 2), "0") is None  # bound, with nothing but the GPU itself to tell it
+    assert gpus(one_node(4, 2), "0") is None  # bound, as only the visible GPU shows
 
 
 def test_nodes_that_differ():
@@ -121,12 +114,9 @@ def test_nodes_that_differ():
     assert gpus(last | {"SLURM_NODEID": "2", "SLURM_LOCALID": "1"}, "0,1,2,3") == (2, 3)
 
 
-def test_gpus_that_cannot_be_shared():
+def test_gpus_that_cannot_be_shared_and_the_users_own_choice():
     with pytest.raises(ValueError, match="3 GPUs cannot be shared evenly by the 2 tasks"):
         gpus(one_node(2, 0), "0,1,2")
-
-
-def test_no_gpus_and_the_users_own_choice():
     assert gpus(one_node(4, 2), driver=0) is None
     assert gpus(one_node(4, 2), "NoDevFiles", driver=4) is None
     assert gpus(one_node(4, 2, JAX_LOCAL_DEVICE_IDS="1,2"), "0,1,2,3") is None

@@ -20,23 +20,23 @@ def alone(monkeypatch):
     monkeypatch.setattr(hosts, "find_own_place", lambda: None)
 
 
-def test_one_process_joins_nobody(alone, capsys):
+def test_one_process_does_not_join(alone, capsys):
     hosts.start()
     hosts.start()
     assert (hosts.this_process().process_id, hosts.this_process().num_processes) == (0, 1)
     assert hosts.is_first()
-    hosts.wait_for_all("nobody")
+    hosts.wait_for_all("alone")
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("seconds", ["4", "100", "soon"])
-def test_a_time_that_makes_no_sense(alone, monkeypatch, seconds):
+def test_an_invalid_time(alone, monkeypatch, seconds):
     monkeypatch.setenv("VIT_JAX_LOST_SECONDS", seconds)
     with pytest.raises(ValueError, match=f"VIT_JAX_LOST_SECONDS={seconds}: give 5 to 90"):
         hosts.start()
 
 
-def test_errors_are_told_to_the_others_unless_all_raise_them(monkeypatch):
+def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
     heard, process = [], Peers(None, 0, 1)
     monkeypatch.setattr(process, "fail", heard.append)
     monkeypatch.setattr(hosts, "_this_process", process)
@@ -53,15 +53,15 @@ def place():
     return Place(launcher="test", coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)
 
 
-def test_the_service_outlives_the_first_process_for_as_long_as_it_was_told():
+def test_the_service_continues_after_the_first_process_for_the_given_time():
     service = start_service(place())
     assert service is not None
     tell_service(service, 60)
     tell_service(service, 1)
     began = time.monotonic()
     service.stdin.close()
-    assert service.wait(timeout=30) == 0
-    assert time.monotonic() - began > 0.9
+    assert service.wait(timeout=300) == 0
+    assert time.monotonic() - began > 0.9  # at least, however busy the machine
 
 
 def test_a_jaxlib_that_has_no_such_service(monkeypatch):
@@ -79,6 +79,6 @@ def test_a_jaxlib_that_has_no_such_service(monkeypatch):
 
 
 def test_an_address_that_cannot_be_listened_on(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/echo")  # says something else than that it is ready
+    monkeypatch.setattr(sys, "executable", "/bin/echo")  # prints something else than ready
     with pytest.raises(ValueError, match="The first process cannot listen on"):
         start_service(place())

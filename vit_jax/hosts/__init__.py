@@ -1,6 +1,6 @@
-"""The processes of one run: how they find each other, which one speaks, and that none outlives the others.
+"""The processes of one run: how they find each other, which one prints and writes, and that all end together.
 
-`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `notice` listens to the
+`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `notice` polls the
 platform, `exits` has exit codes.
 """
 
@@ -38,10 +38,10 @@ _this_process: Peers | None = None
 
 
 def start() -> None:
-    """Joins the other processes of the run, if the environment says that there are any; again has no effect.
+    """Joins the other processes of the run, if the environment names any; a second call has no effect.
 
-    TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere `VIT_JAX_COORDINATOR` (host:port),
-    `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID` say it.
+    TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere set `VIT_JAX_COORDINATOR` (host:port),
+    `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID`.
 
     Raises:
       ValueError: variables are missing or contradict each other, or the first process's port is taken.
@@ -78,8 +78,8 @@ def _lost_seconds() -> float:
 
 
 def _end(process: Peers, service: Popen | None) -> None:
-    """The last thing that a process does, before JAX shuts down what `start` started."""
-    if (error := getattr(sys, "last_value", None)) is not None:  # an exception that nobody caught
+    """Called last, before JAX shuts down what `start` started."""
+    if (error := getattr(sys, "last_value", None)) is not None:  # an uncaught exception
         process.fail(error)
     client = global_state.client
     assert client is not None
@@ -88,26 +88,26 @@ def _end(process: Peers, service: Popen | None) -> None:
 
 
 def _leave(exit_code: int, service: Popen | None) -> None:
-    _dismiss(service, seconds=10)  # so that the others can hear why
+    _dismiss(service, seconds=10)  # so that the others can read the reason
     exits.leave_at_once(exit_code)
 
 
 def _dismiss(service: Popen | None, seconds: int) -> None:
-    """The coordination service ends this long after the process does."""
+    """Makes the coordination service end so many seconds after this process."""
     if service is None or service.stdin is None or service.stdin.closed:
         return
     tell_service(service, seconds)
-    os.dup(service.stdin.fileno())  # stays open until the process is gone, and nobody complains about it
+    os.dup(service.stdin.fileno())  # stays open until the process has ended, without a warning
     service.stdin.close()
-    service.returncode = 0  # nobody waits for it
+    service.returncode = 0  # no one waits for it
 
 
 @contextlib.contextmanager
 def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
-    """An error in here ends every process of the run, with a message that says whose it was.
+    """An error in this context ends every process of the run, with a message that names the process.
 
     Args:
-      *orderly: errors that all processes raise together, and that are none.
+      *orderly: exceptions that all processes raise together and that are not errors.
     """
     try:
         yield

@@ -1,7 +1,4 @@
-"""Which processes make up a run, and which of them this one is: read from what launchers leave in the environment.
-
-Nothing is started here. SLURM has a file of its own.
-"""
+"""The processes of a run, and the number of this one, from the variables that launchers set. SLURM's are in `slurm`."""
 
 import dataclasses
 import re
@@ -9,6 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping
 
 Environment = Mapping[str, str]
+GpuCount = Callable[[], int]
 COORDINATOR, NUM_PROCESSES, PROCESS_ID = "VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID"
 FIRST_PORT, NUM_PORTS = 61440, 4096  # above those that Linux gives to outgoing connections
 JOBSET_PORT = 8476
@@ -16,31 +14,30 @@ JOBSET_PORT = 8476
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process stands in its run."""
+    """A process in its run."""
 
-    launcher: str  # for people
+    launcher: str  # for messages
     coordinator: str  # host:port of the first process
     num_processes: int
     process_id: int
-    local_device_ids: tuple[int, ...] | None = None  # of the GPUs that it sees, those it takes; None: all
+    local_device_ids: tuple[int, ...] | None = None  # of the visible GPUs, those it uses; None: all
 
 
 def explicit_place(environment: Environment) -> Place | None:
-    """What the three variables of our own say; None if not all of them are set.
+    """The place given by our own three variables; None if not all of them are set.
 
     Raises:
-      ValueError: a value makes no sense.
+      ValueError: a value is not valid.
     """
-    names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
-    if any(name not in environment for name in names):
+    if any(name not in environment for name in (COORDINATOR, NUM_PROCESSES, PROCESS_ID)):
         return None
-    place = Place(
+    process_id, num_processes = index_and_count(environment, PROCESS_ID, NUM_PROCESSES)
+    return Place(
         launcher="explicit address",
         coordinator=given_coordinator(environment) or "",
-        num_processes=whole(environment, NUM_PROCESSES),
-        process_id=whole(environment, PROCESS_ID),
+        num_processes=num_processes,
+        process_id=process_id,
     )
-    return sensible(place, environment, PROCESS_ID, NUM_PROCESSES)
 
 
 def given_coordinator(environment: Environment) -> str | None:
@@ -56,28 +53,25 @@ def given_coordinator(environment: Environment) -> str | None:
 
 
 def open_mpi_place(environment: Environment) -> Place | None:
-    """Processes started by Open MPI's mpirun.
-
-    JAX asks for mpi4py from Open MPI 5 on, and gives each process one GPU whatever their number; the variables that
-    mpirun sets are enough.
+    """Processes started by Open MPI's mpirun, from its variables; JAX would need mpi4py and use one GPU a process.
 
     Raises:
-      ValueError: variables are missing, contradict each other, or do not tell where the first process is.
+      ValueError: variables are missing, contradict each other, or do not contain the first process's host.
     """
     size, rank = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
-    if size not in environment or whole(environment, size) == 1:
+    if size not in environment or number(environment, size) == 1:
         return None
-    place = Place(
+    process_id, num_processes = index_and_count(environment, rank, size)
+    return Place(
         launcher="Open MPI",
-        coordinator=given_coordinator(environment) or _open_mpi_coordinator(environment, whole(environment, size)),
-        num_processes=whole(environment, size),
-        process_id=whole(environment, rank),
+        coordinator=given_coordinator(environment) or _open_mpi_coordinator(environment, num_processes),
+        num_processes=num_processes,
+        process_id=process_id,
     )
-    return sensible(place, environment, rank, size)
 
 
 def _open_mpi_coordinator(environment: Environment, size: int) -> str:
-    """The host of mpirun, where Open MPI puts rank 0 unless it is told otherwise."""
+    """The host of mpirun, which is rank 0's by default."""
     uri, namespace = environment.get("OMPI_MCA_orte_hnp_uri", ""), environment.get("PMIX_NAMESPACE", "")
     port = FIRST_PORT + zlib.crc32((uri or namespace).encode()) % NUM_PORTS
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size):
@@ -93,9 +87,9 @@ def _open_mpi_coordinator(environment: Environment, size: int) -> str:
 
 
 def jobset_place(environment: Environment) -> Place | None:
-    """Pods of a Kubernetes JobSet, from the variables that `launch/gke_jobset.yaml` gives them.
+    """Pods of a Kubernetes JobSet, from the variables that `launch/gke_jobset.yaml` sets.
 
-    JAX asks the cluster's API for these, which takes a package and a permission; the pod knows them anyway.
+    JAX would query the cluster's API, which needs a package and a permission.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -105,28 +99,26 @@ def jobset_place(environment: Environment) -> Place | None:
         return None
     if missing := [name for name in names if name not in environment]:
         raise ValueError(f"JOBSET_NAME is set but {', '.join(missing)} is not: set all of them in the pod's template.")
-    numbers = {name: whole(environment, name) for name in names[1:]}
-    for index, count in (("JOB_INDEX", "NUM_JOBS"), ("JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB")):
-        if numbers[index] >= numbers[count]:
-            raise ValueError(f"{index}={numbers[index]} and {count}={numbers[count]}: the index must be below.")
-    if numbers["PROCESSES_IN_JOB"] * numbers["NUM_JOBS"] == 1:
+    job_index, num_jobs = index_and_count(environment, "JOB_INDEX", "NUM_JOBS")
+    index, processes_in_job = index_and_count(environment, "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB")
+    if processes_in_job * num_jobs == 1:
         return None
     jobset, job = environment["JOBSET_NAME"], environment["REPLICATED_JOB_NAME"]
     return Place(
         launcher="Kubernetes JobSet",
         coordinator=given_coordinator(environment) or f"{jobset}-{job}-0-0.{jobset}:{JOBSET_PORT}",
-        num_processes=numbers["PROCESSES_IN_JOB"] * numbers["NUM_JOBS"],
-        process_id=numbers["JOB_INDEX"] * numbers["PROCESSES_IN_JOB"] + numbers["JOB_COMPLETION_INDEX"],
+        num_processes=processes_in_job * num_jobs,
+        process_id=job_index * processes_in_job + index,
     )
 
 
 def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
     """Hosts of a TPU pod, one slice or several, on Compute Engine or GKE; None for a TPU of one host.
 
-    JAX's own detection is right here: it asks the metadata server, or reads what GKE sets.
+    JAX's own detection queries the metadata server, or reads GKE's variables.
 
     Raises:
-      ValueError: the metadata server does not answer.
+      ValueError: the metadata server does not respond.
     """
     from jax._src.clusters import GceTpuCluster, GkeTpuCluster
 
@@ -144,35 +136,33 @@ def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
         )
     except (OSError, RuntimeError) as error:  # those of requests are OSErrors
         raise ValueError(
-            f"This host has TPUs, but which hosts share them cannot be found out: {error}. Set {COORDINATOR}, "
+            f"This host has TPUs, but the hosts that share them are unknown: {error}. Set {COORDINATOR}, "
             f"{NUM_PROCESSES} and {PROCESS_ID}; for a run on this host alone, {NUM_PROCESSES}=1 is enough."
         ) from error
 
 
-def whole(environment: Environment, name: str) -> int:
+def number(environment: Environment, name: str) -> int:
     """A variable as a number from 0.
 
     Raises:
-      ValueError: it is not set, or something else.
+      ValueError: it is not set, or not such a number.
     """
     text = environment.get(name)
     if text is None or not text.isdecimal():
-        raise ValueError(f"{name} is {'not set' if text is None else repr(text)}: a whole number is expected there.")
+        raise ValueError(f"{name} is {'not set' if text is None else repr(text)}: a number from 0 is expected.")
     return int(text)
 
 
-def sensible(place: Place, environment: Environment, index: str, count: str) -> Place:
-    """The place, if its number is one of the run's.
+def index_and_count(environment: Environment, index: str, count: str) -> tuple[int, int]:
+    """Two variables: the number of one thing, from 0, and how many there are.
 
     Raises:
-      ValueError: it is not; names the two variables.
+      ValueError: one is not a number, or the first is not below the second.
     """
-    if place.process_id >= place.num_processes:
+    found = number(environment, index), number(environment, count)
+    if found[0] >= found[1]:
         raise ValueError(
-            f"{index}={environment[index]} and {count}={environment[count]}: give a number of processes, and for each "
-            "process a number below it, from 0."
+            f"{index}={found[0]} and {count}={found[1]}: the first counts from 0 and must be below the second. Were "
+            "these variables exported from another job?"
         )
-    return place
-
-
-GpuCount = Callable[[], int]
+    return found

@@ -1,7 +1,7 @@
-"""A program: the coordination service of a run, in a process of its own beside the first process.
+"""A program: the coordination service of a run, in its own process beside the first process.
 
-In the first process it would die with it, and with the service every other process at once, with a C++ stack instead
-of a message. Started by path, so that it imports nothing of vit_jax; told on its input how long to stay.
+Inside the first process it would end with it, and then JAX would abort every other process with a C++ stack. Started by
+path, so that it imports nothing of vit_jax; its input gives the time to continue after the first process.
 """
 
 import errno
@@ -11,18 +11,18 @@ import socket
 import sys
 import time
 
-PORT_SECONDS = 120  # a run that was started again may find the service of the last one still there
+PORT_SECONDS = 120  # the service of the run before may still listen
 
 
 def main() -> None:
     """`coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_SECONDS SHUTDOWN_SECONDS`; prints "ready", or why not.
 
-    At the end of input the first process is gone. The service stays for as many seconds as the last line said, so that
-    the others can hear of it.
+    The end of input is the end of the first process. The service then continues for as many seconds as the last line
+    contains, so that the others can read the reason.
     """
     address, num_processes, heartbeat, shutdown = sys.argv[1:5]
     stay = "0"
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job: the first one decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job: the first process decides
         signal.signal(number, signal.SIG_IGN)
     try:
         _wait_for_port(address)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _wait_for_port(address: str) -> None:
-    """The service shares a port with another that listens there already, and runs would mix: so look first."""
+    """Waits until no other program listens there: the service would share the port, and runs would mix."""
     port, deadline = int(address.rpartition(":")[2]), time.monotonic() + PORT_SECONDS
     parent = os.getppid()
     while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""How a process of a run ends: the exit codes that launchers act on; `train/README.md` has the table for people."""
+"""Exit codes of a run, on which launchers act; `train/README.md` has a table of them."""
 
 import contextlib
 import multiprocessing
@@ -6,10 +6,10 @@ import os
 import sys
 from typing import NoReturn
 
-FAILED = 1  # an error that starting again does not mend by itself: a full disk, a loss that is not finite, a bug
+FAILED = 1  # an error that may occur again: a full disk, a loss that is not finite, a bug
 MISUSED = 2  # the user has to change something: an option, the data, the workdir
-PREEMPTED = 75  # asked to end, saved; sysexits.h: "temporary failure, try again"
-LOST = 76  # another process was lost or hangs, or did not come: start all of them again
+PREEMPTED = 75  # ended by a signal, saved; sysexits.h: "temporary failure, try again"
+LOST = 76  # another process was lost, hangs or did not join: start all of them again
 STOPPED = 130  # Ctrl-C twice: at once, without saving
 
 
@@ -23,13 +23,13 @@ def code_of(error: BaseException) -> int:
 
 
 def say(message: str) -> None:
-    """A line of its own in the log, in one piece."""
+    """Prints a line to the log in one write."""
     sys.stdout.flush()
     os.write(2, f"vit-jax: {message}\n".encode(errors="replace"))
 
 
 def leave_at_once(exit_code: int) -> NoReturn:
-    """Ends without waiting for anybody; workers do not outlive it."""
+    """Ends the process and its workers without waiting for anything."""
     for child in multiprocessing.active_children():
         child.kill()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Joining the other processes of a run: with patience, but never in silence."""
+"""Joining the other processes of a run, with messages while it waits and an error at the time limit."""
 
 import contextlib
 import os
@@ -17,17 +17,17 @@ from vit_jax.hosts.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID, Place
 
 JOIN_SECONDS = "VIT_JAX_JOIN_SECONDS"
 WORD_AFTER_SECONDS = 20
-HEARTBEAT_SECONDS = 100  # JAX's own, which ends a process with a stack of C++: ours (`peers`) comes first
+HEARTBEAT_SECONDS = 100  # of JAX, which would abort with a C++ stack: ours (`peers`) is faster
 SHUTDOWN_SECONDS = 300
 
 
 def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount) -> Place | None:
-    """Where this process stands in its run; None if it is the only one.
+    """The place of this process in its run; None if it is the only one.
 
     Args:
       environment: of the process.
       has_tpu: whether it computes on the TPUs of this host.
-      count_gpus: how many GPUs it can use.
+      count_gpus: number of GPUs it can use.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -35,7 +35,7 @@ def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: clu
     explicit = cluster.explicit_place(environment)
     names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
     given = [name for name in names if name in environment]
-    if given == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever the environment says
+    if given == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever else is set
         return None
     if explicit is None and given not in ([], [COORDINATOR]):
         missing = ", ".join(name for name in names if name not in environment)
@@ -64,9 +64,9 @@ def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: clu
 
 
 def find_own_place() -> Place | None:
-    """`find_place` of this process; a SLURM job whose tasks nobody started is spoken of.
+    """`find_place` of this process; warns in a SLURM job whose tasks were not started.
 
-    A process that is told to compute elsewhere than on the host's TPUs (`JAX_PLATFORMS`) is no part of their pod.
+    A process that uses other devices than the host's TPUs (`JAX_PLATFORMS`) is not part of their pod.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = cloud_tpu_init.running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
@@ -81,19 +81,19 @@ def find_own_place() -> Place | None:
 
 
 def join_seconds(environment: Mapping[str, str]) -> int:
-    """How long a process waits for the others, `VIT_JAX_JOIN_SECONDS`."""
-    return cluster.whole({JOIN_SECONDS: "300"} | dict(environment), JOIN_SECONDS)
+    """Time limit of waiting for the others, `VIT_JAX_JOIN_SECONDS`."""
+    return cluster.number({JOIN_SECONDS: "300"} | dict(environment), JOIN_SECONDS)
 
 
 def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
-    """Starts `jax.distributed`; ends the process, with a message, if the others do not come.
+    """Starts `jax.distributed`; ends the process with a message if the others do not join.
 
     Args:
       place: of this process.
-      stay_seconds: how long the coordination service outlives a first process that is killed.
+      stay_seconds: time that the coordination service continues if the first process is killed.
 
     Returns:
-      In the first process the one that runs the coordination service.
+      In the first process, the process of the coordination service.
     """
     timeout = join_seconds(os.environ)
     serving = threading.Event()
@@ -105,11 +105,11 @@ def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
             place.num_processes,
             place.process_id,
             place.local_device_ids,
-            cluster_detection_method="deactivate",  # it would take one GPU a process
-            initialization_timeout=timeout + 60,  # at its end JAX aborts; we end first
+            cluster_detection_method="deactivate",  # it would use one GPU a process
+            initialization_timeout=timeout + 60,  # JAX would abort; we end before
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-            # JAX insists on a service in the first process: this one nobody speaks to.
+            # JAX insists on a service in the first process: this one is not used.
             coordinator_bind_address="127.0.0.1:0" if service else None,
         )
     if service:
@@ -118,7 +118,7 @@ def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
 
 
 def tell_service(service: subprocess.Popen, stay_seconds: float) -> None:
-    """The coordination service stays this long once the first process has gone."""
+    """Sets how long the coordination service continues after the end of the first process."""
     assert service.stdin is not None
     with contextlib.suppress(OSError):
         service.stdin.write(f"{stay_seconds}\n")
@@ -126,7 +126,7 @@ def tell_service(service: subprocess.Popen, stay_seconds: float) -> None:
 
 
 def start_service(place: Place) -> subprocess.Popen | None:
-    """The coordination service in a process beside this one; None where jaxlib has none to start.
+    """Starts the coordination service in its own process; None if this jaxlib has no such service.
 
     Raises:
       ValueError: its port is taken.
@@ -149,37 +149,35 @@ def start_service(place: Place) -> subprocess.Popen | None:
     if word == "ready":
         return service
     service.communicate()
-    if word.startswith(
-        ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")
-    ):  # another jaxlib than those we know
+    if word.startswith(("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")):  # an unknown jaxlib
         return None
     raise ValueError(f"The first process cannot listen on {address}: {word}. Choose another port in {COORDINATOR}.")
 
 
 @contextlib.contextmanager
 def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[None]:
-    """Speaks after a while of waiting, and ends the process when it has lasted too long."""
+    """Prints a message after a while of waiting, and ends the process at the time limit."""
     is_done = threading.Event()
-    who = f"process {place.process_id} of {place.num_processes} ({place.launcher})"
 
-    def speak() -> None:
+    def watch() -> None:
+        who = f"vit-jax: process {place.process_id} of {place.num_processes} ({place.launcher})"
         if is_done.wait(min(WORD_AFTER_SECONDS, timeout)):
             return
         if timeout > WORD_AFTER_SECONDS:
             situation = _situation(place, serving.is_set())
-            print(f"vit-jax: {who} {situation}; it waits for {timeout} s in all", file=sys.stderr, flush=True)
+            print(f"{who} {situation}; it waits for {timeout} s in all", file=sys.stderr, flush=True)
             if is_done.wait(timeout - WORD_AFTER_SECONDS):
                 return
-        situation = _situation(place, serving.is_set())
         print(
-            f"vit-jax: {who} {situation}. Not all processes came within {timeout} s: are they all running, with the "
-            f"same number of processes, and can they reach {place.coordinator}? {JOIN_SECONDS} is how long to wait.",
+            f"{who} {_situation(place, serving.is_set())}. Not all processes came within {timeout} s: are they all "
+            f"running, with the same number of processes, and can they reach {place.coordinator}? {JOIN_SECONDS} sets "
+            "the limit.",
             file=sys.stderr,
             flush=True,
         )
-        os._exit(exits.LOST)  # the main thread waits in C++ and hears of nothing
+        os._exit(exits.LOST)  # the main thread waits in C++ and cannot be interrupted
 
-    threading.Thread(target=speak, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
@@ -187,7 +185,7 @@ def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[
 
 
 def _situation(place: Place, is_serving: bool) -> str:
-    """What a process that waits can know: whether somebody is there to join."""
+    """What a waiting process knows about the others."""
     host, _, port = place.coordinator.rpartition(":")
     if place.process_id == 0:
         return "sees others missing" if is_serving else f"waits for port {port}, which another program still holds"

@@ -1,7 +1,7 @@
-"""Watching the processes of a run, so that none waits for one that is gone: whoever is lost or fails ends them all.
+"""Watching the processes of a run: if one is lost or fails, all end with a message that names it.
 
-JAX alone lets the others wait for minutes in a collective, or aborts them with a stack of C++. Two threads of each
-process look after it: one talks to the others, one judges by what was heard, and when.
+JAX alone lets the others wait for minutes in a collective, or aborts them with a C++ stack. Two threads of each process
+watch: one exchanges reports with the others, one evaluates them.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
 
 POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
-SILENCE_SECONDS = 4.0  # several signs of life are due in so many
-OWN_ERROR_SECONDS = 3.0  # an error that all processes meet is told by each in its own words
-UNWIND_SECONDS = 10.0  # that a failed process has to close what it has open
+SILENCE_SECONDS = 4.0  # within which several reports are due
+OWN_ERROR_SECONDS = 3.0  # where all processes meet the same error, each prints its own
+UNWIND_SECONDS = 10.0  # for a failed process to close its files
 
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
 
@@ -34,7 +34,7 @@ class Peers:
       process_id: of this process.
       num_processes: of the run.
       lost_seconds: without a sign of life, after which a process counts as lost.
-      leave: how to end at once, with an exit code.
+      leave: ends the process at once, with an exit code.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Peers:
         self._judged_at = now
         self._failures: dict[int, Failure] = {}
         self._heard_verdict: Verdict | None = None
-        self._showed_at = -1  # the progress at which stacks were last shown
+        self._showed_at = -1  # the progress at which stacks were last printed
         self._threads: list[threading.Thread] = []
 
-    # What the main thread says.
+    # Called by the main thread.
 
     def start(self) -> None:
         """Starts the threads; again has no effect."""
@@ -78,11 +78,11 @@ class Peers:
                 thread.start()
 
     def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
-        """From now on steps follow each other.
+        """Starts to watch that steps follow each other.
 
         Args:
-          rule: judges the reports of all processes; asked in the first one.
-          last_checkpoint: its step, for the message at the end.
+          rule: evaluates the reports of all processes; called in the first one.
+          last_checkpoint: its step, for the last message.
           start_step: steps done before.
         """
         self._rule, self._last_checkpoint = rule, last_checkpoint
@@ -94,7 +94,7 @@ class Peers:
         self._progress, self._step, self._idle_since = self._progress + 1, step, time.monotonic()
 
     def rest(self) -> None:
-        """What follows is no step, and may take its time."""
+        """What follows is not a step and has no time limit."""
         self._idle_since = None
 
     def resume(self) -> None:
@@ -102,23 +102,23 @@ class Peers:
         self._idle_since = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process ends; does not return if it is only the victim of another's end."""
+        """Reports to the others that this process ends; does not return if another process caused the error."""
         if self._failure is not None or self._board is None:
             return
-        if is_consequence(error) or self._is_first_silent():  # of what the judge is about to find out
+        if is_consequence(error) or self._is_first_silent():  # another's end: `judge` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
         message = next((line for line in str(error).splitlines() if line.strip()), "")
         words = f"{type(error).__name__}: {message}"
         failure = Failure(message=words, exit_code=exits.code_of(error), step=self._step)
         self._failure, self._failed_at = failure, time.monotonic()
-        with contextlib.suppress(Exception):  # who cannot be told will notice
+        with contextlib.suppress(Exception):  # the others will notice anyway
             if self.process_id == 0:
                 self._board.post_verdict(self._verdict_on_failure(0, failure))
             else:
                 self._board.post_failure(failure)
 
     def _is_first_silent(self) -> bool:
-        """Whether the first process, with which all can go wrong, gives no sign of life from now on for a while."""
+        """Whether the first process, on which all others depend, gives no sign of life from now on."""
         began = time.monotonic()
         while self._threads and self.process_id != 0 and self._seen_at[0] <= began:
             if time.monotonic() - began > SILENCE_SECONDS:
@@ -127,7 +127,7 @@ class Peers:
         return False
 
     def end(self, wait_for_all: Callable[[], object]) -> None:
-        """The last thing before the process ends: does not return if it failed."""
+        """Waits for the end of all; called last. Does not return if this process failed."""
         self.rest()
         if self._failure is not None:
             self._leave(self._failure.exit_code)
@@ -136,15 +136,15 @@ class Peers:
             wait_for_all()
         self._is_closing.set()
 
-    # What the threads do.
+    # Called by the threads.
 
     def _repeat(self, action: Callable[[], None]) -> None:
         while not self._is_closing.wait(POLL_SECONDS):
-            with contextlib.suppress(Exception):  # of the store: judged by what is no longer heard
+            with contextlib.suppress(Exception):  # of the store: it then counts as silent
                 action()
 
     def talk(self) -> None:
-        """Says how this process is, and hears of the others; once a second, by a thread."""
+        """Posts the report of this process and reads those of the others; once a second, by a thread."""
         assert self._board is not None
         self._board.post_report(self.own_report())
         if self.process_id == 0:
@@ -159,7 +159,7 @@ class Peers:
             self._show_stacks()
 
     def own_report(self) -> Report:
-        """How this process is."""
+        """State of this process."""
         self._beat += 1
         since = self._idle_since
         return Report(
@@ -178,7 +178,7 @@ class Peers:
         self._reports[process] = report
 
     def judge(self) -> None:
-        """Ends this process if the run is over; once a second, by another thread, since talking may block."""
+        """Ends this process if the run is over; once a second, by another thread, since `talk` may block."""
         if self._failure is not None:
             if time.monotonic() > self._failed_at + UNWIND_SECONDS:
                 self._end_with(self._failure.message, self._failure.exit_code)
@@ -188,14 +188,14 @@ class Peers:
         if verdict is None:
             return
         if self.process_id == 0 and self._board is not None:
-            with contextlib.suppress(Exception):  # who does not hear it finds this process gone
+            with contextlib.suppress(Exception):  # who does not read it finds this process gone
                 self._board.post_verdict(verdict)
         if verdict.exit_code != exits.LOST and self._fails_itself():
             return
         self._end_with(verdict.message, verdict.exit_code)
 
     def _forgive_own_absence(self) -> None:
-        """A process that stood still itself (a virtual machine that is moved) has heard nobody, and blames nobody."""
+        """A process that was stopped itself (a virtual machine that is moved) has no reason to count others as lost."""
         now = time.monotonic()
         absence, self._judged_at = now - self._judged_at - 2 * POLL_SECONDS, now
         if absence > 0:
@@ -210,10 +210,9 @@ class Peers:
         for process in known if self._board is not None else ():
             report, silence = self._reports.get(process), time.monotonic() - self._seen_at[process]
             if silence > self._lost_seconds and not (report and report.has_ended):
-                after = _after(report.step if report else None)
                 what = (
-                    f"was lost{after}: no sign of life for {self._lost_seconds:.0f} s (killed, stopped, or its machine "
-                    f"or network is gone). {self._advice()}"
+                    f"was lost{_after(report.step if report else None)}: no sign of life for {self._lost_seconds:.0f} "
+                    f"s (killed, stopped, or its machine or network is gone). {self._advice()}"
                 )
                 return Verdict(message=f"{self.name(process)} {what}", exit_code=exits.LOST)
         if self._rule is None or self.process_id != 0:
@@ -234,7 +233,7 @@ class Peers:
         say(message)
         self._leave(exit_code)
 
-    # Words, also of use to rules.
+    # Messages, also for rules.
 
     def name(self, process: int) -> str:
         """Of a process, as in: process 2 of 4 (host)."""
@@ -243,7 +242,7 @@ class Peers:
         return f"process {process} of {self.num_processes} ({host})"
 
     def warn(self, message: str, stuck: tuple[int, ...]) -> None:
-        """Says something without ending, and has the processes that are stuck show where."""
+        """Prints a message and makes the processes that are stuck print their stacks."""
         say(message)
         if self.process_id in stuck:
             self._show_stacks()
@@ -269,7 +268,7 @@ def _after(step: int | None) -> str:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error may come of another process's end: connections break, and what waits for them fails."""
+    """Whether the end of another process may have caused the error: connections break."""
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)

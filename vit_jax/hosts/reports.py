@@ -1,31 +1,31 @@
-"""What processes of a run tell each other, as text in the key-value store of the coordination service."""
+"""Messages between the processes of a run, as text in the key-value store of the coordination service."""
 
 import dataclasses
 import json
 from typing import Any, Protocol
 
-_ALL, _FIRST = "vit_jax/all", "vit_jax/first"  # what every process says, and what the first one does
+_ALL, _FIRST = "vit_jax/all", "vit_jax/first"  # messages of every process, and of the first one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a process is."""
+    """State of a process."""
 
-    beat: int  # counts reports: one that stays the same is of a process that no longer speaks
+    beat: int  # counts reports: a process whose count stops has no sign of life
     host: str
-    step: int | None  # the last it has done; None before the first
+    step: int | None  # last completed step; None before the first
     progress: int  # counts steps over all runs of the process
-    idle_seconds: float | None  # since then; None while it does something else than steps
-    has_ended: bool = False  # well: it waits for the others to end
+    idle_seconds: float | None  # since then; None while it does not train
+    has_ended: bool = False  # normally: it waits for the others to end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a process ends, in its own words."""
+    """The error that ends a process."""
 
     message: str
     exit_code: int
-    step: int | None  # the last it has done; None before the first
+    step: int | None  # last completed step; None before the first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,24 +51,24 @@ class Board:
         self._store, self._process_id = store, process_id
 
     def post_report(self, report: Report) -> None:
-        """Says how this process is; the first one says it to all, the others to the first alone."""
+        """Posts the state of this process: of the first one to all, of the others to the first."""
         where = _FIRST if self._process_id == 0 else _ALL
         self._set(f"{where}/report/{self._process_id}", report)
 
     def post_failure(self, failure: Failure) -> None:
-        """Says that this process ends, and why."""
+        """Posts the error that ends this process."""
         self._set(f"{_ALL}/failure/{self._process_id}", failure)
 
     def post_verdict(self, verdict: Verdict) -> None:
-        """By the first process: all end."""
+        """By the first process: ends all."""
         self._set(f"{_FIRST}/verdict", verdict)
 
     def ask_for_stacks(self, processes: tuple[int, ...]) -> None:
-        """By the first process: these show where they are."""
+        """By the first process: these print their stacks."""
         self._store.key_value_set(f"{_FIRST}/stacks", json.dumps(processes), allow_overwrite=True)
 
     def read_all(self) -> tuple[dict[int, Report], dict[int, Failure]]:
-        """What the others said; for the first process."""
+        """Messages of all processes; for the first process."""
         reports, failures = {}, {}
         for key, text in self._store.key_value_dir_get(_ALL):
             *_, kind, process = key.split("/")
@@ -79,7 +79,7 @@ class Board:
         return reports, failures
 
     def read_first(self) -> tuple[Report | None, Verdict | None, tuple[int, ...]]:
-        """What the first process said: its report, the verdict, and who is asked for stacks."""
+        """Messages of the first process: its report, the verdict, and the processes to print stacks."""
         said = {key.removeprefix(f"{_FIRST}/"): json.loads(text) for key, text in self._store.key_value_dir_get(_FIRST)}
         report, verdict = said.get("report/0"), said.get("verdict")
         return (

@@ -1,15 +1,24 @@
-"""A run's processes as SLURM starts them, and the GPUs that each of several on one node takes.
+"""A run's processes from SLURM's variables, and the GPUs of each of several processes on one node.
 
-JAX's own detection gives every task the GPU of its local number, which wastes the others of a node with one task for
-all of them, and takes the first name of "rack[1-2]n[01-04]" for "rack1".
+JAX's own detection gives every task the GPU of its local number, so that one task for a node would use a single GPU,
+and reads the first name of "rack[1-2]n[01-04]" as "rack1".
 """
 
 import re
 import subprocess
 
-from vit_jax.hosts.cluster import FIRST_PORT, NUM_PORTS, Environment, GpuCount, Place, given_coordinator, whole
+from vit_jax.hosts.cluster import (
+    FIRST_PORT,
+    NUM_PORTS,
+    Environment,
+    GpuCount,
+    Place,
+    given_coordinator,
+    index_and_count,
+    number,
+)
 
-_OF_A_SHELL = ("4294967290", "4294967291")  # numbers of the steps that salloc's shell and sbatch's script run in
+_OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and of sbatch's script
 
 
 def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
@@ -17,7 +26,7 @@ def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
 
     Args:
       environment: of the process.
-      count_gpus: how many GPUs this process can use, where no variable tells it.
+      count_gpus: number of GPUs this process can use, called where no variable gives it.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -25,17 +34,12 @@ def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
     if not _is_in_step(environment):
         return None
     count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    num_processes, process_id = whole(environment, count), whole(environment, "SLURM_PROCID")
-    if process_id >= num_processes:
-        raise ValueError(
-            f"SLURM_PROCID={process_id} and {count}={num_processes}: a task's number is below that of all. Were these "
-            "variables exported from another job? Start the run with srun."
-        )
+    process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
     return Place(
         launcher="SLURM",
-        coordinator=given_coordinator(environment) or f"{first_host(_nodes(environment))}:{_port(environment)}",
+        coordinator=given_coordinator(environment) or f"{_first_node(environment)}:{_port(environment)}",
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=gpu_share(environment, count_gpus),
@@ -43,31 +47,31 @@ def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
 
 
 def idle_tasks(environment: Environment) -> int:
-    """Tasks that a job has and no `srun` has started: more than one is probably not meant."""
+    """Tasks of a job that no `srun` has started; more than one is probably a mistake."""
     tasks = environment.get("SLURM_NTASKS", "")
     is_idle = "SLURM_JOB_ID" in environment and not _is_in_step(environment) and tasks.isdecimal()
     return int(tasks) if is_idle else 0
 
 
 def _is_in_step(environment: Environment) -> bool:
-    """Inside of `srun`. A shell under salloc, or sbatch's script, has the job's variables, but nobody starts others."""
+    """Whether `srun` started this process: shells of salloc and sbatch have the job's variables but run alone."""
     if "SLURM_JOB_ID" not in environment or environment.get("SLURM_STEP_ID") in _OF_A_SHELL:
         return False
     return "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment
 
 
-def _nodes(environment: Environment) -> str:
+def _port(environment: Environment) -> int:
+    """The same for all tasks of a step, different for the next step, which may start while this one ends."""
+    step = environment.get("SLURM_STEP_ID", "0")
+    job = number(environment, "SLURM_JOB_ID") + 131 * (int(step) if step.isdecimal() else 0)
+    return FIRST_PORT + job % NUM_PORTS
+
+
+def _first_node(environment: Environment) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ValueError("SLURM_STEP_NODELIST is not set, so the first node is not known: set VIT_JAX_COORDINATOR.")
-    return nodes
-
-
-def _port(environment: Environment) -> int:
-    """The same for all tasks of a step, another for the next, which may start while the last one ends."""
-    step = environment.get("SLURM_STEP_ID", "0")
-    number = whole(environment, "SLURM_JOB_ID") + 131 * (int(step) if step.isdecimal() else 0)
-    return FIRST_PORT + number % NUM_PORTS
+    return first_host(nodes)
 
 
 def first_host(nodes: str) -> str:
@@ -78,10 +82,10 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_of_nodes(text: str) -> list[int]:
-    """Each node's number: "2(x3),1" → [2, 2, 2, 1].
+    """Tasks of each node: "2(x3),1" → [2, 2, 2, 1].
 
     Raises:
-      ValueError: it reads otherwise.
+      ValueError: the text has another form.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -93,14 +97,14 @@ def tasks_of_nodes(text: str) -> list[int]:
 
 
 def gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
-    """Which of the GPUs that this task sees it takes: its part of the node's, or None for all.
+    """The task's share of the GPUs that it sees, or None for all.
 
     Raises:
       ValueError: the GPUs cannot be shared evenly.
     """
     if "JAX_LOCAL_DEVICE_IDS" in environment:  # the user has decided
         return None
-    num_tasks, task = _tasks_of_this_node(environment), whole(environment, "SLURM_LOCALID")
+    num_tasks, task = _tasks_of_this_node(environment), number(environment, "SLURM_LOCALID")
     visible = _visible_gpus(environment, count_gpus) if num_tasks > 1 else 0
     if num_tasks == 1 or visible < num_tasks or _is_bound(environment, visible):
         return None
@@ -109,14 +113,14 @@ def gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...]
     if visible % num_tasks:
         raise ValueError(
             f"{visible} GPUs cannot be shared evenly by the {num_tasks} tasks of this node: choose another "
-            "--ntasks-per-node, or say which task takes which in JAX_LOCAL_DEVICE_IDS."
+            "--ntasks-per-node, or assign them with JAX_LOCAL_DEVICE_IDS."
         )
     share = visible // num_tasks
     return tuple(range(task * share, (task + 1) * share))
 
 
 def _is_bound(environment: Environment, visible: int) -> bool:
-    """Whether SLURM shows each task its own GPUs already (--gpus-per-task, --gpu-bind)."""
+    """Whether SLURM already shows each task only its own GPUs (--gpus-per-task, --gpu-bind)."""
     if "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", ""):
         return True
     of_node = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
@@ -127,7 +131,7 @@ def _tasks_of_this_node(environment: Environment) -> int:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     if tasks is None:
         raise ValueError("SLURM_STEP_TASKS_PER_NODE is not set, so the GPUs of a node cannot be shared: use srun.")
-    counts, node = tasks_of_nodes(tasks), whole({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
+    counts, node = tasks_of_nodes(tasks), number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
     if node >= len(counts):
         raise ValueError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes.")
     return counts[node]
@@ -141,7 +145,7 @@ def _visible_gpus(environment: Environment, count_gpus: GpuCount) -> int:
 
 
 def count_nvidia_gpus() -> int:
-    """GPUs that the driver shows this process; 0 where there is no driver."""
+    """GPUs that the driver shows this process; 0 without a driver."""
     try:
         found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
