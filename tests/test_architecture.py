@@ -25,7 +25,9 @@ RANKS = (
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
-APART = (("vit_jax.train.pretrain", "vit_jax.train.finetune"),)  # read side by side with diff
+VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
+LOOP = "vit_jax.train.loop"
+VERB_LINES = 99
 NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
 BUILDERS = ("models", "cost")  # what an Architecture is for
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
@@ -90,15 +92,28 @@ def rank_violations(sources: Sources) -> list[str]:
     return found
 
 
-def apart_violations(sources: Sources) -> list[str]:
+def loop_violations(sources: Sources) -> list[str]:
+    """Verbs that import each other, do not train by the loop, or grow; and a loop over training steps beside the loop.
+
+    Wherever a statement inside a `for` or `while` calls the train step, it is such a loop.
+    """
     found = []
     for path, source in sources.items():
-        names = set(imports(path, source))
-        for pair in APART:
-            if module_name(path) in pair:
-                (other,) = set(pair) - {module_name(path)}
-                found += [f"{path}: imports {name}" for name in names if f"{name}.".startswith(f"{other}.")]
+        module, names = module_name(path), set(imports(path, source))
+        if module in VERBS:
+            others = [name for name in names for verb in VERBS - {module} if f"{name}.".startswith(f"{verb}.")]
+            found += [f"{path}: imports {name}" for name in others]
+            found += [] if any(f"{name}.".startswith(f"{LOOP}.") for name in names) else [f"{path}: imports no loop"]
+            found += [f"{path}: over {VERB_LINES} lines"] if len(source.splitlines()) > VERB_LINES else []
+        if module.startswith("vit_jax.train.") and module != LOOP and has_step_loop(source):
+            found.append(f"{path}: a loop over training steps")
     return found
+
+
+def has_step_loop(source: str) -> bool:
+    loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For | ast.While)]
+    calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    return any(ast.unparse(call.func).rpartition(".")[2] == "train_step" for call in calls)
 
 
 def recipe_violations(sources: Sources) -> list[str]:
@@ -201,8 +216,9 @@ def test_imports_follow_the_ranks(package):
     assert rank_violations(package) == []
 
 
-def test_the_two_loops_do_not_import_each_other(package):
-    assert apart_violations(package) == []
+def test_there_is_one_loop(package):
+    assert loop_violations(package) == []
+    assert has_step_loop(package["vit_jax/train/loop.py"])
 
 
 def test_recipes_import_only_config():
@@ -234,8 +250,13 @@ def test_every_option_is_read(package):
             "for m in pkgutil.iter_modules(c.__path__): importlib.import_module(f'{c.__name__}.{m.name}')",
             ("jax", "flax", "tensorflow", "vit_jax.arrays"),
         ),
+        (
+            "from vit_jax.config import load_recipe, resolve\n"
+            "resolve(load_recipe('digits', ['--config.seed=1']), num_examples=1437, num_devices=1)",
+            ("jax", "jaxlib", "flax", "optax", "tensorflow"),
+        ),
     ],
-    ids=["package", "config"],
+    ids=["package", "config", "resolved_recipe"],
 )
 def test_importing_loads_nothing_heavy(statement, forbidden):
     report = f"import sys\n{statement}\nprint(*(m for m in {forbidden!r} if m in sys.modules))"
@@ -281,11 +302,31 @@ def test_allowed_imports_pass(path, source):
 
 
 @pytest.mark.parametrize(
-    "source", ["from vit_jax.train import finetune", "from vit_jax.train.finetune import run", "from . import finetune"]
+    ("path", "source"),
+    [
+        ("pretrain", "from vit_jax.train.loop import train\nfrom vit_jax.train import finetune"),
+        ("pretrain", "from .loop import train\nfrom vit_jax.train.finetune import run"),
+        ("finetune", "from . import loop\nfrom . import pretrain"),
+        ("finetune", "import jax"),
+        ("finetune", "from vit_jax.train.loop import train\n" + "x = 1\n" * VERB_LINES),
+        ("search", "for step in range(3):\n    state, metrics = run.train_step(state, batch)"),
+        ("start", "def f():\n    while True:\n        train_step(state, next(batches))"),
+    ],
 )
-def test_one_loop_importing_the_other_is_found(source):
-    assert len(apart_violations({"vit_jax/train/pretrain.py": source})) == 1
-    assert apart_violations({"vit_jax/cli.py": source}) == []
+def test_a_second_loop_is_found(path, source):
+    assert len(loop_violations({f"vit_jax/train/{path}.py": source})) == 1
+
+
+def test_one_loop_passes():
+    verb = "from vit_jax.train.loop import train\nfor rate in rates:\n    train(rate)"
+    loop = "for step in range(3):\n    train_step(state)"
+    sources = {
+        "train/pretrain": verb,
+        "train/finetune": verb,
+        "train/loop": loop,
+        "cli": "import vit_jax.train.pretrain",
+    }
+    assert loop_violations({f"vit_jax/{path}.py": source for path, source in sources.items()}) == []
 
 
 def test_recipes_that_reach_further_are_found():

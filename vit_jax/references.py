@@ -33,7 +33,7 @@ def resolve(text: str, field: str) -> Any:
     try:
         found: Any = _import(module_name)
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(f"{error.name}")
+        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
         raise ValueError(
             f"{field}={text!r}: {reason}. Modules are looked for in the environment of this Python and in the working "

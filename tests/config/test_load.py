@@ -1,6 +1,7 @@
 """Recipes, overrides and plain dictionaries into checked configs, and back."""
 
 import json
+import pathlib
 import re
 
 import pytest
@@ -63,13 +64,26 @@ def write(tmp_path):
         ("optimizer.clip_global_norm=2", 2.0),
         ("polyak.factor=0.9999", 0.9999),
         ("schedule.learning_rate=3e-4", 3e-4),
+        ("model.network=mine.models:Net.build", "mine.models:Net.build"),
+        ("model.position_embedding=mine:rotary", "mine:rotary"),
+        ("optimizer.name=optax:lion", "optax:lion"),
+        ("optimizer.frozen=embedding/*,encoder/*/bias", ("embedding/*", "encoder/*/bias")),
+        ("optimizer.arguments.b1=0.95", 0.95),  # by the value: any type
+        ("optimizer.arguments.nesterov=True", True),
+        ("optimizer.arguments.mask=None", None),
+        ("optimizer.arguments.dims=(1, 2)", (1, 2)),
+        ("optimizer.arguments.mode=fan in", "fan in"),
+        ("optimizer.learning_rate_multipliers.embedding/*=0.1", 0.1),
+        ("optimizer.learning_rate_multipliers.head/*=3", 3.0),
+        ("evaluation.evaluators.v2.split=test", "test"),
+        ("evaluation.evaluators.v2.every=None", None),
+        ("evaluation.evaluators.v2.arguments.k=5", 5),
     ],
 )
 def test_override(override, value):
     name = override.partition("=")[0]
     found = get(load(override), name)
     assert (found, type(found)) == (value, type(value))
-    assert to_text(load(override)) != to_text(load()) or value == get(load(), name)
 
 
 def test_overrides_change_nothing_else():
@@ -119,6 +133,15 @@ def test_argument_and_override():
         ("total=90", "config.total: '90' is not a duration: write a number and a unit"),
         ("total=None", "config.total: 'None' is not a duration"),
         ("schedule.warmup=2 fraction", "config.schedule.warmup: '2 fraction' is not a duration"),
+        ("optimizer.name=lion", "name='lion' is not allowed: one of 'adam', 'sgd' or a reference package.module:name"),
+        ("model.network=resnet", "config.model.network='resnet' has the wrong type: a reference package.module:name"),
+        ("optimizer.arguments=b1", "config.optimizer.arguments is a section; .*: optimizer.arguments.NAME"),
+        ("optimizer.arguments.x={1, 2}", r"config.optimizer.arguments.x=\{1, 2\} cannot be written to config.json"),
+        ("optimizer.learning_rate_multipliers.head/*=fast", "'fast' has the wrong type: float is needed"),
+        ("evaluation.evaluators.v2=test", "is a section; set one of its fields: evaluation.evaluators.v2.kind, "),
+        ("evaluation.evaluators.v2.spilt=x", "no field 'evaluation.evaluators.v2.spilt' .* evaluation.evaluators.NAME"),
+        ("evaluation.evaluators.v2.every=90", "config.evaluation.evaluators.v2.every: '90' is not a duration"),
+        ("evaluation.evaluators.v2.kind=fewshot", "kind='fewshot' is not allowed: one of 'classification' or a ref"),
     ],
 )
 def test_bad_override(override, message):
@@ -145,9 +168,17 @@ def test_missing_recipe(path, message):
         load_recipe(path)
 
 
-def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [DIGITS, "digits"])
+def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    assert load_recipe(DIGITS).data == "digits"
+    assert load_recipe(name).data == "digits"
+    assert load_recipe(f"{name}:epochs=3").total == "3 epochs"
+
+
+def test_a_file_that_is_no_python_hides_no_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("digits").write_text("of another program")
+    assert load_recipe("digits").data == "digits"
 
 
 def test_recipe_without_get_config(write):
@@ -171,7 +202,17 @@ def test_values_of_a_recipe_are_checked_without_overrides(write):
 # Dictionaries and text.
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.width=None", "polyak.factor=0.99", "data=None")])
+NAMED = (
+    "optimizer.name=optax:lion",
+    "optimizer.arguments.b1=0.95",
+    "optimizer.learning_rate_multipliers.embedding/*=0.1",
+    "evaluation.evaluators.v2.split=test",
+    "evaluation.evaluators.v2.every=3 steps",
+    "evaluation.evaluators.v3.arguments.k=5",
+)
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.width=None", "polyak.factor=0.99", "data=None"), NAMED])
 def test_round_trip(overrides):
     config = load(*overrides)
     assert from_dict(PretrainConfig, to_dict(config)) == config
@@ -225,6 +266,10 @@ def test_missing_fields_are_those_without_a_default():
         ({"polyak": {"factor": False}}, "config.polyak.factor=False has the wrong type: float or None is needed"),
         ({"polyak": {"bias_correction": 1}}, "config.polyak.bias_correction=1 has the wrong type: bool is needed"),
         ({"polyak": 0.9}, "config.polyak=0.9 is not a section; its fields: factor, start, bias_correction"),
+        ({"optimizer": {"arguments": 3}}, "config.optimizer.arguments=3 .*: a section of names and values is needed"),
+        ({"optimizer": {"arguments": {"f": print}}}, "config.optimizer.arguments.f=.* cannot be written"),
+        ({"optimizer": {"learning_rate_multipliers": {"a": "x"}}}, r"learning_rate_multipliers.a='x' has the wrong"),
+        ({"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": "x"}}}}, "no field 'evaluation.evaluators"),
     ],
 )
 def test_wrong_type(fields, message):

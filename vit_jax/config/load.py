@@ -13,7 +13,7 @@ import math
 import pathlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
@@ -77,6 +77,19 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Name and text of every reference in a config: of fields that may be one, whatever else looks like it."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        sections = value if _is_mapping(hint) else {"": value}
+        for key, section in sections.items():
+            if dataclasses.is_dataclass(section):
+                yield from references(section, f"{prefix}{name}.{key}{'.' if key else ''}")
+        texts = value if _is_list(hint) else (value,)
+        if schema.Reference in (*_options(hint), *typing.get_args(hint)):
+            yield from ((prefix + name, text) for text in texts if is_reference(text))
+
+
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Builds the dataclass `kind` from nested dictionaries, checking every name and type.
 
@@ -104,7 +117,7 @@ def _find(path: str) -> pathlib.Path:
     project = package.parent
     folders = (project / "configs", package / "recipes")
     for candidate in (pathlib.Path(path), project / path, *(folder / f"{path}.py" for folder in folders)):
-        if candidate.is_file():
+        if candidate.suffix == ".py" and candidate.is_file():
             return candidate
     known = sorted({recipe.stem for folder in folders for recipe in folder.glob("*.py")})
     near = difflib.get_close_matches(pathlib.Path(path).stem, known, n=1)
@@ -230,7 +243,7 @@ def _parse_list(name: str, text: str, hint: Any) -> tuple[Any, ...]:
 def _check_value(name: str, value: Any, hint: Any) -> Any:
     """The value in the field's type; an int is taken for a float and a list for a tuple."""
     if hint is Any:
-        return value
+        return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), to_dict(value) if _is_section(value) else value, f"{name}.")
     if _is_mapping(hint) and isinstance(value, Mapping):
@@ -260,6 +273,17 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
         return value
     raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
+
+
+def _check_plain(name: str, value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"config.{name}={value!r} cannot be written to config.json: numbers, text, True, False, None, and tuples "
+            "of these can."
+        ) from None
+    return value
 
 
 def _check_duration(name: str, value: Any, hint: Any) -> str:

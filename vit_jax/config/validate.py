@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.load import flatten, to_dict
+from vit_jax.config.load import flatten, references, to_dict
 from vit_jax.config.schema import (
     FinetuneConfig,
     InputConfig,
@@ -51,9 +51,8 @@ def validate(config: RunConfig) -> None:
             "config.init_from and config.resume_from are both set: the first starts at step 0 with the weights of "
             "another run, the second continues it. Choose one."
         )
-    for name, value in flat.items():
-        if is_reference(value) and name != "data" and not name.endswith(".data"):
-            resolve(value, f"config.{name}")
+    for name, value in references(config):
+        resolve(value, f"config.{name}")
 
 
 def _check_ranges(flat: Mapping[str, Any]) -> None:
@@ -82,7 +81,7 @@ def _refuse_without_effect(config: RunConfig) -> None:
     inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
     ours = not is_reference(kind)
-    ends = decay in ("linear", "cosine") or is_reference(decay)
+    ends = decay in ("linear", "cosine")
     conditions = (
         ("polyak", polyak, ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
         ("schedule", schedule, ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),

@@ -56,6 +56,12 @@ class Classification:
 
 
 def build_objective(config: ObjectiveConfig) -> Classification:
-    """The objective that the config names."""
+    """The objective that the config names.
+
+    Raises:
+      ValueError: a reference to something that cannot be called.
+    """
     loss = resolve(config.loss, "config.objective.loss") if is_reference(config.loss) else config.loss
+    if is_reference(config.loss) and not callable(loss):
+        raise ValueError(f"config.objective.loss={config.loss!r} is {type(loss).__name__}, not a function.")
     return Classification(loss, config.label_smoothing_fraction)

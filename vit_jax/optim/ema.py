@@ -51,16 +51,9 @@ def update(
       parameters: after this step's optimiser update.
       step: int32, updates made so far, this one included; may be traced.
       factor: weight that the average keeps, between 0 and 1.
-      start_step: number of updates before averaging begins.
+      start_step: number of updates before averaging begins, at least 0.
       bias_correction: see above.
-
-    Raises:
-      ValueError: a factor or a start that cannot be.
     """
-    if not 0 < factor < 1:
-        raise ValueError(f"polyak.factor={factor}: must lie between 0 and 1, for example 0.9999; None for off.")
-    if start_step < 0:
-        raise ValueError(f"polyak.start is {start_step} steps: must be 0 or more.")
     count = jnp.asarray(step, jnp.float32) - start_step
     rate = _corrected_rate(count, factor) if bias_correction else jnp.float32(1 - factor)
 

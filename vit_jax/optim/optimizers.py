@@ -66,12 +66,13 @@ def build_optimizer(
         if config.weight_decay:
             steps.append(_build_weight_decay(config, peak_learning_rate))
         steps.append(optax.scale_by_learning_rate(schedule))
-    if config.layer_decay != 1:
-        steps.append(scale_by_layer(config.layer_decay))
-    if config.learning_rate_multipliers:
-        steps.append(_scale_by_name(config))
+    scales = [scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []
+    scales += [_scale_by_name(config)] if config.learning_rate_multipliers else []
     is_trained = make_is_trained(config)
-    return optax.chain(*steps) if is_trained is None else train_only(optax.chain(*steps), is_trained)
+    if is_trained is None:
+        return optax.chain(*steps, *scales)
+    trained = train_only(optax.chain(*steps), is_trained)
+    return optax.chain(trained, *scales) if scales else trained  # layers are counted in the complete network
 
 
 def is_kernel(name: str) -> bool:

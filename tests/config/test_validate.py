@@ -1,0 +1,241 @@
+"""Every refusal of a config value that needs neither the dataset nor the devices; nothing else refuses one."""
+
+import importlib
+import sys
+
+import pytest
+
+from vit_jax.config import EvaluatorConfig, from_dict, load_recipe, to_dict
+from vit_jax.config.load import flatten
+from vit_jax.config.validate import validate
+
+PRETRAINING = load_recipe("configs/digits.py")
+FINETUNING = load_recipe("configs/finetune.py:any,own")
+ONE_RATE = {"search.learning_rates": (), "schedule.learning_rate": 0.01}
+INCEPTION = {"input.train_crop": "inception", "input.shift_pixels": 0}
+RESIZE = {"input.train_crop": "resize", "input.shift_pixels": 0}
+LINEAR = {"schedule.decay": "linear"}
+LION = {"optimizer.name": "optax:lion", "optimizer.weight_decay": 0.0}
+BIG_VISION = {"optimizer.weight_decay_meaning": "big_vision", "optimizer.weight_decay": 0.1}
+HEAD = {"optimizer.trained": "head"}
+ANY = {"v2": EvaluatorConfig()}
+
+FRACTIONS = (
+    "model.dropout_fraction",
+    "model.stochastic_depth_fraction",
+    "objective.label_smoothing_fraction",
+    "input.holdout_fraction",
+    "polyak.factor",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.momentum",
+)
+NOT_NEGATIVE = (
+    "optimizer.weight_decay",
+    "schedule.learning_rate",
+    "schedule.end_learning_rate",
+    "input.mixup_alpha",
+    "input.shift_pixels",
+    "input.randaugment_layers",
+    "input.randaugment_magnitude",
+    "input.max_unreadable",
+    "input.num_workers",
+    "checkpoint.keep_best",
+    "seed",
+)
+AT_LEAST_ONE = (
+    "checkpoint.keep_latest",
+    "logging.profile_num_steps",
+    "input.num_threads",
+    "optimizer.accumulation_steps",
+    "sharding.num_replicas",
+    "sharding.num_model_shards",
+)
+POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+
+
+def change(fields, base=PRETRAINING):
+    """The config with fields changed, by name with dots."""
+    values = to_dict(base)
+    for name, value in fields.items():
+        *sections, field = name.split(".")
+        section = values[sections[0]] if sections else values
+        assert field in section, name
+        section[field] = value
+    return from_dict(type(base), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        *((name, value, r"must lie in \[0, 1\)") for name in FRACTIONS for value in (-0.1, 1.0)),
+        *((name, -1, "must not be negative") for name in NOT_NEGATIVE),
+        *((name, 0, "must be at least 1") for name in AT_LEAST_ONE),
+        *((name, 0.0, "must be positive") for name in POSITIVE),
+        ("input.test_crop_fraction", 1.1, r"must lie in \[0, 1\]"),
+        ("optimizer.layer_decay", 1.1, "at most 1, where 1 is off"),
+        ("polyak.factor", 0.0, "must lie between 0 and 1, for example 0.9999; None for off"),
+    ],
+)
+def test_values_out_of_range(name, value, rule):
+    with pytest.raises(ValueError, match=rf"^config\.{name}={value}(\.0)?: .*{rule}"):
+        validate(change({name: value}))
+
+
+def test_limits_are_allowed():
+    options = {**INCEPTION, "input.test_resize": "short_side", "optimizer.momentum": 0.9, "polyak.factor": 0.5}
+    at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE), 0)
+    at_one = dict.fromkeys((*AT_LEAST_ONE, *POSITIVE, "input.train_resize_pixels"), 1)
+    crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
+    validate(change(at_zero | at_one | options | crops))
+    validate(change({**RESIZE, "input.train_resize_pixels": 8}))
+    validate(change(LION | {"optimizer.arguments": {"b1": 0.9}}))
+    validate(change({"optimizer.frozen": ("embedding/*",), "optimizer.learning_rate_multipliers": {"head/*": 10}}))
+    validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
+    validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"polyak.factor": None, "polyak.start": "5 steps"}, "polyak.start"),
+        ({"polyak.factor": None, "polyak.bias_correction": False}, "polyak.bias_correction"),
+        ({"schedule.timescale": "5 steps"}, "schedule.timescale"),
+        ({"schedule.drop_at_fraction": (0.5,)}, "schedule.drop_at_fraction"),
+        ({"schedule.decay": "rsqrt", "schedule.end_learning_rate": 1e-5}, "schedule.end_learning_rate"),
+        ({"schedule.decay": "math:exp", "schedule.end_learning_rate": 1e-5}, "schedule.end_learning_rate"),
+        ({"optimizer.momentum": 0.5}, "optimizer.momentum"),
+        ({"optimizer.name": "sgd", "optimizer.beta1": 0.95}, "optimizer.beta1"),
+        ({"optimizer.name": "sgd", "optimizer.beta2": 0.95}, "optimizer.beta2"),
+        ({"optimizer.name": "sgd", "optimizer.epsilon": 0.1}, "optimizer.epsilon"),
+        (LION | {"optimizer.weight_decay": 0.1}, "optimizer.weight_decay"),
+        (LION | {"optimizer.first_moment_dtype": "bfloat16"}, "optimizer.first_moment_dtype"),
+        ({"optimizer.arguments": {"b1": 0.9}}, "optimizer.arguments"),
+        ({**HEAD, "optimizer.layer_decay": 0.9}, "optimizer.layer_decay"),
+        ({**HEAD, "optimizer.frozen": ("norm/*",)}, "optimizer.frozen"),
+        ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
+        ({"input.crop_distribution": "torchvision"}, "input.crop_distribution"),
+        ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(fields, name):
+    with pytest.raises(ValueError, match=rf"config\.{name}=.* has no effect without"):
+        validate(change(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"init_from": "a", "resume_from": "b"}, "config.init_from and config.resume_from are both set"),
+        # input
+        ({"input.image_size": (0, 8)}, r"input.image_size=\(0, 8\): height and width must be at least 1"),
+        ({"input.test_split": "train"}, "input.test_split are both 'train': the run would be tested on"),
+        *(
+            ({**INCEPTION, "input.crop_area_fraction": area}, "crop_area_fraction=.* must be 0 < low <= high <= 1")
+            for area in ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
+        ),
+        ({"input.shift_pixels": 0}, "shift_pixels=0 with train_crop='shift': give at least 1"),
+        ({"input.train_crop": "none"}, "shift_pixels=1 with train_crop='none'"),
+        ({"input.randaugment_magnitude": 5}, "randaugment_layers=0 and randaugment_magnitude=5: give both"),
+        ({"input.train_resize_pixels": 9}, "train_resize_pixels=9 with train_crop='shift': give a number with"),
+        (RESIZE, "train_resize_pixels=None with train_crop='resize'"),
+        ({**RESIZE, "input.train_crop": "resize_short_side"}, "resize_pixels=None with train_crop='resize_short_side'"),
+        (
+            {**RESIZE, "input.train_resize_pixels": 9, "input.image_size": (8, 10)},
+            r"train_resize_pixels=9: a crop of image_size \(8, 10\) does not fit; give at least 10",
+        ),
+        # optimizer
+        (
+            {"optimizer.learning_rate_multipliers": {"head/*": 0.0}},
+            r"multipliers\['head/\*'\]=0.0: must be positive. .* use config.optimizer.frozen=head/\*",
+        ),
+        ({**BIG_VISION, "schedule.learning_rate": 0.0}, "'big_vision' divides by the peak learning rate, which is 0"),
+        ({**HEAD, "model.dropout_fraction": 0.1}, "the features are frozen: dropout has no effect"),
+        ({**HEAD, "model.stochastic_depth_fraction": 0.1}, "the features are frozen"),
+        # schedule
+        ({"schedule.end_learning_rate": 1.0}, "end_learning_rate=1.0: must lie between 0 and learning_rate=0.003"),
+        ({**LINEAR, "schedule.end_learning_rate": 1.0}, "end_learning_rate=1.0: must lie between"),
+        *(
+            (
+                {"schedule.decay": "staircase", "schedule.drop_at_fraction": fractions},
+                r"drop_at_fraction=.*: must be one or more ascending numbers between 0 and 1",
+            )
+            for fractions in ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
+        ),
+        # evaluations
+        *(
+            ({"evaluation.evaluators": {name: {}}}, f"evaluators.{name}: the name is a prefix of results")
+            for name in ("test", "validation", "train", "a-b")
+        ),
+        (
+            {"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}},
+            "evaluators.v2.arguments have no effect with kind='classification'",
+        ),
+        ({"checkpoint.best_metric": "accuracy"}, "best_metric='accuracy' is no result .* begin with test_, for"),
+        (
+            {"evaluation.evaluators": ANY, "checkpoint.best_metric": "v3_loss"},
+            "best_metric='v3_loss' .* begin with test_ or v2_",
+        ),
+        # references
+        ({"model.network": "no_such_module:f"}, "config.model.network='no_such_module:f': there is no such module"),
+        ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "config.optimizer.name='math:lion': math has"),
+        ({"evaluation.evaluators": {"v2": {"kind": "math:no"}}}, "config.evaluation.evaluators.v2.kind='math:no'"),
+    ],
+)
+def test_values_that_do_not_fit_each_other(fields, message):
+    with pytest.raises(ValueError, match=message):
+        validate(change(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"schedule.learning_rate": 0.01},
+            r"config.schedule.learning_rate=0.01 and config.search.learning_rates=\(0.001, .* are both set",
+        ),
+        ({"search.learning_rates": ()}, "learning_rate=0.0 and .*learning_rates is empty: nothing would be learnt"),
+        *(
+            ({"search.learning_rates": rates}, r"must be positive and different from each other")
+            for rates in ((0.01, 0.0), (0.01, -0.1), (0.01, 0.03, 0.01))
+        ),
+        *(
+            ({"search.validation_fraction": part}, f"validation_fraction={part}: must lie between 0 and 1")
+            for part in (0.0, 1.0)
+        ),
+        ({**HEAD, "model.dropout_fraction": 0.1}, "features are frozen: dropout has no effect"),
+    ],
+)
+def test_what_fine_tuning_refuses(fields, message):
+    with pytest.raises(ValueError, match=message):
+        validate(change(fields, FINETUNING))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ONE_RATE,
+        {**ONE_RATE, "search.validation_fraction": 0.0},  # of no search
+        {**HEAD, "model.dropout_fraction": None},  # not even that of the released configs
+        {**HEAD, "model.dropout_fraction": 0.0},
+        {**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9},  # its trials have a rate
+    ],
+)
+def test_what_fine_tuning_allows(fields):
+    validate(change(fields, FINETUNING))
+
+
+def test_named_fields_exist():
+    assert {*FRACTIONS, *NOT_NEGATIVE, *AT_LEAST_ONE, *POSITIVE} <= flatten(to_dict(PRETRAINING)).keys()
+
+
+def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
+    """Other texts may have the same form: a workdir, a project, an evaluator's own argument."""
+    evaluators = {"v2": {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}}
+    other = {"init_from": "runs:best", "logging.wandb_project": "team:x", "evaluation.evaluators": evaluators}
+    (tmp_path / "mine.py").write_text("def f(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.invalidate_caches()
+    validate(change(other))
+    assert sys.modules.pop("mine").f
