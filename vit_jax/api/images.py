@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.listing import read_file
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform
 
 
-class Images:
+class Images(Source):
     """Images as records without labels: paths, encoded files or pixels."""
 
-    class_names: tuple[str, ...] = ()
-    num_classes = 0
+    class_names = ()
 
     def __init__(self, images: Any) -> None:
         is_one = isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable)
@@ -23,26 +22,17 @@ class Images:
         self._images: Any = images if is_batch else [images] if is_one or hasattr(images, "ndim") else list(images)
         if not len(self._images):
             raise ValueError("The list of images is empty; give at least one.")
+        self.labels = np.zeros(len(self._images), np.int32)
 
-    @property
-    def labels(self) -> np.ndarray:
-        return np.zeros(len(self), np.int32)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Record:
+    def image_of(self, index: int) -> bytes | np.ndarray:
         image = self._images[index]
         if isinstance(image, (str, os.PathLike)):
-            return Record(read_file(os.path.expanduser(os.fspath(image))), 0)
-        return Record(image if isinstance(image, bytes) else np.asarray(image), 0)
+            return read_file(os.path.expanduser(os.fspath(image)))
+        return image if isinstance(image, bytes) else np.asarray(image)
 
     def name_of(self, index: int) -> str:
         image = self._images[index]
         return os.fspath(image) if isinstance(image, (str, os.PathLike)) else f"image {index}"
-
-    def key_of(self, index: int) -> bytes:
-        return b"%d" % index
 
 
 def stored_transform(
