@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.data.test_bad_images import ANIMATED_GIF, CMYK_JPEG, PNGS
+from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS
 
 from tests.inference.samples import (
     CROPPED,

@@ -6,7 +6,7 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from vit_jax.checkpoint import CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.cadence import Cadence
-from vit_jax.train.evaluations import build_evaluations, run_all
+from vit_jax.train.evaluations import Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.machine import peak_flops, timed
 from vit_jax.train.metrics import LateMetrics, require_finite
@@ -40,6 +40,7 @@ def train(
     interruption: Interruption,
     *,
     split: str = "test",
+    further: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
     """Trains to the last step, from wherever `first_state` begins.
 
@@ -50,6 +51,7 @@ def train(
       first_state: restores a checkpoint, fits given weights, or draws the parameters.
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
+      further: evaluations besides those of the config, for a caller with evaluators of its own.
 
     Returns:
       The content of `summary.json`.
@@ -76,7 +78,7 @@ def train(
         display = stack.enter_context(Display(total, start_step, enabled=is_first))
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
-        evaluations = build_evaluations(run, data, split, interruption.check)
+        evaluations = [*build_evaluations(run, data, split, interruption.check), *further]
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 

@@ -18,6 +18,8 @@ from vit_jax.weights import load_weights
 
 MEANING = (
     "family",
+    "network",
+    "block",
     "pool",
     "position_embedding",
     "head",
