@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS
 
+from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS
 from tests.inference.samples import (
     CROPPED,
     NAMES,

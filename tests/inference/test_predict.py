@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS, UNREADABLE
 
+from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS, UNREADABLE
 from tests.inference.samples import (
     CROPPED,
     DIRECT,
