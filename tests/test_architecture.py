@@ -5,6 +5,7 @@ complain: a check that cannot fail proves nothing.
 """
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -99,6 +100,21 @@ def apart_violations(sources: Sources) -> list[str]:
                 (other,) = set(pair) - {module_name(path)}
                 found += [f"{path}: imports {name}" for name in names if f"{name}.".startswith(f"{other}.")]
     return found
+
+
+def import_cycles(sources: Sources) -> list[str]:
+    """The first circle of imports among these files, also through imports inside functions."""
+    modules = {module_name(path) for path in sources}
+    graph = {}
+    for path, source in sources.items():
+        names = [(name, name.rpartition(".")[0]) for name in imports(path, source)]
+        found = {next((name for name in pair if name in modules), None) for pair in names}
+        graph[module_name(path)] = found - {None, module_name(path)}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
 
 
 def recipe_violations(sources: Sources) -> list[str]:
@@ -205,6 +221,10 @@ def test_the_two_loops_do_not_import_each_other(package):
     assert apart_violations(package) == []
 
 
+def test_no_circles_of_imports(package):
+    assert import_cycles(package) == []
+
+
 def test_recipes_import_only_config():
     assert recipe_violations(read_sources("configs/**/*.py")) == []
 
@@ -285,6 +305,16 @@ def test_allowed_imports_pass(path, source):
 def test_one_loop_importing_the_other_is_found(source):
     assert len(apart_violations({"vit_jax/train/pretrain.py": source})) == 1
     assert apart_violations({"vit_jax/cli.py": source}) == []
+
+
+def test_circles_of_imports_are_found():
+    sources = {
+        "vit_jax/data/sources.py": "def f():\n    from vit_jax.data import folder",  # inside a function
+        "vit_jax/data/folder.py": "from vit_jax.data.records import few",
+        "vit_jax/data/records.py": "from .sources import Source",
+    }
+    assert len(import_cycles(sources)) == 1
+    assert import_cycles(sources | {"vit_jax/data/records.py": "import vit_jax.data.missing"}) == []
 
 
 def test_recipes_that_reach_further_are_found():

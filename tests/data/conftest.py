@@ -10,7 +10,7 @@ from vit_jax.data.memory import MemorySource
 
 @pytest.fixture
 def make_config():
-    """Returns a function from fields to an `InputConfig`, small unless told otherwise."""
+    """Returns a function from fields to an `InputConfig`, small by default."""
 
     def make(**fields):
         defaults = {"train_split": "train", "test_split": "test", "image_size": (8, 8)}
@@ -25,6 +25,25 @@ def random_source():
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(37, 10, 12, 3), dtype=np.uint8)
     return MemorySource(images, np.arange(37) % 5, tuple("abcde"))
+
+
+class Broken(MemorySource):
+    """A source whose records 5 and 8 hold rubbish, and whose record 6, if `fatal`, cannot be read at all."""
+
+    fatal = False
+
+    def image_of(self, index):
+        if index == 6 and self.fatal:
+            raise OSError("the disk is gone")
+        return b"rubbish" if index in (5, 8) else super().image_of(index)
+
+    def name_of(self, index):
+        return f"file-{index}.jpg"
+
+
+@pytest.fixture
+def broken(random_source):
+    return Broken(random_source.images, random_source.labels, random_source.class_names)
 
 
 @pytest.fixture

@@ -1,69 +1,126 @@
-"""The stream is a pure function of (seed, step, global batch), and covers every epoch."""
+"""The stream is a pure function of (seed, step, global batch): the same for any hosts and restarts."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vit_jax.data import stream
 from vit_jax.data.memory import MemorySource
-from vit_jax.data.stream import EvaluationStream, TrainStream, record_at
+from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
 TRAIN = TrainTransform((8, 8), "inception", (0.05, 1.0), "tf", 0, True, 1, 10)
 EVALUATION = EvaluationTransform((8, 8), "direct", 1.0)
-NUM_RECORDS, GLOBAL_BATCH, NUM_STEPS = 37, 12, 10
+RECORDS, BATCH, STEPS = 37, 12, 37  # twelve epochs, whose ends are inside batches
+IMAGES = np.random.default_rng(0).integers(256, size=(RECORDS, 10, 12, 3), dtype=np.uint8)
+SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
 
 
-def train_stream(source, *, seed=0, rows=None, start_step=0, global_batch=GLOBAL_BATCH, num_steps=NUM_STEPS):
-    rows = np.arange(global_batch) if rows is None else np.asarray(rows)
-    return TrainStream(source, TRAIN, seed, global_batch, rows, start_step, num_steps)
+def run(*, seed=7, rows=None, start_step=0, num_steps=STEPS, source=SOURCE):
+    rows = np.arange(BATCH) if rows is None else np.asarray(rows)
+    batches = TrainStream(source, TRAIN, seed, BATCH, rows, start_step, num_steps)
+    return [batches[i] for i in range(len(batches))]
 
 
-def batches_of(items):
-    return [items[i] for i in range(len(items))]
+@pytest.fixture(scope="module")
+def batches():
+    return run()
 
 
-def test_epochs_are_covered_across_batches(random_source):
-    stream_ = train_stream(random_source, num_steps=2 * NUM_RECORDS)
-    indices = np.concatenate([batch.record_index for batch in batches_of(stream_)])
-    epochs = indices[: len(indices) // NUM_RECORDS * NUM_RECORDS].reshape(-1, NUM_RECORDS)
-    assert len(epochs) == 24
-    assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(NUM_RECORDS), (24, 1)))
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for array, truth in zip(one, other, strict=True):
+            assert array.dtype == truth.dtype
+            assert np.array_equal(array, truth)
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("num_records", [1, 2, 3, 37, 257, 1000])
-def test_orders_are_permutations(monkeypatch, stored, num_records):
-    if not stored:
-        monkeypatch.setattr(stream, "_FEW_RECORDS", 0)
-    orders = [[record_at(0, epoch, i, num_records) for i in range(num_records)] for epoch in (0, 1)]
+def test_batches_are_as_promised(batches):
+    batch = batches[0]
+    assert batch.image.shape == (BATCH, 8, 8, 3)
+    assert [array.dtype for array in batch] == [np.uint8, np.int32, np.float32, np.int64]
+    assert np.array_equal(batch.label, SOURCE.labels[batch.record_index])
+    assert batch.mask.tolist() == [1.0] * BATCH
+
+
+@pytest.mark.parametrize("rows", [np.arange(4, 8), np.arange(1, BATCH, 2), [5, 0, 11]], ids=["block", "strided", "any"])
+def test_same_for_any_hosts(batches, rows):
+    assert_same(run(rows=rows, num_steps=9), [HostBatch(*(array[rows] for array in batch)) for batch in batches[:9]])
+
+
+@pytest.mark.parametrize("start_step", [1, STEPS - 1, STEPS])
+def test_same_after_a_restart(batches, start_step):
+    assert_same(run(start_step=start_step), batches[start_step:])
+
+
+def test_far_steps_cost_nothing():
+    assert len(run(start_step=10**9, num_steps=10**9 + 1)) == 1
+
+
+def test_every_epoch_holds_every_record_once_in_a_new_order(batches):
+    epochs = np.concatenate([batch.record_index for batch in batches]).reshape(-1, RECORDS)
+    assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(RECORDS), (len(epochs), 1)))
+    assert len({epoch.tobytes() for epoch in epochs}) == len(epochs) == BATCH
+
+
+def test_augmentation_differs_between_epochs(batches):
+    seen = {}
+    for batch in batches:
+        for index, image in zip(batch.record_index.tolist(), batch.image, strict=True):
+            seen.setdefault(index, []).append(image.tobytes())
+    assert all(len(set(images)) > len(images) // 2 for images in seen.values())
+
+
+def test_seeds_give_streams_of_their_own():
+    first, second = ([record_at(seed, epoch, i, RECORDS) for epoch in (0, 1) for i in range(37)] for seed in (0, 1))
+    assert first != second
+    assert first[37:] != second[:37]  # seed + epoch would make these equal
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(num_records=st.integers(1, 300), stored=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_orders_are_permutations(num_records, stored, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        if not stored:
+            patch.setattr(stream, "_FEW_RECORDS", 0)
+        orders = [[record_at(seed, epoch, i, num_records) for i in range(num_records)] for epoch in (0, 1)]
     assert [sorted(order) for order in orders] == [list(range(num_records))] * 2
     assert num_records < 10 or orders[0] != orders[1]
-
-
-@pytest.mark.parametrize("global_batch", [1, 5, 12, 37, 50])
-@pytest.mark.parametrize("num_hosts", [1, 2, 3])
-def test_evaluation_holds_every_record_exactly_once(random_source, global_batch, num_hosts):
-    if num_hosts > global_batch:
-        num_hosts = 1
-    parts = [np.arange(host, global_batch, num_hosts) for host in range(num_hosts)]
-    hosts = [batches_of(EvaluationStream(random_source, EVALUATION, global_batch, rows)) for rows in parts]
-    assert {len(batches) for batches in hosts} == {-(-NUM_RECORDS // global_batch)}
-    everything = [batch for batches in hosts for batch in batches]
-    index = np.concatenate([batch.record_index for batch in everything])
-    mask = np.concatenate([batch.mask for batch in everything])
-    assert sorted(index[mask == 1]) == list(range(NUM_RECORDS))
-    assert np.all(index[mask == 0] == -1)
-    assert all(np.all(batch.image[batch.mask == 0] == 0) for batch in everything)
-
-
-def test_other_errors_are_not_swallowed(random_source):
-    broken = MemorySource(random_source.images, random_source.labels, random_source.class_names)
-    broken.images = broken.images.astype(np.float32)
-    with pytest.raises(ValueError, match="uint8"):
-        train_stream(broken)[0]
 
 
 def test_an_order_that_grain_gets_wrong():
     """grain 0.2.18 repeats a record where the last index is 65,536."""
     order = [record_at(3, 1, offset, 65_537) for offset in range(65_537)]
     assert sorted(order) == list(range(65_537))
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(global_batch=st.integers(1, 50), num_hosts=st.integers(1, 5))
+def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
+    parts = np.array_split(np.arange(global_batch), min(num_hosts, global_batch))
+    streams = [EvaluationStream(SOURCE, EVALUATION, global_batch, rows) for rows in parts]
+    assert {len(items) for items in streams} == {-(-RECORDS // global_batch)}
+    found = [items[i] for items in streams for i in range(len(items))]
+    index, mask, label = (
+        np.concatenate([getattr(b, name) for b in found]) for name in ("record_index", "mask", "label")
+    )
+    assert sorted(index[mask == 1]) == list(range(RECORDS))
+    assert np.array_equal(label[mask == 1], SOURCE.labels[index[mask == 1]])
+    assert np.all(index[mask == 0] == -1)
+    assert not any(batch.image[batch.mask == 0].any() for batch in found)
+
+
+def test_unreadable_images_are_masked_and_keep_their_place(broken):
+    for batch in run(source=broken, num_steps=9):
+        rubbish = np.isin(batch.record_index, [5, 8])
+        assert np.array_equal(batch.mask == 0, rubbish)
+        assert not batch.image[rubbish].any()
+        assert np.array_equal(batch.label, broken.labels[batch.record_index])
+
+
+def test_other_errors_are_not_swallowed():
+    wrong = MemorySource(SOURCE.images, SOURCE.labels, SOURCE.class_names)
+    wrong.images = wrong.images.astype(np.float32)
+    with pytest.raises(ValueError, match="uint8"):
+        run(source=wrong)

@@ -1,11 +1,10 @@
 """TFDS datasets and the digits, prepared for real; every way in which one may not be ready."""
 
-import multiprocessing
+import contextlib
 import pickle
 import shutil
 import sys
 import threading
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,23 +13,7 @@ import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 from vit_jax.data import digits, images
-from vit_jax.data.memory import CachedSource
 from vit_jax.data.sources import open_source
-
-
-@pytest.fixture
-def altered(data_dir, tmp_path):
-    """Returns a function that copies the digits and edits one of their files of metadata; it returns the data_dir."""
-
-    def alter(file, before, after):
-        shutil.copytree(data_dir, tmp_path / "tfds")
-        path = next((tmp_path / "tfds").glob(f"**/{file}"))
-        text = path.read_text()
-        assert before in text
-        path.write_text(text.replace(before, after))
-        return str(tmp_path / "tfds")
-
-    return alter
 
 
 def pixels_of(source):
@@ -65,15 +48,34 @@ def test_preparing_again_changes_nothing(data_dir):
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
 
 
-def test_two_processes_may_prepare_at_once(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=digits.prepare, args=(str(tmp_path),)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted(path.name for path in digits.prepare(str(tmp_path)).parent.iterdir()) == ["1.0.0"]
+def test_two_may_prepare_at_once(tmp_path):
+    barrier, paths = threading.Barrier(2), []
+
+    def prepare():
+        barrier.wait()
+        paths.append(digits.prepare(str(tmp_path)))
+
+    threads = [threading.Thread(target=prepare) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert paths == [digits.prepare(str(tmp_path))] * 2
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == ["1.0.0"]
+
+
+@pytest.mark.parametrize("first_is_ready", [True, False])
+def test_the_second_to_prepare_uses_what_the_first_wrote(tmp_path, monkeypatch, first_is_ready):
+    prepare = digits.VitJaxDigits.download_and_prepare
+
+    def lose(builder):
+        if first_is_ready:
+            prepare(builder)
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(digits.VitJaxDigits, "download_and_prepare", lose)
+    with contextlib.nullcontext() if first_is_ready else pytest.raises(OSError, match="not empty"):
+        assert (digits.prepare(str(tmp_path)) / "dataset_info.json").exists()
 
 
 def test_parts_of_splits_by_name(data_dir, make_config):
@@ -103,15 +105,6 @@ def test_pickled_and_read_by_threads(data_dir, make_config):
     assert [found[i] for i in range(len(copy))] == expected
 
 
-def test_cache_reads_each_record_once(data_dir, make_config):
-    source = open_source("digits", "test", make_config(data_dir=data_dir, cache_records=True), 0)
-    assert isinstance(source, CachedSource)
-    assert source[5] is source[5]
-    assert isinstance(source[5].image, bytes)
-    assert source.name_of(5) == "test:5"
-    assert len(pickle.dumps(source)) == len(pickle.dumps(CachedSource(source.source)))
-
-
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     source = open_source("digits", "train[:700]", make_config(data_dir=data_dir), 0)  # more than two chunks
     expected = [source[i].label for i in range(len(source))]
@@ -119,33 +112,29 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     monkeypatch.setattr(type(source), "__getitem__", None)
     assert source.labels.tolist() == expected
     assert source.labels is source.labels
-    assert CachedSource(source).labels is source.labels
     assert source.key_of(3) == b"3"
 
 
-def test_unknown_name_offers_the_nearest(tmp_path, make_config):
-    with pytest.raises(ValueError, match="Nearest: cifar10"):
-        open_source("tfds:cifar1O", "train", make_config(data_dir=str(tmp_path)), 0)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar1O", "Nearest: cifar10"),
+        ("cifar10:9.9.9", r"cannot open 'cifar10:9\.9\.9'"),
+        ("cifar10", "vit-jax prepare cifar10 --data_dir={}$"),
+    ],
+)
+def test_names_that_cannot_be_opened(tmp_path, make_config, name, message):
+    with pytest.raises(ValueError, match=message.format(tmp_path)):
+        open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
 
 
-def test_unknown_version(tmp_path, make_config):
-    with pytest.raises(ValueError, match=r"cannot open 'cifar10:9\.9\.9'"):
-        open_source("tfds:cifar10:9.9.9", "train", make_config(data_dir=str(tmp_path)), 0)
-
-
-def test_not_prepared_says_what_to_run(tmp_path, make_config):
-    with pytest.raises(ValueError, match=f"vit-jax prepare cifar10 --data_dir={tmp_path}$"):
-        open_source("tfds:cifar10", "train", make_config(data_dir=str(tmp_path)), 0)
-
-
-def test_tfrecord_says_what_to_do(altered, make_config):
+def test_tfrecord_is_refused(data_dir, tmp_path, make_config):
+    copy = shutil.copytree(data_dir, tmp_path / "tfds")
+    info = next(copy.glob("**/dataset_info.json"))
+    assert "array_record" in info.read_text()
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
     with pytest.raises(ValueError, match=r"prepared as tfrecord.*vit-jax prepare vit_jax_digits --data_dir="):
-        open_source(
-            "tfds:vit_jax_digits",
-            "train",
-            make_config(data_dir=altered("dataset_info.json", "array_record", "tfrecord")),
-            0,
-        )
+        open_source("tfds:vit_jax_digits", "train", make_config(data_dir=str(copy)), 0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +166,3 @@ def test_missing_feature_lists_the_present(tmp_path, make_config):
     Unlabelled(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
     with pytest.raises(ValueError, match=r"has the features .*'number'.* needs 'image'"):
         open_source("tfds:unlabelled", "train", make_config(data_dir=str(tmp_path)), 0)
-
-
-def test_prepared_folder_is_the_one_reported(data_dir):
-    assert Path(data_dir) in digits.prepare(data_dir).parents

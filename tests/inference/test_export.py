@@ -13,7 +13,7 @@ import pytest
 
 from tests.checkpoint.small_networks import HYBRID, RESNET
 from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Record
 from vit_jax.inference import export as module
 from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.export import export_stablehlo

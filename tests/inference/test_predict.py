@@ -17,7 +17,7 @@ from tests.inference.samples import (
     to_png,
     write_pngs,
 )
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Record
 from vit_jax.inference import predict as module
 from vit_jax.inference.classifier import build_classifier
 from vit_jax.inference.predict import Prediction, predict, to_json, to_record, to_table

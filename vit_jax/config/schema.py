@@ -102,6 +102,7 @@ class InputConfig:
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
+    augmentations: tuple[Reference, ...] = ()  # after RandAugment: each from (image uint8 HWC, numpy rng) to another
     mixup_alpha: float = 0.0
     test_resize: Literal["short_side", "direct"] = "short_side"
     test_crop_fraction: float = 0.875  # 224 out of a short side of 256

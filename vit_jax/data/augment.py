@@ -22,7 +22,7 @@ def randaugment(rng: np.random.Generator, image: np.ndarray, layers: int, magnit
 
     Args:
       rng: consumed.
-      image: uint8 (H, W, 3), RGB; left as it is.
+      image: uint8 (H, W, 3), RGB; not modified.
       layers: how many operations; 0 returns the image.
       magnitude: their strength, 0 to 10 or more.
     """
@@ -113,7 +113,7 @@ def translate_y(rng: np.random.Generator, image: np.ndarray, strength: float) ->
 
 
 def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Covers a grey square of 2 x int(40 x strength) pixels around any point of the image."""
+    """Covers a square of 2 x int(40 x strength) pixels around a random point with grey."""
     half = int(40 * strength)
     row, column = (int(value) for value in rng.integers(image.shape[:2]))
     image = image.copy()
@@ -127,22 +127,8 @@ def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    autocontrast,
-    equalize,
-    invert,
-    rotate,
-    posterize,
-    solarize,
-    color,
-    contrast,
-    brightness,
-    sharpness,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-    cutout,
-    solarize_add,
+    *(autocontrast, equalize, invert, rotate, posterize, solarize, color, contrast),
+    *(brightness, sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
 )
 
 

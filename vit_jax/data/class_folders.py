@@ -1,6 +1,6 @@
-"""A folder with a sub-folder of images for each class, as a source: which classes it has, and which files.
+"""A folder with a sub-folder of images for each class, as a source.
 
-What splits such folders have is said in `folder`, which files count as images in `listing`.
+`folder` reads splits of such folders, `listing` decides which files are images.
 """
 
 import collections
@@ -13,41 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.data.listing import EXTENSIONS, image_files, read_file
-from vit_jax.data.sources import Record, few
-
-
-class FolderSource:
-    """Files of image folders, ordered by class and then by name.
-
-    Paths are held in one numpy array of bytes: a million Python strings would be slow to send to each worker.
-    """
-
-    def __init__(self, root: Path, files: list[list[str]], class_names: tuple[str, ...]) -> None:
-        """Takes `files[label]`, the paths of each class relative to `root`."""
-        self.root, self.class_names = str(root), class_names
-        self._paths = np.array([os.fsencode(path) for paths in files for path in paths])
-        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(paths) for paths in files])
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Record:
-        return Record(read_file(self.name_of(index)), int(self.labels[index]))
-
-    def name_of(self, index: int) -> str:
-        return os.path.join(self.root, os.fsdecode(self._paths[index]))
-
-    def key_of(self, index: int) -> bytes:
-        return bytes(self._paths[index])
+from vit_jax.data.files import FileSource
+from vit_jax.data.listing import EXTENSIONS, image_files
+from vit_jax.data.records import few
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
-    """The classes of a folder, by the alphabet.
+    """The classes of a folder, in alphabetical order.
 
     Raises:
       ValueError: there are fewer than two, or two whose names differ in case or Unicode normal form alone.
@@ -63,26 +35,27 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
 
 def require_distinct(path: Path, names: Sequence[str]) -> None:
-    """Refuses names that some systems take for one, or that look the same: they are one class under two names."""
+    """Refuses names that some systems treat as one, or that look the same: they are one class under two names."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
         if other != name:
             case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
-            difference = "upper and lower case" if case else f"how Unicode spells them, {other!a} and {name!a}"
+            difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
             raise ValueError(
                 f"The classes {other!r} and {name!r} of {str(path)!r} differ only in {difference}. Put their images "
                 "into one folder, or rename one of them."
             )
 
 
-def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FolderSource:
-    """Image files of every class at any depth, relative to `path`; classes that are not present have none.
+def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FileSource:
+    """Image files of every class at any depth, ordered by class and then by name; absent classes have none.
 
     Raises:
       ValueError: a class that is present has none.
     """
-    files: list[list[str]] = []
+    files: list[str] = []
+    sizes: list[int] = []
     others: collections.Counter[str] = collections.Counter()
     for name in class_names:
         found = image_files(os.path.join(path, name), others) if name in present else []
@@ -91,20 +64,19 @@ def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[s
                 f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
                 "add images or remove the folder."
             )
-        files.append([os.path.relpath(file, path) for file in found])
+        files += [os.path.relpath(file, path) for file in found]
+        sizes.append(len(found))
     if others:
-        kinds = [
-            f"{count:,} {extension}"
-            for extension, count in sorted(others.items(), key=lambda kind: (-kind[1], kind[0]))
-        ]
-        _say_once(f"{path}: files are passed over that are not named like images we read: {few(kinds)}.")
-    return FolderSource(path, files, class_names)
+        kinds = [f"{n:,} {extension}" for extension, n in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
+        _warn_once(f"{path}: skipped files whose names are not those of images: {few(kinds)}.")
+    labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return FileSource(files, class_names, labels, root=str(path))
 
 
 @functools.cache
-def _say_once(message: str) -> None:
-    """A folder without split sub-folders is read for each of its parts."""
-    from vit_jax import hosts  # it needs jax, which workers, for whom this module is a source's, do not load
+def _warn_once(message: str) -> None:
+    """A folder without split sub-folders is read once for each of its parts."""
+    from vit_jax import hosts  # here, because it loads jax, which workers do without
 
     if hosts.is_first():
         logging.getLogger(__name__).warning(message)

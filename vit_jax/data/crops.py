@@ -39,7 +39,7 @@ def sample_inception_box(
       height: of the image, in pixels.
       width: of the image, in pixels.
       area_fraction: smallest and largest part of the area.
-      distribution: "tf" for that of `sample_distorted_bounding_box`, where 100 failed attempts give the whole
+      distribution: "tf" for that of `sample_distorted_bounding_box`, where 100 failed attempts give the full
         image; "torchvision" for that of `RandomResizedCrop`, where 10 failed attempts give a central part.
     """
     areas = (area_fraction[0] * height * width, area_fraction[1] * height * width)
@@ -61,7 +61,7 @@ def _sample_uniform_height(
     highest = min(round(math.sqrt(areas[1] / aspect)), height, int((width + 0.4999999) / aspect))
     crop_height = lowest if lowest >= highest else int(rng.integers(lowest, highest + 1))
     crop_height = min(crop_height, highest)
-    # Rounding may step over the limits of the area by one row, which is given back.
+    # Rounding may exceed the limits of the area by one row, which is corrected.
     if crop_height * round(crop_height * aspect) < areas[0]:
         crop_height += 1
     if crop_height * round(crop_height * aspect) > areas[1]:
@@ -97,7 +97,7 @@ def random_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, in
 
 
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
-    """Moves an image (H, W, 3) by up to `pixels` in each direction; what comes in is 0, the background of digits."""
+    """Moves an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
     height, width = image.shape[:2]
     top, left = int(rng.integers(2 * pixels + 1)), int(rng.integers(2 * pixels + 1))  # faster than an array of two
     padded = cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0))

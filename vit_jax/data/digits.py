@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits that come with scikit-learn, written as a small TFDS dataset of ArrayRecord files.
 
-It needs no download, so every example and test of the whole system can run on it. Grey 8 x 8 images; the
-stored values 0 to 16 are scaled to 0 to 255.
+It needs no download, so every example and test can run on it. Grey 8 x 8 images; the stored values 0 to 16 are
+scaled to 0 to 255.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
 def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Train and test indices: ordered by class and, inside a class, by a hash of the index, every fifth is for testing.
 
-    The hash keeps the writers, who follow one another in the file, on both sides; it is the same for ever.
+    The hash puts every writer, whose digits are neighbours in the file, on both sides; it never changes.
     """
 
     def rank(index: int) -> tuple[int, bytes]:
@@ -64,7 +64,7 @@ def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(data_dir: str | None = None) -> Path:
-    """Writes the dataset unless it is there, and returns its folder. Several processes may do so at once.
+    """Writes the dataset unless it exists, and returns its folder. Several processes may do so at once.
 
     Args:
       data_dir: where TFDS keeps datasets; None for its default (~/tensorflow_datasets or $TFDS_DATA_DIR).
@@ -75,7 +75,7 @@ def prepare(data_dir: str | None = None) -> Path:
         try:
             builder.download_and_prepare()
         except Exception:
-            # TFDS writes beside the folder and then renames; whoever comes second cannot, and need not.
+            # TFDS writes beside the folder and then renames; the second process cannot, and need not.
             if not _is_prepared(path):
                 raise
     return path

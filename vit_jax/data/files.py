@@ -1,4 +1,4 @@
-"""Files to predict on: from what a person types (files, folders, patterns) to a list, and that list as a source."""
+"""Image files as a source, and the files that the arguments of a command line name."""
 
 import difflib
 import glob
@@ -8,53 +8,39 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vit_jax.data.listing import EXTENSIONS, image_files, is_image, read_file, walk_folders
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Source
 
 
-class FileSource:
-    """Image files without labels: class 0 stands for every one. It is for evaluation batches, not for training."""
+class FileSource(Source):
+    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
-    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...]) -> None:
-        """Takes paths, which need not be readable, and the names of the classes of whoever predicts.
-
-        Raises:
-          ValueError: there are no paths.
-        """
-        if not paths:
-            raise ValueError("The list of image files is empty; give at least one.")
-        self.class_names = tuple(class_names)
+    def __init__(
+        self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray | None = None, root: str = ""
+    ) -> None:
+        """Takes paths, which need not be readable, below `root`; without labels all have class 0, to predict on."""
+        self.class_names, self.root = tuple(class_names), root
+        self.labels = np.zeros(len(paths), np.int32) if labels is None else labels
         self._paths = np.array([os.fsencode(path) for path in paths])
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> Record:
-        return Record(read_file(self.name_of(index)), 0)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return np.zeros(len(self), np.int32)
+    def image_of(self, index: int) -> bytes:
+        return read_file(self.name_of(index))
 
     def name_of(self, index: int) -> str:
-        return os.fsdecode(self._paths[index])
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
 
     def key_of(self, index: int) -> bytes:
         return bytes(self._paths[index])
 
 
 def list_images(arguments: Sequence[str]) -> list[str]:
-    """Image files that arguments of a command line stand for, in their order, none twice.
+    """Image files that the arguments of a command line name, in their order, none twice.
 
-    A file is taken whatever its name. A folder stands for the image files below it, and a pattern (`*`, `?`, `[…]`,
-    `**` for folders at any depth) for the image files and folders that match it, sorted. What exists under the very
-    name of a pattern comes first.
+    A file is used whatever its name. A folder means the image files below it, and a pattern (`*`, `?`, `[…]`, `**`
+    for folders at any depth) the image files and folders that match it, sorted. An existing file with the name of
+    the pattern itself comes first.
 
     Raises:
-      ValueError: no arguments, or one that stands for no image; it is named with the nearest that exist.
+      ValueError: no arguments, or one without an image; the message gives the nearest names that exist.
     """
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
@@ -83,27 +69,18 @@ def _expand(argument: str) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """As `glob.glob(pattern, recursive=True)`, but links in a circle do not make it walk for ever."""
-    head, double_star, rest = _cut_at_double_star(pattern)
+    """As `glob.glob(pattern, recursive=True)`, but it ends where links form a circle."""
+    head, double_star, rest = f"/{pattern}/".partition("/**/")
     if not double_star:
         yield from glob.glob(pattern)
         return
+    head, rest = head[1:] or pattern[: pattern.startswith("/")], rest.removesuffix("/")
     for start in glob.glob(head) if head else [os.curdir]:
         if rest and os.path.isdir(start):
             for folder in walk_folders(start):
                 yield from _matches(os.path.join(glob.escape(folder), rest))
         else:
             yield start
-
-
-def _cut_at_double_star(pattern: str) -> tuple[str, bool, str]:
-    """What stands before and after the first segment `**`, and whether there is one."""
-    segments = pattern.split(os.sep)
-    if "**" not in segments:
-        return pattern, False, ""
-    place = segments.index("**")
-    head = os.sep.join(segments[:place]) or (os.sep if place else "")
-    return head, True, os.sep.join(segments[place + 1 :])
 
 
 def _nothing(argument: str, path: str) -> str:
@@ -119,6 +96,6 @@ def _nothing(argument: str, path: str) -> str:
 
 
 def _identity(path: str) -> str:
-    """The same for two ways to write one path."""
+    """Equal for two ways to write one path."""
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name)

@@ -1,7 +1,6 @@
-"""Image folders: a sub-folder for each class, optionally below a sub-folder for each split.
+"""Image folders ("folder:PATH"): a sub-folder for each class, optionally below a sub-folder for each split.
 
-Without split sub-folders a fixed part of every class is held out for testing. How class folders are read is said in
-`class_folders`.
+Without split sub-folders a fixed part of every class is held out for testing. `class_folders` reads the classes.
 """
 
 import difflib
@@ -11,20 +10,32 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.class_folders import FolderSource, read_class_names, read_classes, require_distinct, subfolders
+from vit_jax.data.class_folders import read_class_names, read_classes, require_distinct, subfolders
 from vit_jax.data.listing import is_image
-from vit_jax.data.sources import Source, few, folder_of
+from vit_jax.data.records import Source, few
 from vit_jax.data.subset import hold_out
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
-WHOLE = "all"  # the split that is a whole folder without split sub-folders
+WHOLE = "all"  # the split that is every image of a folder without split sub-folders
+
+
+def folder_of(data: str) -> Path | None:
+    """The path in "folder:PATH"; None for other data."""
+    kind, _, name = data.partition(":")
+    return Path(name).expanduser() if kind == "folder" and name else None
+
+
+def located(data: str) -> str:
+    """The same text for every way to write one folder; other data unchanged."""
+    path = folder_of(data)
+    return data if path is None else f"folder:{path.resolve()}"
 
 
 def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Source:
     """Opens one split of an image folder.
 
-    With sub-folders named like splits (train, test, val, validation, valid, and those of the config), each
-    holding class folders, the split is such a sub-folder and the classes are those of `config.train_split`.
+    With sub-folders named like splits (train, test, val, validation, valid, and those of the config), each with
+    class folders in it, the split is any such sub-folder and the classes are those of `config.train_split`.
     Otherwise `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file
     name), `config.train_split` is the rest, and "all" is both.
 
@@ -40,9 +51,8 @@ def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Sourc
             f"Split {split!r} of a folder: parts of splits exist only for TFDS. For folders set "
             "config.input.holdout_fraction, or make sub-folders for the splits."
         )
-    splits = split_folders(path, config.train_split, config.test_split)
-    if splits:
-        return _open_split(path, split, splits, config.train_split)
+    if split_folders(path, config.train_split, config.test_split):
+        return _open_split(path, split, config)
     return _open_flat(path, split, config, seed)
 
 
@@ -59,7 +69,9 @@ def holds_out(data: str, config: InputConfig) -> bool:
     return not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
 
 
-def _open_split(path: Path, split: str, splits: list[str], train_split: str) -> FolderSource:
+def _open_split(path: Path, split: str, config: InputConfig) -> Source:
+    train_split = config.train_split
+    splits = split_folders(path, train_split, config.test_split, split)
     for name in (train_split, split):
         if name not in splits:
             near = difflib.get_close_matches(name, splits, n=1)
@@ -89,24 +101,24 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
             f"Split {split!r} of {str(path)!r}, which has no split sub-folders; allowed are config.input.train_split, "
-            f"config.input.test_split and the whole, here {names}, which must differ."
+            f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
         )
     class_names = read_class_names(path)
     _refuse_splits(path, class_names)
-    whole = read_classes(path, class_names, class_names)
+    everything = read_classes(path, class_names, class_names)
     if split == WHOLE:
-        return whole
+        return everything
     if not 0.0 < config.holdout_fraction < 1.0:
         raise ValueError(
             f"config.input.holdout_fraction is {config.holdout_fraction}; a folder without split sub-folders needs "
             "a fraction between 0 and 1."
         )
-    if single := [name for name, size in zip(class_names, np.bincount(whole.labels), strict=True) if size < 2]:
+    if single := [name for name, size in zip(class_names, np.bincount(everything.labels), strict=True) if size < 2]:
         raise ValueError(
             f"Class folders of {str(path)!r} with one image, which cannot serve for training and for testing: "
             f"{few(single)}. Add images, or make sub-folders for the splits."
         )
-    rest, held_out = hold_out(whole, config.holdout_fraction, seed, purpose=b"")
+    rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
 
 

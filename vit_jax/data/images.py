@@ -7,7 +7,7 @@ from vit_jax.data.signatures import explain_unreadable, has_unmarked_inks
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
-# It would write lines of its own about files that we count and name.
+# It would log files that we count and name ourselves.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 # The orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored pixels.
@@ -25,12 +25,12 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
 
     Returns:
-      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. Four inks
-      (CMYK) become light by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF is laid
-      over black, and a GIF shows its background colour where it is transparent.
+      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. CMYK
+      becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF is blended with
+      black, and a GIF shows its background colour where it is transparent.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded, or not without guessing at the colours; it says why.
+      UnreadableImage: the bytes cannot be decoded, or their colours are ambiguous; the message says which.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
@@ -56,7 +56,7 @@ def _to_rgb(pixels: np.ndarray) -> np.ndarray:
 
 
 def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize`, for crops and whole images.
+    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize`, for crops and complete images.
 
     Args:
       image: uint8 (H, W, 3).
@@ -67,23 +67,17 @@ def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
 
 
-def resize_area(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Averages over the area of each new pixel where both sides shrink, bilinear otherwise.
-
-    Args:
-      image: uint8 (H, W, 3).
-      size: height, width.
-    """
-    if size[0] > image.shape[0] or size[1] > image.shape[1]:
-        return resize_bilinear(image, size)
-    return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_AREA)
-
-
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The smallest image of the same shape that covers `size` (height, width)."""
+    """The smallest image of the same shape that covers `size` (height, width).
+
+    An image that shrinks is averaged over the area of each new pixel; one that grows is resized bilinearly.
+    """
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
-    return resize_area(image, (max(size[0], round(height * scale)), max(size[1], round(width * scale))))
+    new = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
+    if new[0] > height or new[1] > width:
+        return resize_bilinear(image, new)
+    return cv2.resize(image, (new[1], new[0]), interpolation=cv2.INTER_AREA)
 
 
 def central_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

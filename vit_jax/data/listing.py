@@ -1,7 +1,7 @@
 """Which files are images, by their names, and how folders of them are walked and read.
 
-Files and folders whose names start with a dot are passed over. Links are followed, but no folder is walked
-twice and none that the walk started inside of, so links in a circle end.
+Files and folders whose names start with a dot are skipped. Links are followed, but no folder is walked twice and
+none that contains the start, so the walk ends where links form a circle.
 """
 
 import collections
@@ -19,7 +19,7 @@ EXTENSIONS = (
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is taken for an image."""
+    """Whether a file of this name is treated as an image."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
@@ -28,7 +28,7 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
 
     Args:
       folder: must exist.
-      others: where files that are not named like images are counted, by their extension.
+      others: counts the other files, by their extension.
     """
     found = []
     for parent in walk_folders(folder):
@@ -56,7 +56,7 @@ def read_file(path: str) -> bytes:
     """The bytes of an image file.
 
     Raises:
-      UnreadableImage: the file was removed since it was listed, or is not ours to read.
+      UnreadableImage: the file was removed since it was listed, or may not be read.
     """
     try:
         with open(path, "rb") as file:

@@ -1,14 +1,15 @@
-"""Sources whose records lie in memory: arrays given by the caller, and a cache around another source."""
+"""Sources in memory: arrays given by the caller, and a cache around another source."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.sources import Record, Source
+from vit_jax.data.records import Record, Source, checked_labels
 
 
-class MemorySource:
-    """A source over arrays, for tests and for data that is small or made on the spot."""
+class MemorySource(Source):
+    """A source over arrays, for tests and for small or generated data."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
         """Takes the arrays without copying them.
@@ -25,57 +26,35 @@ class MemorySource:
             raise ValueError(f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1).")
         if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.")
-        if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
-            raise ValueError(f"Labels reach {labels.min()} to {labels.max()}; there are {len(class_names)} classes.")
         self.images, self.labels, self.class_names = images, labels, tuple(class_names)
+        checked_labels(self)
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Record:
-        return Record(self.images[index], int(self.labels[index]))
-
-    def name_of(self, index: int) -> str:
-        return f"memory:{index}"
-
-    def key_of(self, index: int) -> bytes:
-        return b"%d" % index
+    def image_of(self, index: int) -> np.ndarray:
+        return self.images[index]
 
 
-class CachedSource:
+class CachedSource(Source):
     """Reads every record of another source once in each process and keeps it as it was stored, still encoded.
 
-    The cache fills as records are asked for, and is left behind when the source is sent to a worker.
+    The cache fills as records are read, and is not sent to worker processes.
     """
 
     def __init__(self, source: Source) -> None:
         self.source, self.class_names = source, source.class_names
-        self._records: list[Record | None] = [None] * len(source)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
+        self._read = functools.cache(source.__getitem__)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
-        record = self._records[index]
-        if record is None:
-            # Two threads may both read it the first time; either result is right, so no lock is needed.
-            record = self._records[index] = self.source[index]
-        return record
+        return self._read(index)
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
+        return self.source.labels
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(index)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.source.labels
 
     def key_of(self, index: int) -> bytes:
         return self.source.key_of(index)

@@ -1,35 +1,30 @@
 """Host batches for training and testing, prepared ahead by grain's threads and worker processes.
 
-Only the step is needed to continue a run: there is no iterator state to save. An error, also a worker that
-is gone, ends the iteration for good, because what grain yields after it is no longer the promised stream.
+A run resumes from its step alone: there is no iterator state to save. An error, also a dead worker, ends the
+iteration for good, because what grain yields after it is no longer the promised stream.
 """
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import grain
 import numpy as np
 from absl import flags
 
-from vit_jax.data.sources import Source
+from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 from vit_jax.data.workers import Parallelism, initialize_worker
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
-
-
-class Stream(Protocol):
-    """Host batches by their place; can be pickled to worker processes."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int) -> HostBatch: ...
+_LOST_WORKER = (
+    "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
+    "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
+)
 
 
 class LostWorker(RuntimeError):
-    """A worker process is gone, and with it the promised stream."""
+    """A worker process died, and the promised stream ended with it."""
 
 
 class HostBatches(Iterator[HostBatch]):
@@ -37,18 +32,15 @@ class HostBatches(Iterator[HostBatch]):
 
     Iterating raises:
       LostWorker: a worker died.
-      RuntimeError: the iteration goes on after an error, or after `close`.
+      RuntimeError: the iteration continues after an error, or after `close`.
       Exception: whatever reading or transforming a record raised.
     """
 
-    def __init__(self, stream: Stream, parallelism: Parallelism) -> None:
-        self._remaining = len(stream)
-        self._failed = False
+    def __init__(self, stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> None:
+        if not len(stream.source):
+            raise ValueError("The source has no records; give at least one.")
+        self._remaining, self._failed = len(stream), False
         self._iterator = _prefetching(stream, parallelism) if self._remaining else None
-
-    def __len__(self) -> int:
-        """Batches still to come."""
-        return self._remaining
 
     def __next__(self) -> HostBatch:
         if self._failed:
@@ -60,12 +52,10 @@ class HostBatches(Iterator[HostBatch]):
             raise RuntimeError(f"The input pipeline is closed with {self._remaining} batches to come.")
         try:
             batch = next(self._iterator)
-        except StopIteration as error:
-            self._fail()
-            raise LostWorker(_LOST_WORKER.format(self._remaining)) from error
         except BaseException as error:
-            self._fail()
-            if "terminated unexpectedly" in str(error):
+            self._failed = True
+            self.close()
+            if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
                 raise LostWorker(_LOST_WORKER.format(self._remaining)) from error
             raise
         self._remaining -= 1
@@ -80,13 +70,7 @@ class HostBatches(Iterator[HostBatch]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _fail(self) -> None:
-        self._failed = True
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -110,17 +94,14 @@ def train_batches(
       global_batch: examples in a step, over all processes.
       rows: (R,) positions in the global batch that this process supplies.
       start_step: the step that is due.
-      num_steps: of the whole run.
+      num_steps: of the complete run.
       parallelism: changes the speed, never the content.
 
     Raises:
-      ValueError: an argument lies outside its range.
+      ValueError: the source has no records, or `start_step` is out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}; give 0 to 2**32 - 1.")
     if not 0 <= start_step <= num_steps:
         raise ValueError(f"start_step is {start_step} of {num_steps} steps; give 0 to {num_steps}.")
-    rows = _checked_rows(source, global_batch, rows)
     stream = TrainStream(source, transform, seed, global_batch, rows, start_step, num_steps)
     return HostBatches(stream, parallelism)
 
@@ -137,19 +118,11 @@ def evaluation_batches(
 
     Arguments and errors as for `train_batches`.
     """
-    return HostBatches(
-        EvaluationStream(source, transform, global_batch, _checked_rows(source, global_batch, rows)), parallelism
-    )
+    return HostBatches(EvaluationStream(source, transform, global_batch, rows), parallelism)
 
 
-_LOST_WORKER = (
-    "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
-    "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
-)
-
-
-def _prefetching(stream: Stream, parallelism: Parallelism) -> Any:
-    """Grain's iterator over a stream, each thread preparing whole batches, in order."""
+def _prefetching(stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> Any:
+    """Grain's iterator over a stream, each thread preparing complete batches, in order."""
     options = grain.ReadOptions(parallelism.num_threads, prefetch_buffer_size=parallelism.num_threads + 1)
     dataset = grain.MapDataset.source(stream).to_iter_dataset(options)
     if parallelism.num_workers:
@@ -158,12 +131,3 @@ def _prefetching(stream: Stream, parallelism: Parallelism) -> Any:
         workers = grain.MultiprocessingOptions(num_workers=parallelism.num_workers, per_worker_buffer_size=1)
         dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize_worker)
     return iter(dataset)
-
-
-def _checked_rows(source: Source, global_batch: int, rows: np.ndarray) -> np.ndarray:
-    rows = np.asarray(rows, np.int64)
-    if len(source) == 0:
-        raise ValueError("The source has no records; give at least one.")
-    if rows.ndim != 1 or len(rows) == 0 or not 0 <= rows.min() <= rows.max() < global_batch:
-        raise ValueError(f"rows is {rows}; give positions from 0 to {global_batch - 1} in a batch of {global_batch}.")
-    return rows

@@ -1,4 +1,4 @@
-"""From the rows each process has prepared to global arrays on the devices, a few batches ahead.
+"""From the rows that each process has prepared to global arrays on the devices, a few batches ahead.
 
 The sharding comes from the caller, so nothing here knows meshes; it shards the batch dimension only.
 """
@@ -15,37 +15,28 @@ from vit_jax.data.stream import HostBatch
 
 
 def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
-    """Rows of the global batch that devices of this process hold, (R,), sorted, each once."""
+    """Rows of the global batch on devices of this process, (R,), sorted, each once."""
     parts = sharding.addressable_devices_indices_map((global_batch,)).values()
     return np.unique(np.concatenate([np.arange(global_batch)[index] for index in parts]))
 
 
-def place(batch: HostBatch, rows: np.ndarray, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
-    """Makes the global batch of which this process supplies some rows; images stay uint8.
+def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
+    """Makes the global batch of which this process supplies the rows that `local_rows` gives; images stay uint8.
 
     Args:
       batch: R rows.
-      rows: (R,) their places in the global batch, from `local_rows`.
       sharding: of the batch dimension, for every array.
       global_batch: rows over all processes.
     """
-    parts = {}
-    for device, index in sharding.addressable_devices_indices_map((global_batch,)).items():
-        start, stop, _ = index[0].indices(global_batch)  # type: ignore[index]
-        # The rows of one device are neighbours, in `rows` too, as these are sorted and hold all of them.
-        first = int(np.searchsorted(rows, start))
-        parts[device] = slice(first, first + stop - start)
 
     def globalize(local: np.ndarray) -> jax.Array:
-        pieces = [jax.device_put(local[part], device) for device, part in parts.items()]
-        shape = (global_batch, *local.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+        return jax.make_array_from_process_local_data(sharding, local, (global_batch, *local.shape[1:]))
 
     return Batch(image_BHWC=globalize(batch.image), label_B=globalize(batch.label), mask_B=globalize(batch.mask))
 
 
 def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], size: int = 2) -> Iterator[Any]:
-    """Yields placed batches in order, with `size` of them on their way to the devices.
+    """Yields placed batches in order, with `size` of them in transfer to the devices.
 
     Args:
       batches: host batches.
@@ -57,5 +48,4 @@ def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], si
         placed.append(place(batch))
         if len(placed) >= size:
             yield placed.popleft()
-    while placed:
-        yield placed.popleft()
+    yield from placed

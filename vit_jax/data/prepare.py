@@ -3,6 +3,8 @@
 import difflib
 import importlib.util
 
+import tensorflow_datasets as tfds
+
 from vit_jax.data import digits
 
 
@@ -12,7 +14,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     Args:
       name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
       data_dir: where TFDS keeps prepared datasets; None: its own default.
-      manual_dir: where archives lie that have to be fetched by hand (ImageNet's two tar files).
+      manual_dir: of archives that must be downloaded by hand (ImageNet's two tar files).
 
     Returns:
       The folder of the prepared dataset.
@@ -22,9 +24,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     """
     if name == "digits":
         return str(digits.prepare(data_dir))
-    import tensorflow_datasets as tfds
-
-    catalogue = tfds.list_builders(with_community_datasets=False)  # community's would be fetched from the network
+    catalogue = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
     if family not in catalogue:
         near = difflib.get_close_matches(family, [*catalogue, "digits"], n=3)

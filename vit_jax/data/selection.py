@@ -1,24 +1,22 @@
-"""What a config chooses of a dataset: some of its classes, and for training a few examples of each."""
+"""What a config selects of a dataset: some of its classes, and for training a few examples of each."""
 
 import difflib
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.sources import Source, few
-from vit_jax.data.subset import SubsetSource, checked_labels, first_by_hash
+from vit_jax.data.records import Source, checked_labels, few
+from vit_jax.data.subset import SubsetSource, first_by_hash
 
 
 def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
     """Applies `config.classes` and, for training, `config.train_examples_per_class`; the source itself without them.
 
     Raises:
-      ValueError: a class that the data does not have, that is named twice or is the only one; less than one example
-        asked for; no examples, or for training a class with too few.
+      ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or for
+        training a class with too few.
     """
     per_class = config.train_examples_per_class
-    if per_class is not None and per_class < 1:
-        raise ValueError(f"config.input.train_examples_per_class is {per_class}; give at least 1, or None for all.")
     if not config.classes and (per_class is None or not training):
         return source
     class_names = tuple(config.classes) or source.class_names
@@ -36,7 +34,7 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
 
 
 def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
-    """For each known class its place among the chosen ones, or -1."""
+    """For each known class its number among the chosen ones, or -1."""
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)

@@ -1,4 +1,4 @@
-"""What the first bytes of a file tell about it, beside what its decoder says: why it is no image, which inks it has."""
+"""Facts from the first bytes of a file: why it is no image, and whether its CMYK colours are ambiguous."""
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -17,7 +17,7 @@ _JPEG_ADOBE, _JPEG_SCAN = 0xEE, 0xDA
 
 
 def explain_unreadable(file: bytes) -> str:
-    """Why a file that no decoder accepts is no image, for the person who put it there."""
+    """Why a file that no decoder accepts is no image."""
     if not file:
         return "The file is empty"
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
@@ -29,10 +29,9 @@ def explain_unreadable(file: bytes) -> str:
 
 
 def has_unmarked_inks(file: bytes) -> bool:
-    """Whether this is a JPEG of four inks (CMYK) that does not say which way round they are stored.
+    """Whether this is a CMYK JPEG without the marker by which Adobe says that the inks are stored inverted.
 
-    Adobe stores them inverted and adds a marker. Without it decoders disagree: TensorFlow takes 0 for no ink, PIL and
-    OpenCV for all of it.
+    Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
     """
     if not file.startswith(_JPEG_START):
         return False

@@ -1,8 +1,8 @@
-"""The order of examples: which record, with which random numbers, stands in which row of which step.
+"""The order of examples: which record, with which random numbers, is in which row of which step.
 
 A stream is a random-access sequence of host batches. Row r of step t is position t x global_batch + r of one
 endless sequence, a fresh permutation of the records for each epoch. So the content depends on (seed, step,
-global_batch) alone: not on workers, threads, hosts, or where a run was continued.
+global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.sources import Record, Source
+from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
-_ORDER, _AUGMENTATION = 0, 1  # what random numbers are for; keeps their seeds apart
+_ORDER, _AUGMENTATION = 0, 1  # the purpose of random numbers; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
 _FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than computing it
 
@@ -65,7 +65,7 @@ class TrainStream:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationStream:
-    """Batches that hold every record once, in order; the last is filled up with rows of mask 0 and index -1."""
+    """Batches that hold every record once, in order; the last is padded with rows of mask 0 and index -1."""
 
     source: Source
     transform: EvaluationTransform
@@ -84,7 +84,7 @@ class EvaluationStream:
 
 
 def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """The record at a place of an epoch's permutation, which for many records is computed without being stored."""
+    """The record at a place of an epoch's permutation; for many records the permutation is not stored."""
     key = _epoch_key(seed, epoch)
     if num_records <= _FEW_RECORDS:
         return _stored_order(key, num_records)[offset]
@@ -108,11 +108,9 @@ def _shuffled(offset: int, key: int, num_records: int) -> int:
     if last & (last - 1):
         return shuffle(offset, max_index=last)
     # For some powers of two grain 0.2.18 repeats one record and drops another. So permute one number more, and
-    # where that number comes out, follow it to what it stands for.
-    place = index_shuffle(offset, max_index=num_records, seed=key, rounds=_SHUFFLE_ROUNDS)
-    return (
-        place if place < num_records else index_shuffle(place, max_index=num_records, seed=key, rounds=_SHUFFLE_ROUNDS)
-    )
+    # replace that number, where it comes out, by its own image.
+    place = shuffle(offset, max_index=num_records)
+    return place if place < num_records else shuffle(place, max_index=num_records)
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,5 +135,5 @@ def _fill(batch: HostBatch, row: int, index: int, source: Source, transform: Cal
         batch.label[row] = record.label
         batch.image[row] = transform(record)
     except UnreadableImage:
-        return  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
+        return  # zeros with mask 0: the run continues, and `UnreadableLog` counts
     batch.mask[row] = 1.0

@@ -1,19 +1,20 @@
 """Parts of a source, and the split of one into two to choose settings on.
 
-What is chosen depends on the seed and on what each record is known by (`Source.key_of`), not on its neighbours:
-a record that is added leaves the order of the others, and the first ten of a class are among its first twenty.
+The choice depends on the seed and on each record's own key (`Source.key_of`), not on its neighbours: adding a
+record keeps the order of the others, and the first ten of a class are among its first twenty.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources import Record, Source
+from vit_jax.data.records import Record, Source, checked_labels
 
 
-class SubsetSource:
-    """Chosen records of another source, in the order given; it holds their numbers and nothing else."""
+class SubsetSource(Source):
+    """Chosen records of another source, in the order given; it stores their numbers only."""
 
     def __init__(
         self,
@@ -25,32 +26,17 @@ class SubsetSource:
         """Takes the records by their numbers in `source`.
 
         Args:
-          source: where they are.
+          source: of all records.
           indices: integers (N,), 0 to len(source) - 1.
           class_names: of the subset; None: those of `source`.
-          relabel: for each class of `source` its number among `class_names`, -1 for a class that no chosen record
-            has; None: the number stays.
-
-        Raises:
-          ValueError: an index, or the new number of a chosen record, lies outside its range.
+          relabel: for each class of `source` its number among `class_names`, -1 for a class without chosen records;
+            None: the number stays.
         """
         self.source, self.class_names = source, source.class_names if class_names is None else tuple(class_names)
         self._indices = np.asarray(indices, np.int64).reshape(-1)
         self._relabel = np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
-        if len(self._indices) and not 0 <= self._indices.min() <= self._indices.max() < len(source):
-            raise ValueError(
-                f"indices reach {self._indices.min()} to {self._indices.max()}; give 0 to {len(source) - 1}."
-            )
-        if len(self._relabel) != source.num_classes:
-            raise ValueError(
-                f"relabel has {len(self._relabel)} numbers; give one for each of {source.num_classes} classes."
-            )
-        if class_names is not None or relabel is not None:
-            _require_classes(self.labels, self.class_names)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
+        assert len(self._relabel) == source.num_classes, "one new number for each class"
+        assert np.all((self._indices >= 0) & (self._indices < len(source))), "numbers of records"
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -59,8 +45,8 @@ class SubsetSource:
         record = self.source[int(self._indices[index])]
         return Record(record.image, int(self._relabel[record.label]))
 
-    @property
-    def labels(self) -> np.ndarray:
+    @functools.cached_property
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
         return self._relabel[checked_labels(self.source)[self._indices]].astype(np.int32)
 
     def name_of(self, index: int) -> str:
@@ -75,20 +61,18 @@ def hold_out(
 ) -> tuple[SubsetSource, SubsetSource]:
     """Splits a source, class by class, into the rest and a held-out part, each in the order of the source.
 
-    Of a class with two examples or more at least one comes to either side; the only example of a class stays in the
-    rest.
+    A class with two examples or more has at least one on either side; the only example of a class stays in the rest.
 
     Args:
-      source: what to split.
+      source: to split.
       fraction: of each class that is held out, above 0 and below 1.
       seed: chooses the examples.
       purpose: chooses others with the same seed.
 
     Raises:
-      ValueError: the fraction lies outside its range, or no class has two examples.
+      ValueError: no class has two examples.
     """
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"The fraction to hold out is {fraction}; give one above 0 and below 1.")
+    assert 0.0 < fraction < 1.0, fraction
     labels = checked_labels(source)
     sizes = np.bincount(labels, minlength=source.num_classes)
     counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
@@ -99,7 +83,7 @@ def hold_out(
 
 
 def classes_without_examples(source: Source) -> list[str]:
-    """Names of the classes that no record is of."""
+    """Names of the classes without records."""
     sizes = np.bincount(checked_labels(source), minlength=source.num_classes)
     return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
 
@@ -110,11 +94,11 @@ def first_by_hash(
     """Picks the first `counts[label]` records of each class, in the order of their hash.
 
     Args:
-      source: where the records are.
+      source: of the records.
       indices: integers (N,), the candidates.
       labels: integers (N,), their classes.
       counts: integers (num_classes,).
-      salt: hashed with each record's key: the seed, and what the choice is for.
+      salt: hashed with each record's key: the seed, and the purpose of the choice.
 
     Returns:
       bool (N,): which are picked.
@@ -127,24 +111,3 @@ def first_by_hash(
     chosen = np.zeros(len(indices), bool)
     chosen[order] = place_in_class < counts[labels[order]]
     return chosen
-
-
-def checked_labels(source: Source) -> np.ndarray:
-    """The labels of a source.
-
-    Raises:
-      ValueError: one is no class, as in test splits whose labels are secret (-1).
-    """
-    labels = source.labels
-    wrong = np.flatnonzero((labels < 0) | (labels >= source.num_classes))
-    if len(wrong):
-        raise ValueError(
-            f"{source.name_of(int(wrong[0]))} has the label {labels[wrong[0]]}, but classes are 0 to "
-            f"{source.num_classes - 1}: this split has no labels to choose by. Take another."
-        )
-    return labels
-
-
-def _require_classes(labels: np.ndarray, class_names: tuple[str, ...]) -> None:
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
-        raise ValueError(f"New labels reach {labels.min()} to {labels.max()}; there are {len(class_names)} classes.")

@@ -1,9 +1,10 @@
 """Datasets of the TFDS catalogue, prepared as ArrayRecord files, read by index without TensorFlow.
 
-Images are handed on as they are stored (encoded); decoding them is the business of the transforms.
+Images stay as they are stored (encoded); the transforms decode them.
 """
 
 import difflib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Record, Source
 
 CHUNK = 256  # records read at once for their labels
 
 
-class TfdsSource:
+class TfdsSource(Source):
     """One split, or a part of one, of a prepared dataset with the features "image" and "label"."""
 
     def __init__(self, builder: Any, split: str) -> None:
@@ -30,11 +31,11 @@ class TfdsSource:
         _require_split(builder, split)
         self.class_names = _class_names(builder)
         self.split = split
-        # Every image feature is left encoded, also those nobody reads: TFDS would decode them with TensorFlow.
-        skip = {key: tfds.decode.SkipDecoding() for key, f in builder.info.features.items() if _is_image(f)}
+        # Every image feature stays encoded, also those that are not read: TFDS would decode them with TensorFlow.
+        encoded = [key for key, f in builder.info.features.items() if isinstance(f, tfds.features.Image)]
+        skip = dict.fromkeys(encoded, tfds.decode.SkipDecoding())
         self._records = builder.as_data_source(split=split, decoders=skip)
         self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
-        self._labels: np.ndarray | None = None
 
     @classmethod
     def from_name(cls, name: str, split: str, data_dir: str | None) -> "TfdsSource":
@@ -49,7 +50,7 @@ class TfdsSource:
             known = tfds.list_builders(with_community_datasets=False)
             near = difflib.get_close_matches(name.partition(":")[0].partition("/")[0], known, n=3)
             raise ValueError(
-                f"TFDS has no dataset {name!r}, and none is prepared in {_shown(data_dir)}."
+                f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
                 + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
             ) from None
         except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
@@ -58,12 +59,8 @@ class TfdsSource:
 
     @classmethod
     def from_directory(cls, path: Path, split: str) -> "TfdsSource":
-        """Opens the prepared dataset that lies in a folder (the one with dataset_info.json)."""
+        """Opens the prepared dataset in a folder (the one with dataset_info.json)."""
         return cls(tfds.builder_from_directory(os.fspath(path)), split)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -72,22 +69,17 @@ class TfdsSource:
         record = self._records[index]
         return Record(record["image"], int(record["label"]))
 
-    @property
-    def labels(self) -> np.ndarray:
-        """Read once and kept; images are passed over undecoded, but the files that hold them are read through."""
-        if self._labels is None:
-            raw = self._records.data_source
-            chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
-            records = (record for chunk in chunks for record in raw.__getitems__(chunk))
-            parse = self._label_only.deserialize_example_np
-            self._labels = np.fromiter((parse(record)["label"] for record in records), np.int32, len(raw))
-        return self._labels
+    @functools.cached_property
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
+        """Read once and kept; no image is decoded, but the files with the images are read from end to end."""
+        raw = self._records.data_source
+        chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
+        records = (record for chunk in chunks for record in raw.__getitems__(chunk))
+        parse = self._label_only.deserialize_example_np
+        return np.fromiter((parse(record)["label"] for record in records), np.int32, len(raw))
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
-
-    def key_of(self, index: int) -> bytes:
-        return b"%d" % index
 
 
 def _require_prepared(builder: Any) -> None:
@@ -119,18 +111,10 @@ def _require_split(builder: Any, split: str) -> None:
 def _class_names(builder: Any) -> tuple[str, ...]:
     features = dict(builder.info.features)
     labelled = isinstance(features.get("label"), tfds.features.ClassLabel)
-    if not labelled or not _is_image(features.get("image")):
+    if not labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
         raise ValueError(
             f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
             "and 'label' (a ClassLabel)."
         )
     return tuple(features["label"].names)
-
-
-def _is_image(feature: Any) -> bool:
-    return isinstance(feature, tfds.features.Image)
-
-
-def _shown(data_dir: str | None) -> str:
-    return repr(data_dir) if data_dir else "the default data_dir of TFDS"

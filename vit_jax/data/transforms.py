@@ -1,10 +1,12 @@
-"""What is done to one record, for training and for testing: from stored bytes to uint8 pixels of the model's size.
+"""The transforms of one record, for training and for testing: from stored bytes to uint8 pixels of the model's size.
 
-Both transforms are values that can be pickled. They are pure: what is random comes from the generator given.
-Nothing here scales values or mixes images; that is done in the train step, on the device.
+Both are values that can be pickled, and pure: random numbers come from the generator given. Nothing here scales
+values or mixes images; the train step does so, on the device.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Literal
 
 import cv2
@@ -12,12 +14,20 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import augment, crops, images
-from vit_jax.data.sources import Record
+from vit_jax.data.records import Record
+from vit_jax.references import resolve
+
+Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Decode, crop, flip, RandAugment; fields as in `InputConfig`."""
+    """Decode, crop, flip, RandAugment, a user's own augmentations; fields as in `InputConfig`.
+
+    An augmentation is a reference "package.module:name", resolved once in each process, or a callable that can be
+    pickled to workers.
+    """
 
     image_size: tuple[int, int]
     crop: Literal["inception", "resize", "resize_short_side", "shift", "none"]
@@ -28,14 +38,22 @@ class TrainTransform:
     randaugment_layers: int
     randaugment_magnitude: int
     resize_pixels: int | None = None
+    augmentations: tuple[str | Augmentation, ...] = ()
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-        """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
+        """Returns uint8 (height, width, 3), RGB.
+
+        Raises:
+          UnreadableImage: the record's.
+          ValueError: an augmentation returned something else than such an image.
+        """
         image = self._crop(images.decode(record.image), rng)
         if self.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1)
         if self.randaugment_layers:
             image = augment.randaugment(rng, image, self.randaugment_layers, self.randaugment_magnitude)
+        for augmentation in self.augmentations:
+            image = _apply(augmentation, image, rng)
         return image
 
     def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -62,7 +80,7 @@ class EvaluationTransform:
     def __call__(self, record: Record) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
         image = images.decode(record.image)
-        if self.resize == "direct":  # as the released code's: a sample for each pixel, not an average
+        if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
         covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
@@ -70,62 +88,48 @@ class EvaluationTransform:
 
 
 def build_train_transform(config: InputConfig) -> TrainTransform:
-    """The training transform of a config.
+    """The training transform of a valid config.
 
     Raises:
-      ValueError: a value lies outside its range, or belongs to a crop or an augmentation that is off.
+      ValueError: an augmentation cannot be imported or called.
     """
-    low, high = config.crop_area_fraction
-    if not 0.0 < low <= high <= 1.0:
-        raise ValueError(f"crop_area_fraction is {(low, high)}; give a smallest and a largest part, above 0, up to 1.")
-    if config.shift_pixels < 0 or (config.shift_pixels > 0) != (config.train_crop == "shift"):
-        raise ValueError(
-            f'shift_pixels is {config.shift_pixels} with train_crop="{config.train_crop}"; give at least 1 with '
-            'train_crop="shift" and 0 otherwise.'
-        )
-    layers, magnitude = config.randaugment_layers, config.randaugment_magnitude
-    if layers < 0 or magnitude < 0 or (magnitude and not layers):
-        raise ValueError(f"randaugment_layers={layers}, randaugment_magnitude={magnitude}; give both, or 0 for both.")
+    for reference in config.augmentations:
+        _resolved(reference)
     return TrainTransform(
-        image_size=_checked_size(config),
+        image_size=config.image_size,
         crop=config.train_crop,
-        crop_area_fraction=(low, high),
+        crop_area_fraction=config.crop_area_fraction,
         crop_distribution=config.crop_distribution,
         shift_pixels=config.shift_pixels,
         flip=config.flip,
-        randaugment_layers=layers,
-        randaugment_magnitude=magnitude,
-        resize_pixels=_checked_resize_pixels(config),
+        randaugment_layers=config.randaugment_layers,
+        randaugment_magnitude=config.randaugment_magnitude,
+        resize_pixels=config.train_resize_pixels,
+        augmentations=config.augmentations,
     )
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
-    """The transform of every evaluation.
-
-    Raises:
-      ValueError: the size or test_crop_fraction lies outside its range.
-    """
-    if not 0.0 < config.test_crop_fraction <= 1.0:
-        raise ValueError(f"test_crop_fraction is {config.test_crop_fraction}; give a part above 0, up to 1.")
-    return EvaluationTransform(_checked_size(config), config.test_resize, config.test_crop_fraction)
+    """The transform of every evaluation, of a valid config."""
+    return EvaluationTransform(config.image_size, config.test_resize, config.test_crop_fraction)
 
 
-def _checked_resize_pixels(config: InputConfig) -> int | None:
-    pixels, resizes = config.train_resize_pixels, config.train_crop in ("resize", "resize_short_side")
-    if resizes != (pixels is not None):
+@functools.cache
+def _resolved(reference: str) -> Augmentation:
+    augmentation = resolve(reference, "config.input.augmentations")
+    if not callable(augmentation):
         raise ValueError(
-            f'train_resize_pixels is {pixels} with train_crop="{config.train_crop}"; give a number with "resize" and '
-            '"resize_short_side", and None otherwise.'
+            f"config.input.augmentations: {reference!r} is {type(augmentation).__name__}; give a function of an image "
+            "and a numpy Generator."
         )
-    if pixels is not None and pixels < max(config.image_size):
-        raise ValueError(
-            f"train_resize_pixels is {pixels}, and a crop of image_size {tuple(config.image_size)} does not fit; give "
-            f"at least {max(config.image_size)}."
-        )
-    return pixels
+    return augmentation
 
 
-def _checked_size(config: InputConfig) -> tuple[int, int]:
-    if len(config.image_size) != 2 or min(config.image_size) < 1:
-        raise ValueError(f"image_size is {config.image_size}; give height and width in pixels, at least 1 each.")
-    return (int(config.image_size[0]), int(config.image_size[1]))
+def _apply(augmentation: str | Augmentation, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    function = _resolved(augmentation) if isinstance(augmentation, str) else augmentation
+    result = function(image.copy(), rng)  # a copy, because the image may be part of the stored record
+    if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (image.dtype, image.shape):
+        is_array = isinstance(result, np.ndarray)
+        found = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
+        raise ValueError(f"The augmentation {augmentation!r} returned {found}; return uint8 {image.shape}.")
+    return result

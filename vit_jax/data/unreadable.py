@@ -1,59 +1,48 @@
-"""Counts images that could not be decoded, says why, and stops a run that meets too many."""
+"""Counts images that could not be decoded, reports why, and stops a run with too many."""
 
 import logging
 from collections.abc import Iterable, Iterator
 
 from vit_jax.data.images import UnreadableImage, decode
-from vit_jax.data.sources import Source
+from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
-
-SHOWN_NAMES = 10
 
 
 class UnreadableLog:
-    """Remembers which records of a source arrived with mask 0; each counts once, however often it comes."""
+    """The records of a source that arrived with mask 0; each counts once, however often it is read."""
 
     def __init__(self, source: Source, max_unreadable: int) -> None:
         self._source, self._max_unreadable = source, max_unreadable
-        self._reasons: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}  # by the index of the record
 
     @property
     def count(self) -> int:
-        """Unreadable images met so far by this process."""
-        return len(self._reasons)
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Why, by the index of the record."""
-        return dict(self._reasons)
+        """Unreadable images so far in this process."""
+        return len(self.reasons)
 
     def update(self, batch: HostBatch) -> None:
-        """Looks through one batch.
+        """Counts and logs the unreadable images of one batch.
 
         Raises:
           ValueError: more images than `max_unreadable` could not be read; it names them.
         """
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
-            if index not in self._reasons:
-                reason = self._reasons[index] = reason_of(self._source, index)
+            if index not in self.reasons:
+                reason = self.reasons[index] = reason_of(self._source, index)
                 name = self._source.name_of(index)
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if self.count > self._max_unreadable:
-            raise ValueError(self._message())
+            raise ValueError(
+                f"{self.count} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
+                f"{few([self._source.name_of(index) for index in self.reasons])}. Replace or remove them, or raise "
+                "config.input.max_unreadable."
+            )
 
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-        """The same batches, each looked through on its way."""
+        """Yields the same batches, each after `update`."""
         for batch in batches:
             self.update(batch)
             yield batch
-
-    def _message(self) -> str:
-        names = [self._source.name_of(index) for index in list(self._reasons)[:SHOWN_NAMES]]
-        more = f" and {self.count - SHOWN_NAMES} more" if self.count > SHOWN_NAMES else ""
-        return (
-            f"{self.count} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
-            f"{', '.join(names)}{more}. Replace or remove them, or raise config.input.max_unreadable."
-        )
 
 
 def reason_of(source: Source, index: int) -> str:
@@ -62,4 +51,4 @@ def reason_of(source: Source, index: int) -> str:
         decode(source[index].image)
     except UnreadableImage as error:
         return str(error)
-    return "It could not be read at first, and now can be"
+    return "It could not be read at first, but it can be now"

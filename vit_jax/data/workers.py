@@ -1,7 +1,6 @@
-"""How many threads and processes prepare batches, and how the processes live and die.
+"""How many threads and processes prepare batches, and how the processes start and end.
 
-Worker processes read the memory of no device, listen to no Ctrl-C, and leave when the run that started them
-is gone, in whichever way it went.
+Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason.
 """
 
 import multiprocessing
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
-BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one being consumed
+BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
 PARENT_POLL_SECONDS = 0.5
 
 
@@ -32,7 +31,7 @@ def choose_parallelism(
     batch_bytes: int,
     shared_memory: str = "/dev/shm",
 ) -> Parallelism:
-    """The numbers given, and for those left open a choice that suits the cores of this process.
+    """The numbers given, and in the place of None a choice by the cores of this process.
 
     Args:
       num_workers: processes; None: a choice.
@@ -41,51 +40,42 @@ def choose_parallelism(
       shared_memory: where workers put batches; not checked where it does not exist.
 
     Raises:
-      ValueError: a number is too small, or shared memory too small for the workers.
+      ValueError: shared memory is too small for the workers.
     """
-    if (num_workers or 0) < 0 or (num_threads is not None and num_threads < 1):
-        raise ValueError(
-            f"num_workers={num_workers}, num_threads={num_threads}; give at least 0 workers and 1 "
-            "thread, or None for a choice by the number of cores."
-        )
     cores = available_cores()
     if num_workers is None:
         num_workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
     if num_workers:
         _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, shared_memory)
-    return Parallelism(num_workers, num_threads or _default_threads(cores, num_workers))
+    # Beyond these numbers Python's lock is the limit.
+    threads = min(max(cores // num_workers, 1), CORES_PER_WORKER) if num_workers else min(cores, MANY_CORES)
+    return Parallelism(num_workers, num_threads or threads)
 
 
 def available_cores() -> int:
-    """Cores this process may use, which taskset and many schedulers make fewer than the machine has."""
+    """Cores that this process may use; taskset and many schedulers grant fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def initialize_worker(worker_index: int, worker_count: int) -> None:
-    """What every worker does first; called by grain in the new process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the main process hears them too, saves, and closes the workers
+    """Sets up a worker; called by grain in the new process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the main process receives them too, saves, closes the workers
         signal.signal(number, signal.SIG_IGN)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")
-    threading.Thread(target=_leave_with_parent, name="leave_with_parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
 
 
-def _leave_with_parent() -> None:
+def _end_with_parent() -> None:
     # Not PR_SET_PDEATHSIG: it fires when the *thread* that started this process ends, and grain uses one.
     parent = multiprocessing.parent_process()
     while parent is not None and os.getppid() == parent.pid:
         time.sleep(PARENT_POLL_SECONDS)
     if parent is not None:
         os._exit(1)
-
-
-def _default_threads(cores: int, workers: int) -> int:
-    if workers == 0:
-        return min(cores, MANY_CORES)  # beyond it Python's lock is the limit
-    return min(max(cores // workers, 1), CORES_PER_WORKER)
 
 
 def _require_shared_memory(needed_bytes: int, workers: int, path: str) -> None:

@@ -8,7 +8,7 @@ import jax
 from vit_jax.arrays import Batch, normalise
 from vit_jax.data.pipeline import evaluation_batches
 from vit_jax.data.placement import local_rows, place, prefetch
-from vit_jax.data.sources import Source, few
+from vit_jax.data.records import Source, few
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
 from vit_jax.evals.per_class import PerClassEvaluator, PerClassResult, per_class_sums
@@ -47,7 +47,7 @@ def evaluate(classifier: Classifier, source: Source, *, global_batch: int, max_u
         with evaluation_batches(
             source, classifier.transform, global_batch=global_batch, rows=rows, parallelism=parallelism
         ) as batches:
-            yield prefetch(log.watch(batches), lambda batch: place(batch, rows, sharding, global_batch))
+            yield prefetch(log.watch(batches), lambda batch: place(batch, sharding, global_batch))
 
     def step(model: object, batch: Batch) -> dict[str, jax.Array]:
         output = model(normalise(batch.image_BHWC, dtype))  # type: ignore[operator]

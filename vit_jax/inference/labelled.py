@@ -12,8 +12,9 @@ import numpy as np
 from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.checkpoint.weights import Weights
 from vit_jax.config import InputConfig
-from vit_jax.data.folder import WHOLE, split_folders
-from vit_jax.data.sources import Source, few, folder_of, located, open_source
+from vit_jax.data.folder import WHOLE, folder_of, located, split_folders
+from vit_jax.data.records import Source, few
+from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
 
 

@@ -3,7 +3,7 @@
 from vit_jax.checkpoint.transfer import Fitted, fit, without_head
 from vit_jax.checkpoint.weights import Weights, load_weights
 from vit_jax.config import Architecture, FinetuneConfig, adapt_architecture
-from vit_jax.data.sources import Source
+from vit_jax.data.records import Source
 
 
 def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:

@@ -25,7 +25,8 @@ from vit_jax.config import (
 )
 from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
 from vit_jax.data.placement import local_rows, place, prefetch
-from vit_jax.data.sources import Source, open_source
+from vit_jax.data.records import Source
+from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism, choose_parallelism
@@ -253,5 +254,4 @@ def _parallelism(config: RunConfig, num_rows: int) -> Parallelism:
 def _placed(
     batches: HostBatches, log: UnreadableLog, sharding: jax.sharding.NamedSharding, global_batch: int
 ) -> Iterator[Batch]:
-    rows = local_rows(sharding, global_batch)
-    return prefetch(log.watch(batches), lambda batch: place(batch, rows, sharding, global_batch))
+    return prefetch(log.watch(batches), lambda batch: place(batch, sharding, global_batch))

@@ -15,7 +15,7 @@ from vit_jax.checkpoint import CheckpointStore
 from vit_jax.checkpoint.transfer import Fitted
 from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.cost.flops import training_flops_per_image
-from vit_jax.data.sources import few
+from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator

@@ -15,7 +15,8 @@ from vit_jax.checkpoint.description import describe
 from vit_jax.checkpoint.training_data import TrainingData
 from vit_jax.config import Architecture, RunConfig, to_dict
 from vit_jax.cost.flops import exaflops, forward_macs
-from vit_jax.data.sources import few, folder_of, located, records_sha256
+from vit_jax.data.folder import folder_of, located
+from vit_jax.data.records import few, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState

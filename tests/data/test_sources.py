@@ -1,0 +1,115 @@
+"""From the `data` of a config to a source: kinds, splits, and a user's own sources."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from vit_jax.data.memory import CachedSource
+from vit_jax.data.records import few, records_sha256
+from vit_jax.data.sources import open_source
+
+OWN = """
+import numpy as np
+from vit_jax.data.records import Source
+
+
+class Levels(Source):
+    class_names = ("dark", "light")
+
+    def __init__(self, split, config, seed):
+        self.levels = np.arange(seed, 8 if split == "train" else 4, dtype=np.uint8) * 30
+        self.labels = (self.levels > 100).astype(int)
+
+    def image_of(self, index):
+        return np.full((5, 4, 3), self.levels[index])
+
+
+def changed(**fields):
+    def opener(split, config, seed):
+        source = Levels(split, config, seed)
+        vars(source).update(fields)
+        return source
+    return opener
+
+
+out_of_range = changed(labels=np.array([0, 2]))
+not_integers = changed(labels=np.array([0.0, 1.0]))
+column = changed(labels=np.zeros((2, 1), int))
+empty = changed(labels=np.zeros(0, int))
+one_class = changed(class_names=("dark",))
+twice = changed(class_names=("dark", "dark"))
+no_tuple = changed(class_names=["dark", "light"])
+nothing = lambda split, config, seed: None
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_own_source(own, make_config):
+    train, test = (open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test"))
+    assert (len(train), len(test), train.num_classes) == (7, 3, 2)
+    assert train[6].label == 1
+    assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))
+    assert (train.name_of(6), train.key_of(6)) == ("record 6", b"6")
+    assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
+    assert records_sha256(train) != records_sha256(test)
+
+
+def test_own_source_is_selected_and_cached_like_others(own, make_config):
+    config = make_config(classes=("light", "dark"), train_examples_per_class=2, cache_records=True)
+    source = open_source("own_data:Levels", "train", config, 1)
+    assert isinstance(source, CachedSource)
+    assert source.class_names == ("light", "dark")
+    assert np.bincount(source.labels).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("out_of_range", "record 1 has the label 2, but classes are 0 to 1"),
+        ("not_integers", r"labels are float64 \(2,\); give one integer for each of 2 records"),
+        ("column", r"labels are int64 \(2, 1\); give one integer"),
+        ("empty", "it has no records"),
+        ("one_class", r"class_names is \('dark',\); give a tuple of at least two different names"),
+        ("twice", "class_names is"),
+        ("no_tuple", "class_names is"),
+        ("nothing", "NoneType has no class_names, num_classes, labels.*return a vit_jax.data.records.Source"),
+    ],
+)
+def test_own_source_is_validated_when_opened(own, make_config, name, message):
+    with pytest.raises(ValueError, match=f"config.data='own_data:{name}', split 'train': {message}"):
+        open_source(f"own_data:{name}", "train", make_config(), 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("folders:/x", "allowed are .* Did you mean 'folder'"),
+        ("cifar10", "allowed are"),
+        ("tfds:", "allowed are"),
+        ("folder:", "allowed are"),
+        ("", "allowed are"),
+        ("digit", "Did you mean 'digits'"),
+        ("tdfs:cifar10", "there is no such module.* Did you mean 'tfds'"),
+        ("own_data:Level", "own_data has no 'Level'; it has .*Levels"),
+    ],
+)
+def test_unknown_kind_of_data(own, make_config, data, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(data, "train", make_config(), 0)
+
+
+def test_a_folder_without_its_prefix(make_folder, make_config):
+    path = make_folder({"cat/a.png": 1})
+    with pytest.raises(ValueError, match=f"Did you mean 'folder:{path}'"):
+        open_source(str(path), "train", make_config(), 0)
+
+
+def test_few():
+    assert few("abc", repr) == "'a', 'b', 'c'"
+    assert few([str(n) for n in range(13)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"

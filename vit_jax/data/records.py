@@ -1,0 +1,88 @@
+"""One stored example, and what a collection of them offers to the rest of the pipeline.
+
+Every other file of `data/` may import this one; it imports none of them.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Record(NamedTuple):
+    """One stored example.
+
+    Attributes:
+      image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H, W, 3) in RGB.
+      label: class number, 0 to num_classes - 1.
+    """
+
+    image: bytes | np.ndarray
+    label: int
+
+
+class Source:
+    """Records by index. A subclass sets `class_names` and `labels` and defines `image_of`.
+
+    It can be pickled to worker processes and is read from many threads at once.
+
+    Attributes:
+      class_names: one for each class.
+      labels: integers (N,), 0 to num_classes - 1, available without decoding an image.
+    """
+
+    class_names: tuple[str, ...]
+    labels: np.ndarray
+
+    def image_of(self, index: int) -> bytes | np.ndarray:
+        """The image of a record, as in `Record`; may raise `images.UnreadableImage`."""
+        raise NotImplementedError(f"{type(self).__name__} must define image_of(index).")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(self.image_of(index), int(self.labels[index]))
+
+    def name_of(self, index: int) -> str:
+        """The record's name in messages: its file, or "split:index"."""
+        return f"record {index}"
+
+    def key_of(self, index: int) -> bytes:
+        """Identifies the record wherever the data is stored; choices by hash depend on it."""
+        return b"%d" % index
+
+
+def checked_labels(source: Source) -> np.ndarray:
+    """The labels of a source.
+
+    Raises:
+      ValueError: one is no class, as in test splits whose labels are secret (-1).
+    """
+    labels = source.labels
+    wrong = np.flatnonzero((labels < 0) | (labels >= source.num_classes))
+    if len(wrong):
+        raise ValueError(
+            f"{source.name_of(int(wrong[0]))} has the label {labels[wrong[0]]}, but classes are 0 to "
+            f"{source.num_classes - 1}: choose a split with labels, or correct them."
+        )
+    return labels
+
+
+def records_sha256(source: Source) -> str:
+    """SHA-256 over the key and label of every record; not over the images, which would take hours."""
+    digest = hashlib.sha256()
+    for index, label in enumerate(source.labels.tolist()):
+        key = source.key_of(index)
+        digest.update(b"%d %d %b" % (label, len(key), key))
+    return digest.hexdigest()
+
+
+def few(names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+    """The first ten of the names, and the number of the others."""
+    return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
