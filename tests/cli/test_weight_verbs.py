@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.small_networks import RESNET, SQUARE, arrays_of, assert_same
-from tests.data.test_bad_images import ANIMATED_GIF, CMYK_JPEG, PNGS
+from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS
 from tests.inference.samples import (
     CROPPED,
     NAMES,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.test_bad_images import ANIMATED_GIF, CMYK_JPEG, PNGS, UNREADABLE
+from tests.data.test_images import ANIMATED_GIF, CMYK_JPEG, PNGS, UNREADABLE
 from tests.inference.samples import (
     CROPPED,
     DIRECT,
