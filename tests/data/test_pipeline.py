@@ -57,8 +57,10 @@ def test_the_stream_comes_through_in_order(train, threads, start_step):
     assert_comes_through(found, stream)
 
 
-def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(random_source, make_config):
-    transform = build_train_transform(make_config(randaugment_layers=1, randaugment_magnitude=5))
+def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(random_source, make_config, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")  # cannot be pickled by itself
+    monkeypatch.syspath_prepend(tmp_path)
+    transform = build_train_transform(make_config(randaugment_layers=1, augmentations=("own:darker",)))
     numbers = {"seed": 7, "global_batch": BATCH, "rows": ROWS, "start_step": 4, "num_steps": 10**6}
     before, started = set(multiprocessing.active_children()), set()
 
