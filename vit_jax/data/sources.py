@@ -63,7 +63,7 @@ def _validated(source: Any, data: str, split: str) -> Source:
     """The source that a user's own code returned.
 
     Raises:
-      ValueError: it lacks a part of a source, is empty, or its labels, classes and first record do not fit together.
+      ValueError: it lacks a part of a source, is empty, or its labels and classes do not fit together.
     """
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "__len__", "__getitem__", "name_of", "key_of")
