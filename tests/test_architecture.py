@@ -5,6 +5,7 @@ complain: a check that cannot fail proves nothing.
 """
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -116,6 +117,21 @@ def has_step_loop(source: str) -> bool:
     return any(ast.unparse(call.func).rpartition(".")[2] == "train_step" for call in calls)
 
 
+def import_cycles(sources: Sources) -> list[str]:
+    """The first circle of imports among these files, also through imports inside functions."""
+    modules = {module_name(path) for path in sources}
+    graph = {}
+    for path, source in sources.items():
+        names = [(name, name.rpartition(".")[0]) for name in imports(path, source)]
+        found = {next((name for name in pair if name in modules), None) for pair in names}
+        graph[module_name(path)] = found - {None, module_name(path)}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
+
+
 def recipe_violations(sources: Sources) -> list[str]:
     """Recipes import vit_jax.config and the standard library, nothing else."""
     return [
@@ -219,6 +235,10 @@ def test_imports_follow_the_ranks(package):
 def test_there_is_one_loop(package):
     assert loop_violations(package) == []
     assert has_step_loop(package["vit_jax/train/loop.py"])
+
+
+def test_no_circles_of_imports(package):
+    assert import_cycles(package) == []
 
 
 def test_recipes_import_only_config():
@@ -327,6 +347,16 @@ def test_one_loop_passes():
         "cli": "import vit_jax.train.pretrain",
     }
     assert loop_violations({f"vit_jax/{path}.py": source for path, source in sources.items()}) == []
+
+
+def test_circles_of_imports_are_found():
+    sources = {
+        "vit_jax/data/sources.py": "def f():\n    from vit_jax.data import folder",  # inside a function
+        "vit_jax/data/folder.py": "from vit_jax.data.records import few",
+        "vit_jax/data/records.py": "from .sources import Source",
+    }
+    assert len(import_cycles(sources)) == 1
+    assert import_cycles(sources | {"vit_jax/data/records.py": "import vit_jax.data.missing"}) == []
 
 
 def test_recipes_that_reach_further_are_found():

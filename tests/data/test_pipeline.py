@@ -1,6 +1,7 @@
 """Threads and workers change nothing but the speed; errors and dead workers are never the end of the data."""
 
 import collections
+import itertools
 import multiprocessing
 import os
 import signal
@@ -24,10 +25,10 @@ def train(random_source, make_config):
     """Returns a function that runs the pipeline and returns its batches."""
     transform = build_train_transform(make_config(randaugment_layers=1, randaugment_magnitude=5))
 
-    def run(workers=0, threads=1, start_step=0, source=random_source):
+    def run(threads=1, start_step=0, source=random_source):
         numbers = {"seed": 7, "global_batch": BATCH, "rows": ROWS, "start_step": start_step, "num_steps": STEPS}
         stream = TrainStream(source, transform, **numbers)
-        with train_batches(source, transform, parallelism=Parallelism(workers, threads), **numbers) as batches:
+        with train_batches(source, transform, parallelism=Parallelism(0, threads), **numbers) as batches:
             return [HostBatch(*(array.copy() for array in batch)) for batch in batches], stream
 
     return run
@@ -44,12 +45,34 @@ def evaluate(random_source, make_config):
     return start
 
 
-@pytest.mark.parametrize(("workers", "threads", "start_step"), [(0, 1, 0), (0, 4, 0), (2, 2, 4), (0, 1, STEPS)])
-def test_the_stream_comes_through_in_order(train, workers, threads, start_step):
-    found, stream = train(workers, threads, start_step)
-    assert len(found) == len(stream) == STEPS - start_step
+def assert_comes_through(found, stream):
     for i, batch in enumerate(found):
         assert all(np.array_equal(array, truth) for array, truth in zip(batch, stream[i], strict=True))
+
+
+@pytest.mark.parametrize(("threads", "start_step"), [(1, 0), (4, 0), (1, STEPS)])
+def test_the_stream_comes_through_in_order(train, threads, start_step):
+    found, stream = train(threads, start_step)
+    assert len(found) == STEPS - start_step
+    assert_comes_through(found, stream)
+
+
+def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(random_source, make_config, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")  # cannot be pickled by itself
+    monkeypatch.syspath_prepend(tmp_path)
+    transform = build_train_transform(make_config(randaugment_layers=1, augmentations=("own:darker",)))
+    numbers = {"seed": 7, "global_batch": BATCH, "rows": ROWS, "start_step": 4, "num_steps": 10**6}
+    before, started = set(multiprocessing.active_children()), set()
+
+    def run():
+        with train_batches(random_source, transform, parallelism=Parallelism(2, 2), **numbers) as batches:
+            assert_comes_through(itertools.islice(batches, 6), TrainStream(random_source, transform, **numbers))
+            started.update(set(multiprocessing.active_children()) - before)
+            raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        run()
+    assert [child.is_alive() for child in started] == [False, False]
 
 
 def test_evaluation_comes_through(evaluate, random_source, make_config):

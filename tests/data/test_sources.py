@@ -34,6 +34,7 @@ def changed(**fields):
 
 
 out_of_range = changed(labels=np.array([0, 2]))
+plain_list = changed(labels=[0, 1])
 not_integers = changed(labels=np.array([0.0, 1.0]))
 column = changed(labels=np.zeros((2, 1), int))
 empty = changed(labels=np.zeros(0, int))
@@ -72,8 +73,9 @@ def test_own_source_is_selected_and_cached_like_others(own, make_config):
     ("name", "message"),
     [
         ("out_of_range", "record 1 has the label 2, but classes are 0 to 1"),
-        ("not_integers", r"labels are float64 \(2,\); give one integer for each of 2 records"),
-        ("column", r"labels are int64 \(2, 1\); give one integer"),
+        ("plain_list", "labels are list; give an array of 2 integers"),
+        ("not_integers", r"labels are float64 \(2,\); give an array of 2 integers"),
+        ("column", r"labels are int64 \(2, 1\); give an array"),
         ("empty", "it has no records"),
         ("one_class", r"class_names is \('dark',\); give a tuple of at least two different names"),
         ("twice", "class_names is"),
@@ -97,6 +99,7 @@ def test_own_source_is_validated_when_opened(own, make_config, name, message):
         ("digit", "Did you mean 'digits'"),
         ("tdfs:cifar10", "there is no such module.* Did you mean 'tfds'"),
         ("own_data:Level", "own_data has no 'Level'; it has .*Levels"),
+        ("own_data:np", "is module; give a function"),
     ],
 )
 def test_unknown_kind_of_data(own, make_config, data, message):

@@ -162,8 +162,9 @@ def flipped(image, rng):
     return image[::-1]
 
 
-def test_a_function_is_an_augmentation_too():
-    transform = TrainTransform((40, 50), "none", (0.05, 1.0), "tf", 0, False, 0, 0, augmentations=(flipped,))
+def test_a_function_is_an_augmentation_too(make_config):
+    config = make_config(train_crop="none", flip=False, image_size=(40, 50))
+    transform = TrainTransform(config, (flipped,))
     assert np.array_equal(transform(Record(IMAGE, 0), np.random.default_rng(0)), IMAGE[::-1])
 
 
@@ -171,7 +172,7 @@ def test_a_function_is_an_augmentation_too():
     ("name", "found"), [("to_float", r"float64 \(40, 50, 3\)"), ("smaller", r"uint8 \(39,"), ("nothing", "NoneType")]
 )
 def test_results_of_own_augmentations_are_checked(own, name, found):
-    with pytest.raises(ValueError, match=rf"own_augmentations:{name}' returned {found}.*return uint8 \(40, 50, 3\)"):
+    with pytest.raises(ValueError, match=rf"own_augmentations:{name} returned {found}.*return uint8 \(40, 50, 3\)"):
         own(name)(Record(IMAGE, 0), np.random.default_rng(0))
 
 

@@ -13,30 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.data.listing import EXTENSIONS, image_files, read_file
-from vit_jax.data.records import Source, few
-
-
-class FolderSource(Source):
-    """Files of image folders, ordered by class and then by name.
-
-    Paths are stored in one numpy array of bytes: a million Python strings would be slow to send to each worker.
-    """
-
-    def __init__(self, root: Path, files: list[list[str]], class_names: tuple[str, ...]) -> None:
-        """Takes `files[label]`, the paths of each class relative to `root`."""
-        self.root, self.class_names = str(root), class_names
-        self._paths = np.array([os.fsencode(path) for paths in files for path in paths])
-        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(paths) for paths in files])
-
-    def image_of(self, index: int) -> bytes:
-        return read_file(self.name_of(index))
-
-    def name_of(self, index: int) -> str:
-        return os.path.join(self.root, os.fsdecode(self._paths[index]))
-
-    def key_of(self, index: int) -> bytes:
-        return bytes(self._paths[index])
+from vit_jax.data.files import FileSource
+from vit_jax.data.listing import EXTENSIONS, image_files
+from vit_jax.data.records import few
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
@@ -69,13 +48,14 @@ def require_distinct(path: Path, names: Sequence[str]) -> None:
             )
 
 
-def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FolderSource:
-    """Image files of every class at any depth, relative to `path`; classes that are not present have none.
+def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FileSource:
+    """Image files of every class at any depth, ordered by class and then by name; absent classes have none.
 
     Raises:
       ValueError: a class that is present has none.
     """
-    files: list[list[str]] = []
+    files: list[str] = []
+    sizes: list[int] = []
     others: collections.Counter[str] = collections.Counter()
     for name in class_names:
         found = image_files(os.path.join(path, name), others) if name in present else []
@@ -84,11 +64,13 @@ def read_classes(path: Path, class_names: tuple[str, ...], present: Collection[s
                 f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
                 "add images or remove the folder."
             )
-        files.append([os.path.relpath(file, path) for file in found])
+        files += [os.path.relpath(file, path) for file in found]
+        sizes.append(len(found))
     if others:
         kinds = [f"{n:,} {extension}" for extension, n in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
         _warn_once(f"{path}: skipped files whose names are not those of images: {few(kinds)}.")
-    return FolderSource(path, files, class_names)
+    labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return FileSource(files, class_names, labels, root=str(path))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Files to predict on: from arguments (files, folders, patterns) to a list, and that list as a source."""
+"""Image files as a source, and the files that the arguments of a command line name."""
 
 import difflib
 import glob
@@ -12,24 +12,21 @@ from vit_jax.data.records import Source
 
 
 class FileSource(Source):
-    """Image files without labels, all with class 0. It is for evaluation batches, not for training."""
+    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
-    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...]) -> None:
-        """Takes paths, which need not be readable, and the names of the model's classes.
-
-        Raises:
-          ValueError: there are no paths.
-        """
-        if not paths:
-            raise ValueError("The list of image files is empty; give at least one.")
-        self.class_names, self.labels = tuple(class_names), np.zeros(len(paths), np.int32)
+    def __init__(
+        self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray | None = None, root: str = ""
+    ) -> None:
+        """Takes paths, which need not be readable, below `root`; without labels all have class 0, to predict on."""
+        self.class_names, self.root = tuple(class_names), root
+        self.labels = np.zeros(len(paths), np.int32) if labels is None else labels
         self._paths = np.array([os.fsencode(path) for path in paths])
 
     def image_of(self, index: int) -> bytes:
         return read_file(self.name_of(index))
 
     def name_of(self, index: int) -> str:
-        return os.fsdecode(self._paths[index])
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
 
     def key_of(self, index: int) -> bytes:
         return bytes(self._paths[index])

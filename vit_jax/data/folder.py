@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.class_folders import FolderSource, read_class_names, read_classes, require_distinct, subfolders
+from vit_jax.data.class_folders import read_class_names, read_classes, require_distinct, subfolders
 from vit_jax.data.listing import is_image
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import hold_out
@@ -69,7 +69,7 @@ def holds_out(data: str, config: InputConfig) -> bool:
     return not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
 
 
-def _open_split(path: Path, split: str, config: InputConfig) -> FolderSource:
+def _open_split(path: Path, split: str, config: InputConfig) -> Source:
     train_split = config.train_split
     splits = split_folders(path, train_split, config.test_split, split)
     for name in (train_split, split):

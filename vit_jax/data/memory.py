@@ -41,17 +41,13 @@ class CachedSource(Source):
 
     def __init__(self, source: Source) -> None:
         self.source, self.class_names = source, source.class_names
-        self._records: list[Record | None] = [None] * len(source)
+        self._read = functools.cache(source.__getitem__)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
-        record = self._records[index]
-        if record is None:
-            # Two threads may both read it the first time; either result is right, so no lock is needed.
-            record = self._records[index] = self.source[index]
-        return record
+        return self._read(index)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed

@@ -37,6 +37,8 @@ class HostBatches(Iterator[HostBatch]):
     """
 
     def __init__(self, stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> None:
+        if not len(stream.source):
+            raise ValueError("The source has no records; give at least one.")
         self._remaining, self._failed = len(stream), False
         self._iterator = _prefetching(stream, parallelism) if self._remaining else None
 
@@ -100,7 +102,6 @@ def train_batches(
     """
     if not 0 <= start_step <= num_steps:
         raise ValueError(f"start_step is {start_step} of {num_steps} steps; give 0 to {num_steps}.")
-    _require_records(source)
     stream = TrainStream(source, transform, seed, global_batch, rows, start_step, num_steps)
     return HostBatches(stream, parallelism)
 
@@ -117,7 +118,6 @@ def evaluation_batches(
 
     Arguments and errors as for `train_batches`.
     """
-    _require_records(source)
     return HostBatches(EvaluationStream(source, transform, global_batch, rows), parallelism)
 
 
@@ -131,8 +131,3 @@ def _prefetching(stream: TrainStream | EvaluationStream, parallelism: Parallelis
         workers = grain.MultiprocessingOptions(num_workers=parallelism.num_workers, per_worker_buffer_size=1)
         dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize_worker)
     return iter(dataset)
-
-
-def _require_records(source: Source) -> None:
-    if not len(source):
-        raise ValueError("The source has no records; give at least one.")

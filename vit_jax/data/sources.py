@@ -54,6 +54,8 @@ def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
         opener = resolve(data, "config.data")
     except ValueError as error:
         raise ValueError(f"{error}{hint}") from error
+    if not callable(opener):
+        raise ValueError(f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed).")
     return _validated(opener(split, config, seed), data, split)
 
 
@@ -61,7 +63,7 @@ def _validated(source: Any, data: str, split: str) -> Source:
     """The source that a user's own code returned.
 
     Raises:
-      ValueError: it lacks a part of a source, is empty, or its labels, classes and first record do not fit together.
+      ValueError: it lacks a part of a source, is empty, or its labels and classes do not fit together.
     """
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "__len__", "__getitem__", "name_of", "key_of")
@@ -69,15 +71,15 @@ def _validated(source: Any, data: str, split: str) -> Source:
         raise ValueError(
             f"{origin}: {type(source).__name__} has no {few(missing)}; return a vit_jax.data.records.Source."
         )
-    names, labels = source.class_names, np.asarray(source.labels)
+    names, labels = source.class_names, source.labels
     if not isinstance(names, tuple) or len(names) < 2 or len({*names}) < len(names) or len(names) != source.num_classes:
         raise ValueError(f"{origin}: class_names is {names!r}; give a tuple of at least two different names.")
     if not len(source):
         raise ValueError(f"{origin}: it has no records; give at least one.")
-    if labels.shape != (len(source),) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"{origin}: labels are {labels.dtype} {labels.shape}; give one integer for each of {len(source)} records."
-        )
+    is_array = isinstance(labels, np.ndarray)
+    if not is_array or labels.shape != (len(source),) or not np.issubdtype(labels.dtype, np.integer):
+        found = f"{labels.dtype} {labels.shape}" if is_array else type(labels).__name__
+        raise ValueError(f"{origin}: labels are {found}; give an array of {len(source)} integers, one for each record.")
     try:
         checked_labels(source)
     except ValueError as error:

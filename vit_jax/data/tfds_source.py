@@ -32,7 +32,8 @@ class TfdsSource(Source):
         self.class_names = _class_names(builder)
         self.split = split
         # Every image feature stays encoded, also those that are not read: TFDS would decode them with TensorFlow.
-        skip = {key: tfds.decode.SkipDecoding() for key, f in builder.info.features.items() if _is_image(f)}
+        encoded = [key for key, f in builder.info.features.items() if isinstance(f, tfds.features.Image)]
+        skip = dict.fromkeys(encoded, tfds.decode.SkipDecoding())
         self._records = builder.as_data_source(split=split, decoders=skip)
         self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
 
@@ -49,7 +50,7 @@ class TfdsSource(Source):
             known = tfds.list_builders(with_community_datasets=False)
             near = difflib.get_close_matches(name.partition(":")[0].partition("/")[0], known, n=3)
             raise ValueError(
-                f"TFDS has no dataset {name!r}, and none is prepared in {_shown(data_dir)}."
+                f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
                 + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
             ) from None
         except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
@@ -110,18 +111,10 @@ def _require_split(builder: Any, split: str) -> None:
 def _class_names(builder: Any) -> tuple[str, ...]:
     features = dict(builder.info.features)
     labelled = isinstance(features.get("label"), tfds.features.ClassLabel)
-    if not labelled or not _is_image(features.get("image")):
+    if not labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
         raise ValueError(
             f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
             "and 'label' (a ClassLabel)."
         )
     return tuple(features["label"].names)
-
-
-def _is_image(feature: Any) -> bool:
-    return isinstance(feature, tfds.features.Image)
-
-
-def _shown(data_dir: str | None) -> str:
-    return repr(data_dir) if data_dir else "the default data_dir of TFDS"

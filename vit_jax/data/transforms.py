@@ -23,22 +23,19 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Decode, crop, flip, RandAugment, a user's own augmentations; fields as in `InputConfig`.
+    """Decode, crop, flip, RandAugment, and a user's own augmentations.
 
-    An augmentation is a reference "package.module:name", resolved once in each process, or a callable that can be
-    pickled to workers.
+    Attributes:
+      config: a valid one; its augmentations are references, resolved once in each process.
+      more_augmentations: callables that can be pickled to workers, applied last.
     """
 
-    image_size: tuple[int, int]
-    crop: Literal["inception", "resize", "resize_short_side", "shift", "none"]
-    crop_area_fraction: tuple[float, float]
-    crop_distribution: Literal["tf", "torchvision"]
-    shift_pixels: int
-    flip: bool
-    randaugment_layers: int
-    randaugment_magnitude: int
-    resize_pixels: int | None = None
-    augmentations: tuple[str | Augmentation, ...] = ()
+    config: InputConfig
+    more_augmentations: tuple[Augmentation, ...] = ()
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.config.image_size
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB.
@@ -48,25 +45,27 @@ class TrainTransform:
           ValueError: an augmentation returned something else than such an image.
         """
         image = self._crop(images.decode(record.image), rng)
-        if self.flip and rng.random() < 0.5:
+        if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1)
-        if self.randaugment_layers:
-            image = augment.randaugment(rng, image, self.randaugment_layers, self.randaugment_magnitude)
-        for augmentation in self.augmentations:
-            image = _apply(augmentation, image, rng)
+        if layers := self.config.randaugment_layers:
+            image = augment.randaugment(rng, image, layers, self.config.randaugment_magnitude)
+        for reference in self.config.augmentations:
+            image = _apply(_resolved(reference), reference, image, rng)
+        for augmentation in self.more_augmentations:
+            image = _apply(augmentation, repr(augmentation), image, rng)
         return image
 
     def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if self.crop == "inception":
+        config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
+        if crop == "inception":
             height, width = image.shape[:2]
-            box = crops.sample_inception_box(rng, height, width, self.crop_area_fraction, self.crop_distribution)
-            return images.resize_bilinear(crops.cut(image, box), self.image_size)
-        if self.resize_pixels is not None:
-            square = (self.resize_pixels, self.resize_pixels)
-            resize = images.resize_bilinear if self.crop == "resize" else images.resize_to_cover
-            return crops.random_crop(rng, resize(image, square), self.image_size)
-        image = images.resize_bilinear(image, self.image_size)
-        return crops.random_shift(rng, image, self.shift_pixels) if self.crop == "shift" else image
+            box = crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
+            return images.resize_bilinear(crops.cut(image, box), config.image_size)
+        if pixels is not None:
+            resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
+            return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
+        image = images.resize_bilinear(image, config.image_size)
+        return crops.random_shift(rng, image, config.shift_pixels) if crop == "shift" else image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,18 +94,7 @@ def build_train_transform(config: InputConfig) -> TrainTransform:
     """
     for reference in config.augmentations:
         _resolved(reference)
-    return TrainTransform(
-        image_size=config.image_size,
-        crop=config.train_crop,
-        crop_area_fraction=config.crop_area_fraction,
-        crop_distribution=config.crop_distribution,
-        shift_pixels=config.shift_pixels,
-        flip=config.flip,
-        randaugment_layers=config.randaugment_layers,
-        randaugment_magnitude=config.randaugment_magnitude,
-        resize_pixels=config.train_resize_pixels,
-        augmentations=config.augmentations,
-    )
+    return TrainTransform(config)
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
@@ -125,11 +113,10 @@ def _resolved(reference: str) -> Augmentation:
     return augmentation
 
 
-def _apply(augmentation: str | Augmentation, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    function = _resolved(augmentation) if isinstance(augmentation, str) else augmentation
-    result = function(image.copy(), rng)  # a copy, because the image may be part of the stored record
-    if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (image.dtype, image.shape):
-        is_array = isinstance(result, np.ndarray)
+def _apply(augmentation: Augmentation, name: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    result = augmentation(image.copy(), rng)  # a copy, because the image may be part of the stored record
+    is_array = isinstance(result, np.ndarray)
+    if not is_array or (result.dtype, result.shape) != (image.dtype, image.shape):
         found = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
-        raise ValueError(f"The augmentation {augmentation!r} returned {found}; return uint8 {image.shape}.")
+        raise ValueError(f"The augmentation {name} returned {found}; return uint8 {image.shape}.")
     return result
