@@ -129,9 +129,9 @@ def numpy_stem(p, x, prefix, num_stages):
 # Our modules against them. 48 x 40 is odd after four halvings, so that padding on one side only is met.
 
 
-@pytest.mark.parametrize("image_size", [(48, 40), (33, 50)])
-def test_bit_equals_numpy(image_size):
-    architecture = small(image_size=image_size)
+@pytest.mark.parametrize(("name", "image_size"), [("R26x0.5", (48, 40)), ("R14x0.5", (33, 50))])
+def test_bit_equals_numpy(name, image_size):
+    architecture = small(name, image_size=image_size)
     model = filled(architecture)
     x = images(architecture)
     assert_near(apply(model, x).logits_BK, numpy_bit(pytree.named_leaves(model), x, 4))
@@ -141,7 +141,7 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", HYBRIDS[1:])
 def test_stem_of_a_hybrid_equals_numpy(name):
     architecture = small(name, image_size=(48, 32) if name != "R+mu/16" else (64, 32))
     model, x = filled(architecture), images(architecture)
@@ -183,12 +183,12 @@ def test_post_activation_resnet_equals_numpy():
     ids=str,
 )
 def test_constants_matter(option):
-    plain, other = small("R14x0.5"), small("R14x0.5", **option)
-    if option.get("residual_unit"):
-        assert size(abstract(plain)) != size(abstract(other))
-        return
-    x = images(plain)
-    assert not np.allclose(apply(filled(plain), x).logits_BK, apply(filled(other), x).logits_BK, rtol=1e-3)
+    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 32))
+    units = [Unit(32, 128, 1, small("R14x0.5", **changed), rngs=nnx.Rngs(0)) for changed in ({}, option)]
+    if "residual_unit" in option:
+        assert size(units[0]) != size(units[1])
+    else:
+        assert not np.allclose(units[0](x), units[1](x), rtol=1e-3)
 
 
 @pytest.mark.parametrize("added_to", ["variance", "std"])

@@ -67,11 +67,10 @@ def test_patch_embedding_equals_a_convolution(patch):
     np.testing.assert_allclose(embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [0.0, -10.0])
-def test_zero_head_gives_the_bias_for_any_image(bias):
-    architecture = small(head_bias_init=bias)
+def test_zero_head_gives_the_bias_for_any_image():
+    architecture = small(head_bias_init=-10.0)
     logits = apply(initialised(architecture), images(architecture)).logits_BK
-    np.testing.assert_array_equal(logits, np.full((2, 10), bias, np.float32))
+    np.testing.assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))
 
 
 @pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
