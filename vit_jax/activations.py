@@ -1,7 +1,7 @@
 """Names for the few activations whose layout decides memory and communication.
 
-A model says what an activation is (`named(tokens, "tokens_BSD")`) and knows no mesh; whoever traces it for several
-devices says, with `placed_by`, what the names mean. Outside of that a name changes nothing.
+A model names an activation (`named(tokens, "tokens_BSD")`) and knows no mesh; `placed_by` gives the names a layout
+while a step for several devices is traced. Without it a name changes nothing.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def named(activation: jax.Array, name: str) -> jax.Array:
     """The activation, laid out as `placed_by` has it.
 
     Args:
-      activation: of the dims that stand at the end of the name.
+      activation: with the dims at the end of the name.
       name: "tokens_BSD", "heads_BSTh", "hidden_BSM" or "map_BHWC".
     """
     place = _place.get()

@@ -30,7 +30,11 @@ from vit_jax.api import from_weights
 from vit_jax.arrays import normalise
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.images import UnreadableImage
+from vit_jax.data.memory import MemorySource
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.export import export_stablehlo
+from vit_jax.inference.predict import predict
 from vit_jax.models import build_model
 from vit_jax.weights.saving import save_weights
 
@@ -200,14 +204,20 @@ def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
     assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
 
 
-def test_a_network_without_classes_gives_features():
+def test_a_network_without_classes_gives_features(tmp_path):
     model, pixels = from_weights(sample_weights(HEADLESS, class_names=None)), sample_pixels(5)
     output = model(pixels)
     assert output.logits_BK is None
     np.testing.assert_array_equal(output.features_BD, output.pooled_BD)
     assert model.features(pixels) == pytest.approx(np.asarray(output.features_BD), abs=1e-5)
-    with pytest.raises(ValueError, match="has no classes, only features"):
-        model.predict(pixels)
+    for use in (
+        lambda: model.predict(pixels),
+        lambda: list(predict(model, ["a.png"])),
+        lambda: evaluate(model, MemorySource(pixels, np.zeros(5, int), NAMES), global_batch=8, max_unreadable=0),
+        lambda: export_stablehlo(model, tmp_path / "program"),
+    ):
+        with pytest.raises(ValueError, match="has no classes, only features"):
+            use()
     assert vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names == ()
 
 

@@ -25,8 +25,9 @@ def filled(architecture):
     return jax.tree.map(lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture))
 
 
-def apply(model, image_BHWC, **options):
-    return jax.jit(lambda model, x, options: model(x, **options))(model, image_BHWC, options)
+def apply(model, image_BHWC, taps=None, **options):
+    fixed = {} if taps is None else {"taps": taps}
+    return jax.jit(lambda model, x, options: model(x, **options, **fixed))(model, image_BHWC, options)
 
 
 def size(tree):

@@ -1,6 +1,3 @@
-import json
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +7,8 @@ from tests.models.small_models import abstract, apply, filled, images, initialis
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.cost.parameters import count_parameters
+from vit_jax.models.transformer import dropout
 
-GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json").read_text())
 POOLS = ("token", "gap", "map")
 POSITIONS = ("learned_1d", "learned_2d", "sincos2d", "none")
 
@@ -21,71 +18,106 @@ def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
     return build_architecture(ModelConfig(**options), image_size=image_size, num_classes=num_classes)
 
 
-@pytest.mark.parametrize(
-    "row", GOLDEN, ids=lambda row: f"{row['name']}-{row['image_size']}-{row['num_classes']}-{row['pool']}-{row['head']}"
-)
-def test_parameters_are_those_of_the_golden_file(row):
-    backbone_only = row["head"] == "none"
-    config = ModelConfig(name=row["name"], pool=row["pool"], head="linear" if backbone_only else row["head"])
-    image_size = row["image_size"] if isinstance(row["image_size"], list) else [row["image_size"]] * 2
-    architecture = build_architecture(config, image_size=tuple(image_size), num_classes=row["num_classes"] or 1)
-    model = abstract(architecture)
-    assert size(model) - (size(model.head) if backbone_only else 0) == row["parameters"]
+FORMS = [
+    ("token", "learned_1d", "mlp", "float32"),
+    ("token", "learned_2d", "linear", "bfloat16"),
+    ("gap", "sincos2d", "mlp", "bfloat16"),
+    ("gap", "learned_2d", "linear", "float32"),
+    ("map", "none", "linear", "float32"),
+    ("map", "learned_1d", "mlp", "bfloat16"),
+]
 
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("head", ["mlp", "linear"])
 def test_count_by_formula_equals_count_by_building(pool, positions, head):
+    """The formula is compared with published counts in tests/cost."""
     architecture = small(pool=pool, position_embedding=positions, head=head)
     assert size(abstract(architecture)) == count_parameters(architecture)
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, dtype):
-    architecture = small(pool=pool, position_embedding=positions, compute_dtype=dtype, image_size=(24, 8))
+@pytest.mark.parametrize(("pool", "positions", "head", "dtype"), FORMS)
+def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype):
+    options = {"pool": pool, "position_embedding": positions, "head": head, "compute_dtype": dtype}
+    architecture = small(image_size=(24, 8), **options)
     model = filled(architecture)
-    output = apply(model, images(architecture))
+    output = apply(model, images(architecture), taps=("blocks", "attention"))
+    length = 12 + (pool == "token")
     assert output.logits_BK.shape == (2, 10)
     assert output.tokens_BND.shape == (2, 6 * 2, 32)
     assert output.features_BD.shape == output.pooled_BD.shape == (2, 32)
-    assert output.logits_BK.dtype == jnp.float32
-    assert output.tokens_BND.dtype == jnp.dtype(dtype)
+    assert output.blocks_LBSD.shape == (2, 2, length, 32)
+    assert output.attention_LBTQS.shape == (2, 2, 2, length, length)
+    assert output.logits_BK.dtype == output.attention_LBTQS.dtype == jnp.float32
+    assert output.tokens_BND.dtype == output.blocks_LBSD.dtype == jnp.dtype(dtype)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model))
+    np.testing.assert_allclose(output.attention_LBTQS.sum(-1), 1.0, rtol=1e-5)
 
 
-def test_patches_may_be_oblong():
-    architecture = small(name="ViT-mu/4x2", image_size=(8, 8))
-    assert architecture.grid == (2, 4)
-    assert apply(filled(architecture), images(architecture)).tokens_BND.shape == (2, 8, 32)
-
-
-def test_patch_embedding_equals_a_convolution():
-    architecture = small(image_size=(16, 12))
+@pytest.mark.parametrize("patch", [(4, 4), (4, 2)])
+def test_patch_embedding_equals_a_convolution(patch):
+    architecture = small(name=f"ViT-mu/{patch[0]}x{patch[1]}", image_size=(16, 12))
+    assert architecture.grid == (4, 12 // patch[1])
     embedding = filled(architecture).embedding
     x = images(architecture)
     expected = jax.lax.conv_general_dilated(
-        x, embedding.kernel[...], (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, embedding.kernel[...], patch, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     np.testing.assert_allclose(embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [0.0, -10.0])
-def test_zero_head_gives_the_bias_for_any_image(bias):
-    architecture = small(head_bias_init=bias)
+def test_zero_head_gives_the_bias_for_any_image():
+    architecture = small(head_bias_init=-10.0)
     logits = apply(initialised(architecture), images(architecture)).logits_BK
-    np.testing.assert_array_equal(logits, np.full((2, 10), bias, np.float32))
+    np.testing.assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))
 
 
-def test_forward_pass_equals_numpy():
+@pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
+def test_forward_pass_with_taps_equals_numpy(options):
     """An independent float64 implementation of equations 1 to 4 on the same weights."""
-    architecture = small(head="mlp")
-    model = filled(architecture)
-    x = images(architecture)
-    expected = numpy_vit({name: np.float64(leaf) for name, leaf in pytree.named_leaves(model).items()}, x)
-    np.testing.assert_allclose(apply(model, x).logits_BK, expected, rtol=1e-4, atol=1e-4)
+    architecture = small(head="mlp", **options)
+    model, x = filled(architecture), images(architecture)
+    logits, blocks, weights = numpy_vit(
+        {name: np.float64(leaf) for name, leaf in pytree.named_leaves(model).items()}, x
+    )
+    output = apply(model, x, taps=("blocks", "attention"))
+    np.testing.assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output.blocks_LBSD, blocks, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output.attention_LBTQS, weights, rtol=1e-4, atol=1e-5)
+
+
+def jaxpr_of(call, architecture):
+    return jax.make_jaxpr(call)(
+        abstract(architecture), jax.ShapeDtypeStruct((2, *architecture.image_size, 3), "float32")
+    )
+
+
+def test_taps_not_asked_for_add_nothing_to_the_program():
+    """The scan over blocks carries the tokens and returns no more; every kind of tap adds one output to it."""
+    architecture = small(dropout_fraction=0.1, remat="dots")
+    key = jax.random.key(0)
+
+    def outputs_of_scan(**options):
+        jaxpr = jaxpr_of(lambda model, x: model(x, dropout_key=key, **options), architecture)
+        (scan,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+        return len(scan.outvars), len(jaxpr.jaxpr.outvars)
+
+    assert outputs_of_scan() == outputs_of_scan(taps=()) == (1, 4)
+    assert outputs_of_scan(taps=("blocks",)) == outputs_of_scan(taps=("attention",)) == (2, 5)
+    assert outputs_of_scan(taps=("blocks", "attention")) == (3, 6)
+
+
+@pytest.mark.parametrize("taps", ["blocks", ("stages",), ("blocks", "block")])
+def test_taps_that_a_network_does_not_have(taps):
+    with pytest.raises(ValueError, match="give a tuple of names that this network has: blocks, attention"):
+        jaxpr_of(lambda model, x: model(x, taps=taps), small())
+
+
+def test_a_network_without_classes_ends_in_its_features():
+    output = apply(filled(small(num_classes=0)), images(small()))
+    assert output.logits_BK is None
+    assert output.features_BD.shape == (2, 32)
 
 
 def numpy_vit(p, x, patch=4, eps=1e-6):
@@ -107,6 +139,7 @@ def numpy_vit(p, x, patch=4, eps=1e-6):
         axis=1,
     )
     x = np.concatenate([np.repeat(p["class_token"], batch, 0), tokens], 1) + p["positions/table"]
+    blocks, attention = [], []
     for layer in range(2):
         block = "encoder/blocks"
         y = norm(x, f"{block}/attention_norm", layer)
@@ -127,9 +160,11 @@ def numpy_vit(p, x, patch=4, eps=1e-6):
         y = norm(x, f"{block}/mlp_norm", layer)
         y = gelu(y @ p[f"{block}/mlp/expand/kernel"][layer] + p[f"{block}/mlp/expand/bias"][layer])
         x = x + y @ p[f"{block}/mlp/contract/kernel"][layer] + p[f"{block}/mlp/contract/bias"][layer]
+        blocks.append(x)
+        attention.append(weights)
     x = norm(x, "encoder/norm")[:, 0]
     x = np.tanh(x @ p["head/hidden/kernel"] + p["head/hidden/bias"])
-    return x @ p["head/linear/kernel"] + p["head/linear/bias"]
+    return x @ p["head/linear/kernel"] + p["head/linear/bias"], np.stack(blocks), np.stack(attention)
 
 
 def test_gelu_forms_differ_in_the_fourth_digit_only():
@@ -141,14 +176,14 @@ def test_gelu_forms_differ_in_the_fourth_digit_only():
     assert 1e-7 < difference < 1e-2
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_rematerialisation_changes_no_gradient(remat):
-    gradients = [gradient(small(remat=mode, dropout_fraction=0.1)) for mode in ("none", remat)]
-    assert_same_up_to_rounding(*gradients)
+@pytest.fixture(scope="module")
+def plain_gradient():
+    return gradient(small(dropout_fraction=0.1))
 
 
-def test_unrolling_the_scan_changes_nothing():
-    assert_same_up_to_rounding(*(gradient(small(scan_unroll=unroll)) for unroll in (1, 2)))
+@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}], ids=str)
+def test_rematerialisation_and_unrolling_change_no_gradient(change, plain_gradient):
+    assert_same_up_to_rounding(plain_gradient, gradient(small(dropout_fraction=0.1, **change)))
 
 
 def assert_same_up_to_rounding(a, b):
@@ -179,8 +214,6 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
 
 
 def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
-    from vit_jax.models.transformer import dropout
-
     branch = jnp.ones((1000, 3, 4))
     kept = dropout(branch, 0.25, jax.random.key(0), dims=1)
     per_example = np.unique(np.asarray(kept).reshape(1000, -1), axis=1)
@@ -212,13 +245,13 @@ def test_standard_deviations_of_initialisers(name, std):
     assert float(leaf.std()) == pytest.approx(std, rel=0.05)
 
 
-@pytest.mark.parametrize("projection", ["query", "key", "value", "out"])
-def test_attention_kernels_are_xavier_uniform_as_one_matrix(projection):
-    architecture = small(name="ViT-Ti/16", image_size=(64, 64))
-    kernel = getattr(initialised(architecture).encoder.blocks.attention, projection).kernel[...]
+def test_attention_kernels_are_xavier_uniform_as_one_matrix():
+    attention = initialised(small(name="ViT-Ti/16", image_size=(64, 64))).encoder.blocks.attention
     limit = (6 / (192 + 192)) ** 0.5
-    assert 0.99 * limit < float(jnp.abs(kernel).max()) <= limit
-    assert not np.array_equal(kernel[0], kernel[1]), "layers must not start alike"
+    for projection in (attention.query, attention.key, attention.value, attention.out):
+        kernel = projection.kernel[...]
+        assert 0.99 * limit < float(jnp.abs(kernel).max()) <= limit
+        assert not np.array_equal(kernel[0], kernel[1]), "layers must not start alike"
 
 
 def test_zero_and_one_initialisers():

@@ -1,7 +1,7 @@
-"""Which images of a labelled dataset are judged, and their labels in the numbering of the weights' classes.
+"""Which images of a labelled dataset are evaluated, and their labels in the numbering of the weights' classes.
 
-Data that the weights were trained on are split as they were then. Of other data the split "test" is judged, but a
-folder without split sub-folders whole: nobody held out a part of it.
+Data that the weights were trained on are split as they were then. Of other data the split "test" is evaluated, but of
+a folder without split sub-folders all images.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from vit_jax.weights.training_data import TrainingData
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the user asks of the data, named as the options of the command line; None leaves it open.
+    """What the user chooses of the data, named as the options of the command line; None leaves it open.
 
     Attributes:
-      split: to be judged.
-      train_split: of a folder, the sub-folder that says which classes there are.
-      classes: to be judged on.
+      split: to evaluate.
+      train_split: of a folder, the sub-folder whose classes count.
+      classes: to evaluate.
       seed: of the hold-out of a folder without split sub-folders.
       holdout_fraction: of every class of such a folder.
       data_dir: where TFDS keeps prepared datasets.
@@ -40,12 +40,12 @@ class Choice:
 
 
 class Labelled(NamedTuple):
-    """Images to be judged.
+    """Images to evaluate.
 
     Attributes:
       source: with labels in the weights' numbering.
-      words: which split of what, and how many of how many images.
-      notes: what a reader of the figures should know.
+      words: which split of which data, and how many of how many images.
+      notes: what readers of the result should know.
     """
 
     source: Source
@@ -54,14 +54,14 @@ class Labelled(NamedTuple):
 
 
 def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> Labelled:
-    """Opens what of a dataset is to be judged.
+    """Opens the part of a dataset that is evaluated.
 
     Classes are matched by name; where the weights have no names, by number, if there are as many.
 
     Args:
       data: as in a recipe.
-      weights: whose classes count, and whose training data are known again.
-      choice: what the user asks for.
+      weights: whose classes count, and whose training data are recognised.
+      choice: of the user.
 
     Raises:
       ValueError: the data cannot be opened, have no such split, or have classes that the weights do not have, or have
@@ -115,7 +115,7 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     if not splits:
         return _decide_flat(data, choice, weights, own)
     _refuse_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
-    usual = how.train_split if own or how.train_split in splits else split  # to be judged needs no training images
+    usual = how.train_split if own or how.train_split in splits else split  # evaluation needs no training images
     how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split)
     return _Decision(split, how, [])
 
@@ -126,11 +126,11 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
     how = own or _USUAL
     parts = {"train": how.train_split, "test": how.test_split, WHOLE: WHOLE}
     parts |= {name: name for name in (how.train_split, how.test_split)}
-    asks = choice.seed is not None or choice.holdout_fraction is not None
-    asked = choice.split or (how.test_split if own or asks else WHOLE)
-    if asked not in parts:
-        raise ValueError(f"--split={asked}: {data} has no split sub-folders; choose one of {', '.join(parts)}.")
-    if parts[asked] == WHOLE:
+    is_chosen = choice.seed is not None or choice.holdout_fraction is not None
+    split = choice.split or (how.test_split if own or is_chosen else WHOLE)
+    if split not in parts:
+        raise ValueError(f"--split={split}: {data} has no split sub-folders; choose one of {', '.join(parts)}.")
+    if parts[split] == WHOLE:
         _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
         trained_on = "" if own or weights.training is None else weights.training.data
         note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
@@ -142,7 +142,7 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
         holdout_fraction=then.holdout_fraction if choice.holdout_fraction is None else choice.holdout_fraction,
     )
     note = f"training held out {then.holdout_fraction:g} of each class by seed {then.seed}; this is another hold-out."
-    return _Decision(parts[asked], how, [note] if own and how != own else [])
+    return _Decision(parts[split], how, [note] if own and how != own else [])
 
 
 def _refuse_idle(what: str, choice: Choice, *names: str) -> None:
@@ -175,7 +175,7 @@ def _numbered(source: Source, data: str, weights: Weights) -> Source:
 
 
 def _whole(source: Source) -> Source:
-    """What parts and classes were chosen of."""
+    """The source before parts and classes were chosen."""
     while isinstance(source, SubsetSource):
         source = source.source
     return source

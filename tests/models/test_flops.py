@@ -1,0 +1,74 @@
+"""Multiply-adds counted from programs against the formulas of `cost.flops` and cases worked by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.cost import flops as formulas
+from vit_jax.models.flops import count_macs, forward_macs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "ViT-S/16", "pool": "map", "head": "mlp"},
+        {"name": "ViT-Ti/16", "remat": "full", "scan_unroll": 2},
+        {"name": "R26x1", "remat": "dots"},
+        {"name": "R26x0.5", "residual_unit": "postactivation"},
+        {"name": "R50+ViT-S/32"},
+    ],
+    ids=lambda options: options["name"],
+)
+@pytest.mark.parametrize("count_padding", [True, False])
+def test_programs_count_what_formulas_count(options, count_padding):
+    architecture = build_architecture(ModelConfig(**options), image_size=(96, 160), num_classes=10)
+    expected = formulas.forward_macs(architecture, count_padding=count_padding)
+    assert forward_macs(architecture, count_padding=count_padding) == expected
+
+
+SQUARE = jnp.zeros((4, 4))
+
+
+def repeated(x, times):
+    return jax.lax.fori_loop(0, times, lambda _, x: x @ x, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "macs"),
+    [
+        (lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), 128),
+        (lambda x: repeated(x, 5), 320),
+        (lambda x: jax.nn.relu(x @ x), 64),  # a function with a derivative of its own
+        (lambda x: jax.vmap(jax.vmap(jnp.dot, (None, 0)), (0, None))(x, x), 64),
+        (lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x - 1, x), 0),
+        (jax.grad(lambda x: jnp.sin(x @ x).sum()), 192),
+    ],
+)
+def test_by_hand(function, macs):
+    assert count_macs(function, SQUARE) == macs
+
+
+def test_a_product_in_a_loop_of_unknown_length_is_refused():
+    with pytest.raises(ValueError, match="while loop cannot be counted"):
+        count_macs(repeated, SQUARE, 5)
+
+
+@pytest.mark.parametrize(("dilation", "groups", "outputs", "inside"), [(1, 1, 12, 34), (2, 1, 10, 28), (1, 4, 12, 34)])
+def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside):
+    """A kernel of 3 over 12 values and one zero on either side: all but 2 products are inside."""
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (1,),
+            [(1, 1)],
+            rhs_dilation=(dilation,),
+            dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=groups,
+        )
+
+    x, kernel = jnp.zeros((1, 12, 4)), jnp.zeros((3, 4 // groups, 4))
+    assert count_macs(convolve, x, kernel) == outputs * 3 * 16 // groups
+    assert count_macs(convolve, x, kernel, count_padding=False) == inside * 16 // groups
