@@ -30,8 +30,21 @@ DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
 # What parsers and the system raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
-_PARSERS = (EOFError, MemoryError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError)
-_PARSERS += (struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError, SafetensorError)
+_PARSERS: tuple[type[Exception], ...] = (
+    EOFError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    SafetensorError,
+)
 
 
 @contextlib.contextmanager
