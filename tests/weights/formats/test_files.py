@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 
 from tests.weights.formats.samples import METADATA, a_few, archive, every_kind, numbers, read_all, refused, same
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
-from vit_jax.weights.formats.arrays import BFLOAT16
 
+ENDLESS: dict = {}
+ENDLESS["x"] = ENDLESS
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
@@ -38,20 +39,6 @@ def test_every_dtype_and_shape(write, path):
     assert found.keys() == arrays.keys()
     assert [name for name in arrays if not same(found[name], arrays[name])] == []
     assert metadata == METADATA
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
-def test_every_special_number(write, path, dtype):
-    bits = {
-        "float16": ("<u2", [0x8000, 0x0001, 0x7C00, 0xFC00, 0x7C01, 0x7E55, 0xFFFF]),
-        "float32": ("<u4", [0x80000000, 0x1, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FC12345, 0xFFFFFFFF]),
-        "float64": ("<u8", [1 << 63, 1, 0x7FF << 52, 0xFFF << 52, (0x7FF << 52) + 1, (0x7FF8 << 48) + 99, 2**64 - 1]),
-        "bfloat16": ("<u2", [0x8000, 0x0001, 0x7F80, 0xFF80, 0x7F81, 0x7FD5, 0xFFFF]),
-    }[dtype]
-    dtype = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
-    array = np.array(bits[1], bits[0]).view(dtype)
-    write(path, {"x": array}, {})
-    assert np.array_equal(read_all(path)[0]["x"].view(bits[0]), np.array(bits[1]))
 
 
 def test_headers_are_known_before_data_is_read(write, path):
@@ -91,11 +78,6 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
         assert path.read_bytes() == first
 
 
-def test_no_arrays_and_no_metadata(write, path):
-    write(path, {}, {})
-    assert read_all(path) == ({}, {})
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -126,19 +108,12 @@ def test_odd_names_are_refused(write, path, name):
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"x": object()}, {"x": float("nan")}, {1: 2, "a": 3}, {"x": "a" * 5_000_000}], ids=range(4)
+    "metadata", [{"x": object()}, {"x": float("nan")}, {1: 2, "a": 3}, {"x": "a" * 5_000_000}, ENDLESS], ids=range(5)
 )
 def test_metadata_that_is_not_json_is_refused(write, path, metadata):
     with pytest.raises(ValueError, match="weights: metadata "):
         write(path, {"x": np.zeros(2)}, metadata)
     assert not path.exists()
-
-
-def test_endless_metadata_is_refused(write, path):
-    metadata = {}
-    metadata["x"] = metadata
-    with pytest.raises(ValueError, match="metadata must be JSON"):
-        write(path, {}, metadata)
 
 
 def test_a_write_that_fails_leaves_everything_as_it_was(write, path, monkeypatch):

@@ -31,8 +31,19 @@ MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
 # What parsers and the system raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
 _PARSERS: tuple[type[Exception], ...] = (
-    *(EOFError, MemoryError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError),
-    *(struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError, SafetensorError),
+    EOFError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    SafetensorError,
 )
 
 
