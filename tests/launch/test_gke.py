@@ -190,8 +190,8 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--workdir=/runs", *WORDS], "--workdir=/runs: must be gs://BUCKET/FOLDER"),
         ([*TPU, "--data_bucket=gs://images/x", *WORDS], "must name a bucket"),
         ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
-        ([*TPU], "say what to run, after --"),
-        ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x stands after --"),
+        ([*TPU], "give the command to run after --"),
+        ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
         ([*TPU, "--learning_rate=1", *WORDS], "unrecognized arguments: --learning_rate=1"),
     ],
 )

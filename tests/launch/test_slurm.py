@@ -72,9 +72,9 @@ def test_preempted_job_is_queued_again_and_not_counted(job):
     results = [submit(job, codes, VIT_JAX_MAX_FAILURES="0") for codes in ("75 75", "0 75", "75 0")]
     assert [result.returncode for result in results] == [75, 75, 75]
     assert job.calls("scontrol") == [REQUEUE] * 3
-    assert all("saved: queued again to go on" in result.stderr for result in results)
+    assert all("saved: queued again to resume" in result.stderr for result in results)
     assert not any("dead worker" in result.stderr for result in results)
-    assert "SLURM has queued it again itself, or will not" in results[2].stderr
+    assert "SLURM has queued it again itself, or cannot" in results[2].stderr
 
 
 def test_the_first_to_fail_is_named(job):

@@ -103,7 +103,7 @@ def test_one_command_is_the_whole_life(stage):
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
     assert said[:4] == [
         "pod is NOT_FOUND",
-        "asking for 1 x v5litepod-16 in us-west4-a (--on-demand)",
+        "requesting 1 x v5litepod-16 in us-west4-a (--on-demand)",
         "pod is WAITING_FOR_RESOURCES",
         "pod is PROVISIONING",
     ]
@@ -152,7 +152,7 @@ def test_preemption_makes_a_new_machine_that_goes_on(stage):
     calls = stage.calls("gcloud")
     assert calls[3] == [*CREATE[:-3], "--spot", *CREATE[-3:]] == calls[13]
     assert calls[7] == calls[17] == ssh(START)
-    assert "pod was preempted (SUSPENDED). A new one is asked for; the run goes on" in result.stderr
+    assert "pod was preempted (SUSPENDED). A new one is requested; the run resumes" in result.stderr
     assert "dead worker" not in result.stderr
 
 
@@ -186,7 +186,7 @@ def test_quota_refusals_are_repeated_only_on_request(stage):
     result = stage.run("tpu_pod.sh", *RUN, "--retry_seconds=0", *WORDS)
     assert result.returncode == 1
     assert kinds(stage).count("create") == 4
-    assert result.stderr.count("asking again in 0 s") == 2
+    assert result.stderr.count("requesting again in 0 s") == 2
     assert "PERMISSION_DENIED" in result.stderr  # another refusal is final
     assert "Nothing of it costs money" in result.stderr
 
@@ -239,7 +239,7 @@ def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_
     shutil.rmtree(stage.checkout / ".git")
     result = stage.run("tpu_pod.sh", *RUN, *WORDS)
     assert result.returncode == 2
-    assert "is no git checkout, so it cannot be told what belongs to it: give --repository=URL" in result.stderr
+    assert "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
     assert stage.calls("gcloud") == []
 
 
@@ -312,7 +312,7 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
     whole_lines = len("step 1..stép 2.step 3.".encode())
     assert asked == [step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))]
     assert kinds(stage).count("start") == 1
-    assert result.stderr.count("broke off and the run goes on: following again") == 2
+    assert result.stderr.count("was lost and the run continues: following again") == 2
 
 
 def test_all_workers_are_waited_for_and_no_summary_is_a_failure(stage):
@@ -349,7 +349,7 @@ def test_another_run_on_the_machine_is_left_alone(stage):
     result = stage.run("tpu_pod.sh", *RUN, *WORDS)
     assert result.returncode == 1
     assert kinds(stage) == ["cat", "describe", "status", "start"]
-    assert "pod runs something else" in result.stderr
+    assert "pod runs another command" in result.stderr
 
 
 def test_slices_are_one_request_and_every_node_is_started(stage):
@@ -410,7 +410,7 @@ def test_google_cloud_out_of_reach_is_not_waited_for_for_ever(stage):
     stage.answers("describe", "echo 'could not resolve host' >&2; exit 1")
     result = stage.run("tpu_pod.sh", *RUN, *WORDS)
     assert result.returncode == 1
-    assert "has not answered ten times" in result.stderr
+    assert "has not responded ten times" in result.stderr
     assert "create" not in kinds(stage)
 
 
@@ -429,7 +429,7 @@ def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer
     os.close(terminal)
     os.close(ours)
     assert process.returncode == 130
-    assert "goes on; the same command again takes it up" in stderr
+    assert "continues; the same command again follows it" in stderr
     assert "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in stderr
     assert ("delete" in kinds(stage)) == (answer == "y\n")
 
@@ -449,24 +449,24 @@ def test_price_is_an_argument(stage):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*RUN, "--", "pretrainn", "--config=x"], "'pretrainn' stands after --: this script runs pretrain or finetune"),
-        ([*RUN, "--", "evaluate", "runs/x"], "'evaluate' stands after --"),
+        ([*RUN, "--", "pretrainn", "--config=x"], "'pretrainn' follows --: this script runs pretrain or finetune"),
+        ([*RUN, "--", "evaluate", "runs/x"], "'evaluate' follows --"),
         (["run"], "--name=: must be"),
         (["run", "--name=Pod"], "--name=Pod: must be at most 48 lower-case"),
         (["run", "--name=pod", "--zone=here"], "--zone=here: must be a zone"),
         (["run", *NAME, "--type=v5litepod"], "--type=v5litepod: must be"),
         (["run", *NAME, "--type=v99-8"], "--type=v99-8: must be"),
         (["run", *NAME, "--type=v4-8", "--workdir=runs/x"], "--workdir=runs/x: must be gs://BUCKET/FOLDER"),
-        ([*RUN], "Say what to run, after --"),
-        ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x stands after --"),
+        ([*RUN], "Give the command to run after --"),
+        ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
         ([*RUN, "--spot", "--reserved", *WORDS], "exclude each other"),
         ([*RUN, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
         ([*RUN, "--max_failures=many", *WORDS], "--max_failures=many: must be a whole number"),
         ([*RUN, "--price=cheap", *WORDS], "--price=cheap: must be the price"),
         ([*RUN, "--ref=v1", *WORDS], "--ref=v1 is of a --repository"),
         ([*RUN, "--data_bucket=images", *WORDS], "--data_bucket=images: must be gs://BUCKET"),
-        ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is no option of tpu_pod.sh"),
-        (["delete", *NAME, *WORDS], "'delete' runs nothing"),
+        ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is not an option of tpu_pod.sh"),
+        (["delete", *NAME, *WORDS], "'delete' takes no command"),
         (["destroy"], "There is no command 'destroy'"),
     ],
 )
