@@ -27,12 +27,14 @@ class Stage:
         for number, script in enumerate(scripts):
             (folder / str(number)).write_text(script + "\n")
 
-    def start(self, *words: str, stdin: int = subprocess.DEVNULL, **variables: str) -> subprocess.Popen[str]:
-        """Starts a script of launch/ in the checkout, in a session of its own."""
+    def start(
+        self, *words: str, cwd: Path | None = None, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> subprocess.Popen[str]:
+        """Starts a script of launch/, by default in the checkout, in a session of its own."""
         script, *rest = words
         return subprocess.Popen(
             [self.checkout / "launch" / script, *rest],
-            cwd=self.checkout,
+            cwd=cwd or self.checkout,
             env=self.variables | variables,
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -41,8 +43,8 @@ class Stage:
             start_new_session=True,
         )
 
-    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        with self.start(*words, **variables) as process:
+    def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
+        with self.start(*words, **options) as process:
             stdout, stderr = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -57,7 +59,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    checkout = tmp_path / "checkout"
+    checkout = tmp_path / "a checkout"
     shutil.copytree(LAUNCH, checkout / "launch")
     for name in ("setup.py", "pyproject.toml"):
         (checkout / name).write_text(f"# {name}\n")

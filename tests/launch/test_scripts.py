@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+from tests.launch.conftest import Stage
+
 BASH = shutil.which("bash") or pytest.skip("no bash here", allow_module_level=True)
 
 # Knows the few ways in which environment.sh calls Python. An environment that it makes contains a copy of it.
@@ -45,32 +46,18 @@ MISSING = "#!/bin/bash\nexit 127\n"
 
 
 @dataclass
-class Sandbox:
-    """A checkout with the launch scripts, a PATH of stand-ins, and another directory to call from."""
+class Sandbox(Stage):
+    """A stage with a folder of stand-ins of its own, and another folder to call the scripts from."""
 
-    checkout: Path
-    elsewhere: Path
     stand_ins: Path
-    calls_file: Path
-    variables: dict[str, str]
+    elsewhere: Path
 
-    def start(self, script: str, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [self.checkout / "launch" / script, *arguments],
-            cwd=cwd or self.elsewhere,
-            env=self.variables | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *words, cwd=None, **options):
+        return super().start(*words, cwd=cwd or self.elsewhere, **options)
 
-    def run(self, script: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
-        with self.start(script, *arguments, **options) as process:
-            stdout, stderr = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-    def calls(self) -> list[str]:
-        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+    def calls(self):
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -80,13 +67,10 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def sandbox(tmp_path) -> Sandbox:
-    checkout, elsewhere, stand_ins = (tmp_path / name for name in ("a checkout", "elsewhere", "bin"))
-    shutil.copytree(LAUNCH, checkout / "launch")
-    for name in ("setup.py", "pyproject.toml"):
-        (checkout / name).write_text(f"# {name}\n")
-    elsewhere.mkdir()
+def sandbox(stage, tmp_path) -> Sandbox:
+    stand_ins, elsewhere = tmp_path / "bin", tmp_path / "elsewhere"
     stand_ins.mkdir()
+    elsewhere.mkdir()
     write_program(stand_ins / "python3", FAKE_PYTHON)
     for name in ("python3.13", "python3.12", "python3.11", "nvidia-smi"):
         write_program(stand_ins / name, MISSING)
@@ -97,7 +81,7 @@ def sandbox(tmp_path) -> Sandbox:
         "FAKE_TOOL": str(write_program(tmp_path / "tool", FAKE_TOOL)),
         "VIT_JAX_ACCELERATOR": "cpu",
     }
-    return Sandbox(checkout, elsewhere, stand_ins, tmp_path / "calls", variables)
+    return Sandbox(stage.folder, stage.checkout, variables, stand_ins, elsewhere)
 
 
 def test_first_run_installs_and_second_does_not(sandbox):
