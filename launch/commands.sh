@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts that command other machines: printing instead of executing, mistakes, pauses, chip-hours.
-# Which machines and which commands is theirs.
+# Sourced by the scripts that control other machines: dry runs, wrong arguments, pauses, chip-hours.
 
 # shellcheck source=launch/environment.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/environment.sh"
@@ -10,13 +9,13 @@ poll_seconds=30
 price=""
 chip_seconds=0
 
-# refuse WORD...: a mistake of who called; nothing was done.
+# refuse WORD...: ends with exit code 2: wrong arguments, nothing was executed.
 refuse() {
   say "$@"
   exit 2
 }
 
-# quoted WORD...: one line that a shell reads as exactly these words.
+# quoted WORD...: prints the words as one line, quoted for a shell.
 quoted() {
   local word line="" quote="'\\''"
   for word in "$@"; do
@@ -33,7 +32,7 @@ execute() {
   if [[ -n "$dry_run" ]]; then quoted "$@"; else "$@"; fi
 }
 
-# show_installation EXTRA...: what prepare_environment would execute.
+# show_installation EXTRA...: prints what prepare_environment would execute.
 show_installation() {
   local extras="$*"
   extras="${extras// /,}"
@@ -55,14 +54,14 @@ need_counts() {
   done
 }
 
-# need_dns_name OPTION VALUE LENGTH: what Google Cloud and Kubernetes take as a name.
+# need_dns_name OPTION VALUE LENGTH: refuses a name that Google Cloud and Kubernetes do not accept.
 need_dns_name() {
   if ! [[ "$2" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || ((${#2} > $3)); then
     refuse "--$1=$2: must be at most $3 lower-case letters, digits and hyphens, a letter first and no hyphen last."
   fi
 }
 
-# chip_hours CHIPS: what $chip_seconds are, and what they cost at --price.
+# chip_hours CHIPS: prints $chip_seconds as chip-hours, and their cost at --price.
 chip_hours() {
   awk -v seconds="$chip_seconds" -v price="$price" -v chips="$1" 'BEGIN {
     hours = seconds / 3600
@@ -74,5 +73,5 @@ chip_hours() {
 
 need_price() {
   [[ -z "$price" || "$price" =~ ^[0-9]+([.][0-9]+)?$ ]] ||
-    refuse "--price=$price: must be the price of one chip for an hour, like 1.2, in whatever currency you pay."
+    refuse "--price=$price: must be the price of one chip for an hour, like 1.2, in any currency."
 }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by local.sh and test.sh: the virtual environment of this checkout, made once and kept up to date.
-# Machines only: which Python, which accelerator, which packages. No option of a run belongs here.
+# Sourced by local.sh and test.sh: creates the virtual environment of this checkout and keeps it up to date.
+# Machines only: Python, accelerator, packages. No option of a run belongs here.
 
 repository="$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")"
 venv="${VIT_JAX_VENV:-$repository/.venv}"
@@ -22,13 +22,13 @@ prepare_environment() {
     install "$@"
     return
   fi
-  ( # One installation at a time; who waited finds it done. The lock ends with the subshell, before the run.
+  ( # One installation at a time; the next finds it done. The lock ends with the subshell, before the run.
     flock 9
     if ! is_installed "$@"; then install "$@"; fi
   ) 9>"$repository/.venv.lock"
 }
 
-# accelerator ROOT: prints the extra that fits this machine. ROOT is /, or what stands in for it in a test.
+# accelerator ROOT: prints the extra that fits this machine. ROOT is /, or its replacement in a test.
 accelerator() {
   local root="${1%/}" gpus
   case "${VIT_JAX_ACCELERATOR:=detect}" in
@@ -36,11 +36,11 @@ accelerator() {
     cpu | cuda | tpu) echo "$VIT_JAX_ACCELERATOR" && return ;;
     *) fail "VIT_JAX_ACCELERATOR=$VIT_JAX_ACCELERATOR is none of cpu, cuda, tpu." ;;
   esac
-  # Present is not enough: nvidia-smi is also installed where there is no card or no driver.
+  # nvidia-smi may be installed without a card or a driver.
   if gpus="$(nvidia-smi -L 2>/dev/null)" && [[ "$gpus" == "GPU "* ]]; then
     echo cuda
   # TPU v2 to v4 appear as /dev/accel0 and on. Later ones are PCI devices of Google (0x1ae0) behind the vfio-pci
-  # driver; /dev/vfio alone proves nothing, and the network card of any Google VM has the same vendor.
+  # driver; /dev/vfio alone proves nothing, and network cards of Google VMs have the same vendor.
   elif compgen -G "$root/dev/accel[0-9]*" >/dev/null ||
     cat "$root"/sys/bus/pci/drivers/vfio-pci/*/vendor 2>/dev/null | grep -x 0x1ae0 >/dev/null; then
     echo tpu
@@ -71,21 +71,21 @@ find_python() {
     fail "PYTHON=$PYTHON is $(python_version "$PYTHON" || echo "not a Python that runs"); 3.11 or newer is needed."
   fi
   fail "Python 3.11 or newer is needed; python3 is $(python_version python3 || echo "not found")." \
-    "Install one, or name it: PYTHON=/path/to/python3.12 ./launch/local.sh ..."
+    "Install one, or set PYTHON: PYTHON=/path/to/python3.12 ./launch/local.sh ..."
 }
 
-# A Python chosen by name must not be ignored because an environment with another one is already there.
+# A Python given by PYTHON must not be ignored because an environment with another one exists.
 check_chosen_python() {
   local chosen present
   [[ -n "${PYTHON:-}" && -x "$venv/bin/python" ]] || return 0
-  chosen="$(python_version "$PYTHON")" || return 0 # find_python says what is wrong, if it comes to that
+  chosen="$(python_version "$PYTHON")" || return 0 # find_python reports the error
   present="$(python_version "$venv/bin/python")" || return 0
   [[ "$chosen" == "$present" ]] ||
-    fail "$venv was made with Python $present and PYTHON=$PYTHON is $chosen: remove $venv, or name another by VIT_JAX_VENV."
+    fail "$venv was made with Python $present and PYTHON=$PYTHON is $chosen: remove it, or set VIT_JAX_VENV."
 }
 
-# What an installation depends on besides its extras; kept as text, so that no hashing tool is needed. The path is
-# there because installed scripts hold it: a checkout that was moved installs again.
+# What an installation depends on besides its extras; as text, so that no hashing tool is needed. The path is included
+# because installed scripts contain it: a moved checkout installs again.
 fingerprint() {
   printf '%s\n' "$repository" "$(python_version "$venv/bin/python")"
   cat -- "$repository/setup.py" "$repository/pyproject.toml"
@@ -109,14 +109,14 @@ install() {
   for extra in $(recorded_extras); do # so that local.sh and test.sh do not undo each other
     [[ " $extras " == *" $extra "* ]] || extras+=" $extra"
   done
-  rm -f -- "$stamp" # written last: an installation that was interrupted is begun again
+  rm -f -- "$stamp" # written last: an interrupted installation is repeated
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then make_venv; fi
   state="$(fingerprint)"
   say "installing into $venv (${extras// /, }); this takes a few minutes the first time. Log: $log"
   if ! (cd -- "$repository" && "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
     -e ".[${extras// /,}]") >"$log" 2>&1; then
     tail -n 25 -- "$log" >&2
-    fail "the installation failed; the end of its log is above, all of it in $log"
+    fail "the installation failed; the end of its log is above, the complete log in $log"
   fi
   printf '%s\n' "$extras" "$state" >"$stamp.new"
   mv -- "$stamp.new" "$stamp"
@@ -125,7 +125,7 @@ install() {
 make_venv() {
   local python
   if [[ -e "$venv" && ! -f "$venv/pyvenv.cfg" && -n "$(ls -A -- "$venv")" ]]; then
-    fail "$venv is there and is not a virtual environment: remove it, or name another place by VIT_JAX_VENV."
+    fail "$venv exists and is not a virtual environment: remove it, or set VIT_JAX_VENV to another folder."
   fi
   python="$(find_python)"
   say "making $venv with Python $(python_version "$python")"

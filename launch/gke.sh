@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# A run on Kubernetes with JobSet, from the manifest to the last line of its log: ./launch/gke.sh COMMAND OPTIONS ...
-# The manifest is render_jobset.py's; the JobSet controller restarts it by the rules that stand in there.
+# Run on Kubernetes with JobSet, from the manifest to the end of its log: ./launch/gke.sh COMMAND OPTIONS ...
+# render_jobset.py makes the manifest; the JobSet controller restarts the run by its rules.
 set -euo pipefail
 
 # shellcheck source=launch/commands.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
 
 HELP="\
-gke.sh: train on a Kubernetes cluster with JobSet, with what kubectl is connected to.
+gke.sh: train on the Kubernetes cluster that kubectl is connected to, with JobSet.
 
   gke.sh run OPTIONS -- pretrain --config=RECIPE ...   submit, and follow the log until the run has ended
   gke.sh render OPTIONS -- VERB ...                    print the manifest
-  gke.sh submit OPTIONS -- VERB ...                    hand it to the cluster
-  gke.sh log --name=NAME                               of the first process, taken up after every restart
-  gke.sh status --name=NAME                            the JobSet, its pods, and what keeps them waiting
-  gke.sh delete --name=NAME                            the JobSet; its nodes go when their pool is made smaller
+  gke.sh submit OPTIONS -- VERB ...                    send it to the cluster
+  gke.sh log --name=NAME                               of the first process, continued after every restart
+  gke.sh status --name=NAME                            the JobSet, its pods, and the cluster's warnings
+  gke.sh delete --name=NAME                            the JobSet; its nodes stay until their pool is made smaller
 
-  --namespace=NAME      where in the cluster
-  --poll_seconds=N      between two questions about the state (default 30)
+  --namespace=NAME      of the cluster
+  --poll_seconds=N      between two queries of the state (default 30)
   --dry-run             print every command, execute none
 OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --accelerator, --topology, --workdir, ...
 
-Exit codes: 0 finished (or the step is done), 1 failed, 2 a mistake in the arguments, 130 Ctrl-C.
+Exit codes: 0 finished (or the step is done), 1 failed, 2 wrong arguments, 130 Ctrl-C.
 "
 
 name="" place=() render=() words=()
@@ -73,34 +73,34 @@ kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }
 
 submit() {
   local manifest
-  manifest="$(render)" || exit 2 # it has said why
+  manifest="$(render)" || exit 2 # it has printed the reason
   if [[ -n "$dry_run" ]]; then
     printf '%s |\n' "$(quoted ./launch/render_jobset.py ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"})"
     kube apply --filename=-
   elif ! kube apply --filename=- <<<"$manifest"; then
-    fail "the cluster did not take the run; its reason is above. An unknown field in failurePolicy, or no kind" \
+    fail "the cluster did not accept the run; its reason is above. An unknown field in failurePolicy, or no kind" \
       "JobSet, means that JobSet 0.10 or newer is not installed there."
   fi
 }
 
-# follow: the first process's log. A restart makes a new pod; between two pods there is nothing to read.
+# follow: prints the first process's log. A restart makes a new pod; between two pods there is no log.
 follow() {
   local selector="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0"
   selector+=",batch.kubernetes.io/job-completion-index=0"
   local since=""
   trap interrupted INT TERM
   while :; do
-    # kubectl fails where there is no pod yet, or its image is still loaded. Where the pod has ended and the JobSet
-    # does not know yet, the log is not to be printed once more.
+    # kubectl fails while there is no pod, or its image is being loaded. A pod may end before the JobSet notices:
+    # --since-time prevents that its log is printed again.
     kube logs --follow --container=vit-jax --selector="$selector" --tail=-1 ${since:+--since-time="$since"} ||
-      say "no log to follow now; why, shows ./launch/gke.sh status --name=$name"
+      say "no log to follow now; for the reason see ./launch/gke.sh status --name=$name"
     since="$(date -u +%Y-%m-%dT%H:%M:%SZ)"
     if has_ended; then return; fi
     pause
   done
 }
 
-# has_ended: returns where the JobSet goes on or is restarted; ends the script where it has failed.
+# has_ended: whether the JobSet has finished; ends the script where it has failed.
 has_ended() {
   if [[ -n "$dry_run" ]]; then
     kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}'
@@ -108,15 +108,15 @@ has_ended() {
   fi
   local answer restarts
   if ! answer="$(kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}')"; then
-    fail "$name is not there any more, or the cluster cannot be reached; kubectl's words are above."
+    fail "$name is not there any more, or the cluster cannot be reached; kubectl's message is above."
   fi
   restarts="${answer#*/}"
   case "$answer" in
     Completed/*) say "$name has finished, after ${restarts:-0} restart(s)" ;;
     Failed/*)
       kube get jobset "$name" --output='jsonpath={.status.conditions[?(@.type=="Failed")].message}' >&2 || true
-      fail "$name has failed, after ${restarts:-0} restart(s). Exit code 2 of a pod is a mistake in what vit-jax was" \
-        "given, and is not tried again."
+      fail "$name has failed, after ${restarts:-0} restart(s). Exit code 2 of a pod is a wrong option or path of" \
+        "vit-jax, which is not repeated."
       ;;
     *)
       [[ "$restarts" == "${seen_restarts:-0}" ]] ||
@@ -137,7 +137,7 @@ delete() { kube delete jobset "$name"; }
 
 interrupted() {
   trap - INT TERM
-  say "stopped following. $name goes on and its nodes cost money. Follow again or end it:"
+  say "stopped following. $name continues and its nodes cost money. Follow again or delete it:"
   say "  ./launch/gke.sh log --name=$name"
   say "  ./launch/gke.sh delete --name=$name"
   exit 130

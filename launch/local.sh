@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
 # Runs a verb of vit-jax on this machine: ./launch/local.sh [--dry-run] VERB ARGUMENTS... (see launch/README.md).
-# Installs on the first run; passes every argument on untouched; relative paths stay relative to where you are. One
-# process uses every GPU of the machine; nothing here narrows that, and what does is said.
+# Installs on the first run and passes every argument on unchanged; relative paths are relative to the working folder.
+# One process uses every GPU of the machine; variables that hide some are printed.
 set -euo pipefail
 
 # shellcheck source=launch/commands.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
 
-# describe EXTRA: which accelerator, how many, and what hides some of them. Nothing on a machine that has none.
+# describe EXTRA: prints the accelerators and the variables that hide some of them; nothing for a CPU.
 describe() {
   local all names
   if [[ "$1" == tpu ]]; then say "TPU: one process uses every chip of this machine"; fi
   if [[ "$1" != cpu && -n "${JAX_PLATFORMS:-}" ]]; then say "JAX_PLATFORMS=$JAX_PLATFORMS chooses what JAX uses"; fi
   if [[ "$1" != cuda ]]; then return; fi
   names="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU [0-9]*: \(.*\) (UUID.*/\1/p')" || names=""
-  if [[ -z "$names" ]]; then return; fi # chosen by name, on a machine that does not tell
+  if [[ -z "$names" ]]; then return; fi # VIT_JAX_ACCELERATOR=cuda without nvidia-smi
   all="$(wc -l <<<"$names" | tr -d ' ')"
   names="$(sort <<<"$names" | uniq -c | sed 's/^ *\([0-9]*\) /\1 x /' | paste -sd, - | sed 's/,/, /g')"
   say "$(visible "$all"): $names"
 }
 
-# visible ALL: how many of so many GPUs the run sees, and by which variable.
+# visible ALL: prints how many of ALL GPUs the run sees, and the variable that decides.
 visible() {
   local variable value
   for variable in CUDA_VISIBLE_DEVICES JAX_CUDA_VISIBLE_DEVICES; do
@@ -45,7 +45,7 @@ else
   show_installation "$extra"
 fi
 describe "$extra"
-# JAX need not look for an accelerator that is not there; beside libtpu, installed for plans, it would say much of it.
+# JAX need not look for an absent accelerator; with libtpu, installed for plans, it would print many warnings.
 if [[ "$extra" == cpu ]]; then export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"; fi
 if [[ -n "$dry_run" ]]; then
   quoted "$venv/bin/vit-jax" "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills in gke_jobset.yaml: checks names, accelerator and topology, counts slices and hosts, prints the manifest.
 
-Needs nothing but Python's standard library, and asks no cluster anything.
+Needs only Python's standard library and contacts no cluster.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def render(words: Sequence[str] | None = None) -> str:
     """The manifest for these words of the command line.
 
     Raises:
-      ValueError: a name, accelerator, topology or place that Kubernetes or the run would refuse later.
+      ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not accept.
     """
     options = _parser().parse_args(words)
     values = _values(options)
@@ -149,10 +149,10 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
 def _words(options: argparse.Namespace) -> list[str]:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
-        raise ValueError("say what to run, after --: ... -- pretrain --config=RECIPE")
+        raise ValueError("give the command to run after --: ... -- pretrain --config=RECIPE")
     for word in words:
         if word.startswith("--workdir"):
-            raise ValueError(f"{word} stands after --: give --workdir=gs://BUCKET/FOLDER before it.")
+            raise ValueError(f"{word} follows --: give --workdir=gs://BUCKET/FOLDER before it.")
     return words
 
 

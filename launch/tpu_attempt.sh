@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by tpu_pod.sh, which sets the options: one attempt at the run, from installing to judging how it went.
+# Sourced by tpu_pod.sh, which sets the options: one attempt at the run, from installing to its result.
 # $outcome is then finished, running, preempted, saved, mistake, unreachable or failed.
 
-seen=0 # bytes of the attempt's log that have come
+seen=0 # bytes of the attempt's log that were received
 
 install_everywhere() {
   local buckets=() archive="$scratch/checkout.tar.gz" command
@@ -26,7 +26,7 @@ install_everywhere() {
   everywhere "$command"
 }
 
-# pack ARCHIVE: the checkout as it is now, own recipes included, without what git ignores.
+# pack ARCHIVE: the current checkout, untracked recipes included, without what git ignores.
 pack() {
   local file
   if [[ -n "$dry_run" ]]; then
@@ -35,7 +35,7 @@ pack() {
     return
   fi
   git -C "$repository" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
-    if [[ -e "$repository/$file" ]]; then printf '%s\0' "$file"; fi # one that was removed and not yet committed
+    if [[ -e "$repository/$file" ]]; then printf '%s\0' "$file"; fi # it may be removed and not yet committed
   done | tar -czf "$1" -C "$repository" --null -T -
 }
 
@@ -45,7 +45,7 @@ start_everywhere() {
   everywhere "$(step start "$workdir" "${words[@]}")"
 }
 
-# follow_log: worker 0's, kept in $output/log.txt; taken up where it broke off for as long as the run goes on.
+# follow_log: prints worker 0's and stores it in $output/log.txt; continues after a broken connection.
 follow_log() {
   [[ -n "$dry_run" ]] || mkdir -p -- "$output"
   while :; do
@@ -56,19 +56,19 @@ follow_log() {
     fi
     judge
     [[ "$outcome" == running ]] || return 0
-    say "the connection to worker 0 broke off and the run goes on: following again"
+    say "the connection to worker 0 was lost and the run continues: following again"
     pause
   done
 }
 
-# receive_log: prints and keeps what comes, on descriptor 3, for the first time. A line "vit-jax-log N" says that what
-# follows begins at byte N; the end of line before it ends what the drop has cut off, and that comes again as a whole.
+# receive_log: prints and stores text from descriptor 3 that is new. After a line "vit-jax-log N" the text begins at
+# byte N. The end of line before it completes a line that the lost connection has cut; that line is received again.
 receive_log() {
   local LC_ALL=C line position="$seen" before="$seen" is_empty="" cut="" # lengths in bytes
-  while IFS= read -r -u 3 line || { cut=yes && [[ -n "$line" ]]; }; do # 0 is the user's, who is asked a question at Ctrl-C
+  while IFS= read -r -u 3 line || { cut=yes && [[ -n "$line" ]]; }; do # 0 is the user's, for the question at Ctrl-C
     if [[ "$line" =~ ^vit-jax-log\ [0-9]+$ ]]; then
       position="${line#* }" is_empty=""
-      seen="$before" # the line in front of this one was no line of the log
+      seen="$before" # the line before this one was not of the log
       continue
     fi
     if [[ -n "$is_empty" ]]; then echo | tee -a "$output/log.txt"; fi
@@ -78,7 +78,7 @@ receive_log() {
     ((position > seen)) || continue
     seen="$position"
     if [[ -z "$line" ]]; then is_empty=yes; else printf '%s\n' "$line" | tee -a "$output/log.txt"; fi
-    if [[ -n "$cut" ]]; then seen="$before"; fi # if the run goes on, the line comes again as a whole
+    if [[ -n "$cut" ]]; then seen="$before"; fi # if the run continues, the complete line is received again
   done
 }
 
@@ -107,13 +107,13 @@ is_any() { grep -q " $1\b" "$scratch/status"; }
 # judge: $outcome of an attempt: finished, running, preempted, saved, mistake, unreachable, failed.
 judge() {
   local wait unanswered=0
-  for ((wait = 0; wait < 5; )); do # who loses a process ends by itself within a minute
-    get_state # a machine that was taken back answers no ssh, and its state tells so a little later
+  for ((wait = 0; wait < 5; )); do # processes that lose another end by themselves within a minute
+    get_state # ssh to a preempted machine fails some time before its state changes
     outcome=preempted
     if [[ "$state" != ACTIVE && "$state" != UNKNOWN ]]; then return; fi
     if ! get_statuses; then
-      # One question without an answer says little, and nothing while this computer reaches nobody: a machine is given
-      # up only where Google Cloud answers and a worker does not, again and again.
+      # A single failure proves little, and nothing while this computer is offline: a machine is given up only if
+      # Google Cloud responds and a worker repeatedly does not.
       if [[ "$state" == ACTIVE ]]; then unanswered=$((unanswered + 1)); fi
       outcome=unreachable
       if ((unanswered == 5)) && name_unreachable; then return; fi
@@ -150,11 +150,11 @@ judge_codes() {
   if [[ "$outcome" != saved ]]; then show_dead_worker; fi
 }
 
-# show_dead_worker: the worker that ended first, and not well, with the end of its log, also in $output.
+# show_dead_worker: prints the first worker that failed and the end of its log, also stored in $output.
 show_dead_worker() {
   local node host code worker
   [[ -n "$dry_run" ]] || mkdir -p -- "$output"
-  # First who never started, last who only lost another process (76); of the rest, who ended first.
+  # Workers that never started come first, those that only lost another process (76) last.
   read -r node host code < <(awk '$3 == "none" { print 0, 0, $1, $2, "none" }
     $3 == "exit" && $4 != 0 && $4 != 75 { print ($4 == 76), $5, $1, $2, $4 }' "$scratch/status" |
     sort -k1,1n -k2,2n | head -n 1 | cut -d' ' -f3-) || true
@@ -171,14 +171,13 @@ show_dead_worker() {
 ending() {
   case "$1" in
     none) echo "never started" ;;
-    76) echo "ended with exit code 76: it lost another process, or no step came to its end" ;;
+    76) echo "ended with exit code 76: it lost another process, or a step did not end" ;;
     137) echo "was killed (exit code 137; often the machine's memory was full)" ;;
     *) echo "ended with exit code $1" ;;
   esac
 }
 
-# name_unreachable: asks each worker by itself, since one that is away makes the whole question fail. Fails where all
-# answer.
+# name_unreachable: contacts each worker alone, since a lost one makes a command to all fail. Fails if all respond.
 name_unreachable() {
   local node worker number found=1
   for node in $(nodes); do
@@ -194,7 +193,7 @@ name_unreachable() {
   return "$found"
 }
 
-# clear_away: what is left of a failed attempt. A machine with a worker that is out of reach is given back.
+# clear_away: stops the processes of a failed attempt. A machine with an unreachable worker is deleted.
 clear_away() {
   if [[ "$outcome" == unreachable ]] || ! everywhere "$(step stop)"; then delete; fi
 }
@@ -211,7 +210,7 @@ is_finished() {
 show_status() {
   get_state
   [[ "$state" == ACTIVE ]] || return 0
-  get_statuses || say "not every worker answers"
+  get_statuses || say "not every worker responds"
   cat -- "$scratch/status"
 }
 

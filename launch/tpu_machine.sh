@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by tpu_pod.sh, which sets the options: the machine, and reaching its workers. What runs on it is
-# tpu_attempt.sh's. $state is that of the queued resource, as it was last asked for.
+# Sourced by tpu_pod.sh, which sets the options: the machine, and commands on its workers. $state is the last known
+# state of the queued resource.
 
 checkout=vit_jax # on the workers, in the home folder
 state=""
-dry_state=ACTIVE # what a dry run takes for the answer; run begins with NOT_FOUND
+dry_state=ACTIVE # the state that a dry run assumes; run begins with NOT_FOUND
 active_since=""
 
 nodes() {
@@ -23,7 +23,7 @@ on_worker() {
   execute gcloud compute tpus tpu-vm ssh "$1" --worker="$2" "${ssh_flags[@]}" --command="$3" "${place[@]}"
 }
 
-# everywhere COMMAND: on every worker of every slice, the slices at once. Fails where one fails.
+# everywhere COMMAND: on every worker of every slice, slices in parallel. Fails if one fails.
 everywhere() {
   local node processes=() failed=0
   if ((slices == 1)) || [[ -n "$dry_run" ]]; then
@@ -52,11 +52,11 @@ create() {
     dry_state=ACTIVE
     return
   fi
-  say "asking for $slices x $type in $zone (${tier:---on-demand})"
+  say "requesting $slices x $type in $zone (${tier:---on-demand})"
   if ! answer="$("${request[@]}" 2>&1)"; then no_machine "$answer"; fi
 }
 
-# no_machine ANSWER: what Google Cloud said when it gave none. Returns, after a while, only where asking again is meant.
+# no_machine MESSAGE: Google Cloud's refusal. Returns only for lack of capacity and with --retry_seconds, after these.
 no_machine() {
   local refusals='RESOURCE_EXHAUSTED|quota.*(exceed|exhaust|limit)|exceed.*quota'
   refusals+='|no more capacity|stockout|(insufficient|not enough) (capacity|resources)'
@@ -65,14 +65,14 @@ no_machine() {
     fail "$name could not be created; Google Cloud's reason is above. Nothing of it costs money."
   fi
   say "no quota or no capacity for $slices x $type in $zone (${tier:---on-demand})." \
-    "Look at the quota 'TPU ... cores' of this zone in the console and ask for more, try --spot, another zone or a" \
-    "smaller --type, or let this script ask again: --retry_seconds=600."
+    "See the quota 'TPU ... cores' of this zone in the console and request more, try --spot, another zone or a" \
+    "smaller --type, or let this script repeat the request: --retry_seconds=600."
   if [[ -z "$retry_seconds" ]]; then exit 3; fi
-  say "asking again in $retry_seconds s"
+  say "requesting again in $retry_seconds s"
   sleep "$retry_seconds"
 }
 
-# get_state: $state from Google Cloud; NOT_FOUND where there is no such resource, UNKNOWN where no answer came.
+# get_state: $state from Google Cloud; NOT_FOUND if there is no such resource, UNKNOWN without a response.
 get_state() {
   local question=(gcloud compute tpus queued-resources describe "$name" --format='value(state.state)' "${place[@]}")
   if [[ -n "$dry_run" ]]; then
@@ -94,7 +94,7 @@ count_chip_seconds() {
   active_since=""
 }
 
-# bring_up: until the resource is ACTIVE, whatever has to be removed, asked for or waited for.
+# bring_up: removes, requests and waits until the resource is ACTIVE.
 bring_up() {
   local unknown=0
   while :; do
@@ -112,7 +112,7 @@ bring_up() {
         unknown=$((unknown + 1))
         if ((unknown == 10)); then
           say_what_costs
-          fail "Google Cloud has not answered ten times; what it said is above."
+          fail "Google Cloud has not responded ten times; its messages are above."
         fi
         pause
         ;;
@@ -144,7 +144,7 @@ explain_failure() {
 
 delete() {
   execute gcloud compute tpus queued-resources delete "$name" --force "${place[@]}" || {
-    say "$name could not be deleted; it may still cost money. Look with:"
+    say "$name could not be deleted; it may still cost money. Check with:"
     say "  $(quoted gcloud compute tpus queued-resources list "${place[@]}")"
     return 1
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole life of a run on a Cloud TPU pod, or one step of it: ./launch/tpu_pod.sh COMMAND OPTIONS [-- VERB ARG...]
-# The machine's part is in tpu_machine.sh, the run's in tpu_attempt.sh, what happens on a worker in tpu_worker.sh.
+# A run on a Cloud TPU pod, or one step of it: ./launch/tpu_pod.sh COMMAND OPTIONS [-- VERB ARG...]
+# tpu_machine.sh controls the machine, tpu_attempt.sh one attempt at the run, tpu_worker.sh runs on the workers.
 set -euo pipefail
 
 here="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
@@ -16,11 +16,11 @@ tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
 
   tpu_pod.sh run --name=NAME --zone=ZONE --type=TYPE --workdir=gs://BUCKET/FOLDER [OPTIONS] -- pretrain --config=...
       Create, wait, install, start on every worker, follow the log; start again after a preemption, on a new machine
-      where the old one is gone; at the end fetch the results and delete. The same command again takes up a run that
-      goes on. --workdir is given here and not among the words for vit-jax.
+      where the old one is gone; at the end fetch the results and delete. The same command again continues with a run
+      that is in progress. Give --workdir before --, not among the arguments of vit-jax.
 
   One step alone:
-  tpu_pod.sh create  --name= --zone= --type=                       asks for the machine; comes back at once
+  tpu_pod.sh create  --name= --zone= --type=                       requests the machine and returns at once
   tpu_pod.sh wait    --name= --zone=                               until it is ACTIVE
   tpu_pod.sh install --name= --zone= [--workdir=gs://...]          the package and the buckets on every worker
   tpu_pod.sh start   --name= --zone= --workdir=gs://... -- VERB .. on every worker, in the background
@@ -33,27 +33,27 @@ Machine:
   --name=NAME               of the queued resource and its TPU
   --zone=ZONE  --project=P  --zone is needed; the project is gcloud's own unless given
   --type=TYPE               v4-N, v5litepod-N, v5p-N, v6e-N as Google Cloud names them
-  --slices=N                so many of them, one run over all (default 1)
+  --slices=N                number of such slices, one run over all (default 1)
   --spot | --reserved       spot capacity, or that of your reservation (default: on demand)
   --runtime_version=V       the machine's image (default: the one for the type)
-  --create_flag=FLAG        handed on to gcloud's create; may be repeated (--create_flag=--network=mine)
+  --create_flag=FLAG        passed to gcloud's create; may be repeated (--create_flag=--network=mine)
   --internal_ip             reach the workers by their internal addresses
 Run:
   --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
   --data_bucket=gs://...    mounted too, at /mnt/vit_jax/BUCKET; may be repeated
-  --repository=URL --ref=R  install this commit instead of shipping the checkout that this script is in
-Care:
+  --repository=URL --ref=R  install this commit instead of copying this checkout
+Behaviour:
   --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
-  --retry_seconds=N         ask again after so many seconds when there is no quota or capacity (default: stop)
-  --poll_seconds=N          between two questions about the state (default 30)
-  --keep                    do not delete the machine at the end; it goes on costing money
+  --retry_seconds=N         request again after N seconds without quota or capacity (default: stop)
+  --poll_seconds=N          between two queries of the state (default 30)
+  --keep                    do not delete the machine at the end; it still costs money
   --output=FOLDER           log and results here (default runs/NAME)
   --with_checkpoints        fetch them as well
   --price=P                 of one chip for an hour, to print what the run cost
   --dry-run                 print every command, execute none
 
-Exit codes: 0 finished (or the step is done), 1 failed more than --max_failures times, 2 a mistake in the arguments or
-in the run's options, 3 no quota or capacity, 130 Ctrl-C.
+Exit codes: 0 finished (or the step is done), 1 failed more than --max_failures times, 2 wrong arguments or
+options of the run, 3 no quota or capacity, 130 Ctrl-C.
 "
 
 failures=0 outcome="" chips=0
@@ -77,8 +77,8 @@ main() {
   case "$command" in
     run) run ;;
     wait) wait_until_active ;;
-    install) install_everywhere || fail "the installation failed; its words are above" ;;
-    start) start_everywhere || fail "not every worker has started; their words are above" ;;
+    install) install_everywhere || fail "the installation failed; its messages are above" ;;
+    start) start_everywhere || fail "not every worker has started; their messages are above" ;;
     log) follow_log && say "no process runs any more: $outcome" ;;
     create | fetch | delete) "$command" ;;
     status) show_status ;;
@@ -111,13 +111,13 @@ read_options() {
         words=("$@")
         return
         ;;
-      *) refuse "'$1' is no option of tpu_pod.sh (--help lists them). What is for vit-jax stands after --." ;;
+      *) refuse "'$1' is not an option of tpu_pod.sh (see --help). Arguments of vit-jax come after --." ;;
     esac
     shift
   done
 }
 
-# check_options COMMAND: everything that can be seen to be wrong before any machine is asked for.
+# check_options COMMAND: validates all options before a machine is requested.
 check_options() {
   local word bucket
   need_dns_name name "$name" 48
@@ -131,34 +131,34 @@ check_options() {
   if [[ "$1" =~ ^(run|start|fetch)$ || -n "$workdir" ]]; then
     workdir="${workdir%/}"
     [[ "$workdir" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}/.+$ ]] ||
-      refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER: all workers write into it, and it outlives them."
+      refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER, which all workers write to and which stays after them."
   fi
   for bucket in ${data_buckets[@]+"${data_buckets[@]}"}; do
     [[ "$bucket" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}$ ]] ||
-      refuse "--data_bucket=$bucket: must be gs://BUCKET, the whole of it."
+      refuse "--data_bucket=$bucket: must be gs://BUCKET, without a folder."
   done
   if [[ "$1" =~ ^(run|start)$ ]]; then
-    ((${#words[@]})) || refuse "Say what to run, after --: ... -- pretrain --config=RECIPE"
+    ((${#words[@]})) || refuse "Give the command to run after --: ... -- pretrain --config=RECIPE"
     [[ "${words[0]}" =~ ^(pretrain|finetune)$ ]] ||
-      refuse "'${words[0]}' stands after --: this script runs pretrain or finetune, which leave a summary in the workdir."
+      refuse "'${words[0]}' follows --: this script runs pretrain or finetune, which leave a summary in the workdir."
     for word in "${words[@]}"; do
-      [[ "$word" != --workdir* ]] || refuse "$word stands after --: give --workdir=gs://BUCKET/FOLDER before it."
+      [[ "$word" != --workdir* ]] || refuse "$word follows --: give --workdir=gs://BUCKET/FOLDER before it."
     done
   elif ((${#words[@]})); then
-    refuse "'$1' runs nothing: leave out -- and what follows, or use run or start."
+    refuse "'$1' takes no command of vit-jax: leave out -- and what follows, or use run or start."
   fi
   if [[ "$1" =~ ^(run|install)$ && -z "$repository_url" ]]; then need_checkout; fi
   output="${output:-runs/$name}"
   place=(--zone="$zone" --quiet)
   [[ -z "$project" ]] || place+=(--project="$project")
-  # A connection that is dead is noticed after two minutes, not never.
+  # A dead connection is noticed after two minutes.
   ssh_flags+=(--ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4)
 }
 
-# need_checkout: what is shipped is what git knows; found out before a machine costs money.
+# need_checkout: git decides which files are copied; checked before a machine costs money.
 need_checkout() {
   git -C "$repository" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
-    refuse "$repository is no git checkout, so it cannot be told what belongs to it: give --repository=URL --ref=COMMIT."
+    refuse "$repository is not a git checkout, so its files are not known: give --repository=URL --ref=COMMIT."
 }
 
 # check_type: $chips and $runtime_version from the type.
@@ -177,19 +177,19 @@ check_type() {
   runtime_version="${runtime_version:-$image}"
 }
 
-# run: the whole life. Everything that can be taken up is: a machine that is there, a run that goes on.
+# run: from creation to deletion; continues with an existing machine and a run in progress.
 run() {
   trap interrupted INT TERM
   dry_state=NOT_FOUND
   if is_finished; then
-    say "$workdir/summary.json is there: the run has finished. Nothing is created."
+    say "$workdir/summary.json exists: the run has finished. Nothing is created."
     fetch
     return
   fi
   get_state
   if [[ "$state" == ACTIVE ]] && get_statuses && is_any running; then
-    start_everywhere || fail "$name runs something else (above). Give another --name, or delete it first."
-    follow_log # the start has changed nothing where this very run goes on
+    start_everywhere || fail "$name runs another command (above). Give another --name, or delete it first."
+    follow_log # starting changes nothing if this run is in progress
     end_attempt
   fi
   while :; do
@@ -199,25 +199,25 @@ run() {
   done
 }
 
-# attempt: installs, starts, follows to the end; $outcome is how it went.
+# attempt: installs, starts, follows to the end; the result is in $outcome.
 attempt() {
   outcome=""
   if install_everywhere && start_everywhere; then
     follow_log
   else
     judge
-    [[ "$outcome" =~ ^(preempted|unreachable|mistake)$ ]] || outcome=failed # others are of an earlier attempt
+    [[ "$outcome" =~ ^(preempted|unreachable|mistake)$ ]] || outcome=failed # others belong to an earlier attempt
   fi
 }
 
-# end_attempt: returns where the run is to be started again, and ends the script where not.
+# end_attempt: returns if the run must be started again, otherwise ends the script.
 end_attempt() {
   count_chip_seconds
   case "$outcome" in
     finished) fetch && end_with 0 "finished: $output" ;;
-    preempted) say "$name was preempted ($state). A new one is asked for; the run goes on from its last checkpoint." ;;
-    saved) say "the run was told to end and has saved; it is started again" && pause ;;
-    mistake) end_with 2 "vit-jax refuses what it was given (exit code 2). Starting again would not help." ;;
+    preempted) say "$name was preempted ($state). A new one is requested; the run resumes from its last checkpoint." ;;
+    saved) say "the run was ended by a signal and has saved; it is started again" && pause ;;
+    mistake) end_with 2 "vit-jax reports a wrong option, path or recipe (code 2). Starting again would not help." ;;
     *)
       failures=$((failures + 1))
       ((failures <= max_failures)) || end_with 1 "failed $failures times; --max_failures=$max_failures allows no more."
@@ -227,14 +227,14 @@ end_attempt() {
   esac
 }
 
-# end_with CODE WORD...: the end of a run, and of the machine's cost unless it is to be kept.
+# end_with CODE WORD...: ends the run and deletes the machine unless --keep is given.
 end_with() {
   local code="$1"
   shift
   trap - INT TERM
   say "$@"
   if [[ -n "$keep" ]]; then say_what_costs; else delete || true; fi
-  [[ -n "$dry_run" ]] || say "$(chip_hours "$chips") while this script saw them"
+  [[ -n "$dry_run" ]] || say "$(chip_hours "$chips") while this script was running"
   exit "$code"
 }
 
@@ -247,7 +247,7 @@ interrupted() {
   local answer=""
   trap - INT TERM
   count_chip_seconds
-  say "stopped following. What runs on the TPU goes on; the same command again takes it up."
+  say "stopped following. The run on the TPU continues; the same command again follows it."
   say_what_costs
   if [[ -t 0 ]]; then
     read -r -p "Delete it now? [y/N] " answer || true

@@ -11,19 +11,19 @@ tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
   tpu_worker.sh install [gs://BUCKET...]     Python, the package, Cloud Storage FUSE; mounts the buckets
   tpu_worker.sh start WORKDIR VERB ARG...    starts vit-jax in the background; WORKDIR is gs://BUCKET/FOLDER
   tpu_worker.sh status                       one line: HOST running | exit CODE SECONDS | none
-  tpu_worker.sh log [BYTES]                  the log after so many bytes, followed until the process ends
+  tpu_worker.sh log [BYTES]                  the log from byte BYTES, followed until the process ends
   tpu_worker.sh tail                         the end of the log
-  tpu_worker.sh stop [SECONDS]               SIGTERM, and SIGKILL when it has not ended after so many seconds
+  tpu_worker.sh stop [SECONDS]               SIGTERM, and SIGKILL if it has not ended after SECONDS
 
   --dry-run before STEP prints what would be executed, --help this text.
 "
 GCSFUSE_VERSION=3.8.0 # only where the system's own package sources do not know gcsfuse
-NEW_PYTHON=3.12       # where the image has none that is new enough, as Ubuntu 22.04 has not
+NEW_PYTHON=3.12       # where the image's Python is too old, as on Ubuntu 22.04
 
-venv="$HOME/vit_jax_venv" # beside the checkout, which is replaced at every installation
+venv="$HOME/vit_jax_venv" # not in the checkout, which is replaced at every installation
 stamp="$venv/vit-jax-installed"
 run="$HOME/vit_jax_run"
-mounts="${VIT_JAX_MOUNTS:-/mnt/vit_jax}" # the same path on every worker, since the run's config holds it
+mounts="${VIT_JAX_MOUNTS:-/mnt/vit_jax}" # the same on every worker, since the run's config contains it
 
 main() {
   if [[ "${1:-}" == --dry-run ]]; then
@@ -44,8 +44,8 @@ main() {
 
 install_worker() {
   local bucket place="${repository%.new}"
-  if [[ "$repository" == *.new && -z "$dry_run" ]]; then # a checkout under a run is not pulled away
-    [[ "$(status)" != running ]] || fail "$(hostname): a run goes on here; nothing was installed"
+  if [[ "$repository" == *.new && -z "$dry_run" ]]; then # the checkout of a run in progress stays
+    [[ "$(status)" != running ]] || fail "$(hostname): a run is in progress; nothing was installed"
     rm -rf -- "$place" "$run/exit" "$run/pid"
     mv -- "$repository" "$place"
     exec bash "$place/launch/tpu_worker.sh" install "$@"
@@ -80,15 +80,15 @@ install_gcsfuse() {
   fi
 }
 
-# mount_bucket gs://BUCKET: at $mounts/BUCKET, where every worker sees at once what another has written.
+# mount_bucket gs://BUCKET: at $mounts/BUCKET, where every worker immediately sees the writes of others.
 mount_bucket() {
   local bucket="${1#gs://}" folder
   folder="$mounts/$bucket"
   if [[ -z "$dry_run" ]] && mountpoint -q "$folder"; then return; fi
   execute sudo mkdir -p -- "$folder"
   execute sudo chown -- "$(id -un)" "$folder"
-  # No memory of what was there or not: the first process writes what the others look for. Checkpoints are written
-  # under one name and renamed: one step in a bucket with hierarchical namespace, up to this many files in another.
+  # No metadata cache: the first process writes what the others look for. Checkpoints are written under another name
+  # and renamed: one operation in a bucket with hierarchical namespace, otherwise up to this many files.
   execute gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
     --rename-dir-limit=200000 "$bucket" "$folder"
 }
@@ -103,7 +103,7 @@ start() {
   fi
   if [[ "$(status)" == running ]]; then
     [[ "$(cat -- "$run/command")" == "$command" ]] || fail "$(hostname) runs another command: $(cat -- "$run/command")"
-    say "$(hostname) runs already"
+    say "$(hostname) is already running the command"
     return
   fi
   mkdir -p -- "$run"
@@ -113,15 +113,15 @@ start() {
   cd -- "$repository" # paths of recipes are relative to the checkout
   start_apart "$@" --workdir="$workdir" </dev/null >"$run/log" 2>&1 &
   local pid="$!" turn
-  for ((turn = 0; turn < 50; turn++)); do # this shell must not end, and take ssh with it, before that
+  for ((turn = 0; turn < 50; turn++)); do # this shell must not end before, and ssh with it
     [[ "$(ps -o sid= -p "$pid" | tr -d ' ')" != "$pid" ]] || break
     sleep 0.1
   done
   printf '%s\n' "$pid" >"$run/pid"
 }
 
-# A session of its own outlives the ssh that started it. The shell in it waits for vit-jax also when both get SIGTERM,
-# as they do when the machine is taken back, so that the exit code is written.
+# Its own session survives the ssh that started it. The shell in it waits for vit-jax even if both get SIGTERM, as at a
+# preemption, so that the exit code is written.
 start_apart() {
   # shellcheck disable=SC2016 # expanded by the inner shell
   PYTHONUNBUFFERED=1 exec setsid bash -c '
@@ -141,7 +141,7 @@ status() {
     echo none
   elif kill -0 "$(cat -- "$run/pid")" 2>/dev/null; then
     echo running
-  elif [[ -f "$run/exit" ]]; then # it ended between the two questions
+  elif [[ -f "$run/exit" ]]; then # it ended between the two tests
     echo "exit $(cat -- "$run/exit")"
   else
     echo "exit 137 $(date +%s)" # even the shell around it was killed
@@ -150,7 +150,7 @@ status() {
 
 process() { cat -- "$run/pid" 2>/dev/null || echo 0; }
 
-# The line in front tells where the text begins: gcloud repeats a command whose connection dropped, with its output.
+# The first line contains where the text begins: gcloud repeats a command after a lost connection, with its output.
 follow_log() {
   [[ -n "$dry_run" ]] || printf '\nvit-jax-log %s\n' "$1"
   execute tail -c "+$(($1 + 1))" --follow --sleep-interval=0.2 --pid="$(process)" -- "$run/log"

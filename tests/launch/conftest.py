@@ -1,4 +1,4 @@
-"""Stand-ins for gcloud, kubectl, srun and others on the PATH: they write down calls and play what a test wrote."""
+"""Stand-ins for gcloud, kubectl, srun and others on the PATH: they record calls and run scripts of the test."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 
 @dataclass
 class Stage:
-    """A checkout with the launch scripts, and the machines that they believe to command."""
+    """A checkout with the launch scripts, and the machines that they seem to command."""
 
     folder: Path
     checkout: Path
@@ -27,27 +27,29 @@ class Stage:
         for number, script in enumerate(scripts):
             (folder / str(number)).write_text(script + "\n")
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        """Starts a script of launch/ in the checkout, in a session of its own."""
+    def start(
+        self, *words: str, cwd: Path | None = None, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> subprocess.Popen[str]:
+        """Starts a script of launch/, by default in the checkout, in a session of its own."""
         script, *rest = words
         return subprocess.Popen(
             [self.checkout / "launch" / script, *rest],
-            cwd=self.checkout,
+            cwd=cwd or self.checkout,
             env=self.variables | variables,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
 
-    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        with self.start(*words, **variables) as process:
-            stdout, stderr = process.communicate(timeout=60)
+    def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
+        with self.start(*words, **options) as process:
+            stdout, stderr = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, program: str | None = None) -> list[list[str]]:
-        """What the stand-ins were asked, in the order in which they wrote it down; of one program without its name."""
+        """Calls of the stand-ins in the order in which they were recorded; of one program without its name."""
         file = self.folder / "calls"
         if not file.exists():
             return []
@@ -57,7 +59,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    checkout = tmp_path / "checkout"
+    checkout = tmp_path / "a checkout"
     shutil.copytree(LAUNCH, checkout / "launch")
     for name in ("setup.py", "pyproject.toml"):
         (checkout / name).write_text(f"# {name}\n")

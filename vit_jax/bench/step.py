@@ -16,7 +16,7 @@ WARM_UP_STEPS = 3
 
 
 def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) -> Iterator[tuple[str, float]]:
-    """Times the very step that the run would take, on made-up images; no dataset is needed.
+    """Times the run's own step on random images; no dataset is needed.
 
     Args:
       config: of the run.
@@ -27,7 +27,7 @@ def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) ->
       Names and values: compile seconds, images per second, milliseconds a step, bytes on one device, MFU.
     """
     devices = jax.devices()
-    num_examples = config.global_batch * 1_000_000  # so many that no duration of a recipe is cut short
+    num_examples = config.global_batch * 1_000_000  # enough for any duration of a recipe
     architecture = architecture_of(config, num_classes)
     run = assemble(config, architecture, num_examples=num_examples, devices=devices)
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) ->
     if memory is not None:
         yield "arguments_bytes", float(memory.argument_size_in_bytes)
         yield "temporary_bytes", float(memory.temp_size_in_bytes)
-    state, batch = run.init_state(), jax.device_put(_made_up_batch(run), run.batch_sharding)
+    state, batch = run.init_state(), jax.device_put(_random_batch(run), run.batch_sharding)
     for _ in range(WARM_UP_STEPS):
         state, _ = step(state, batch)
     jax.block_until_ready(state)
@@ -50,7 +50,7 @@ def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) ->
     yield "step_milliseconds", 1000 * seconds
     yield "images_per_second", images_per_second
     chip = find_chip(devices[0].device_kind)
-    if chip is not None:
+    if chip is not None and run.architecture.is_standard:  # formulas know no other network
         yield "mfu", mfu(images_per_second * training_flops_per_image(run.architecture) / len(devices), chip)
 
 
@@ -72,7 +72,7 @@ def bench_input(config: RunConfig, *, num_steps: int) -> Iterator[tuple[str, flo
         yield "input_images_per_second", num_steps * config.global_batch / (time.perf_counter() - began)
 
 
-def _made_up_batch(run: Assembly) -> Batch:
+def _random_batch(run: Assembly) -> Batch:
     rng, size = np.random.default_rng(0), run.config.global_batch
     return Batch(
         image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),

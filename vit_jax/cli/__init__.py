@@ -1,4 +1,4 @@
-"""The command line: one subcommand is one verb. Imports stand inside the verbs, so that help comes at once."""
+"""The command line: one subcommand is one verb. Verbs import what they need, so that help is fast."""
 
 import difflib
 import io
@@ -14,36 +14,37 @@ HELP = """\
 vit-jax: train Vision Transformers in JAX.
 
   vit-jax pretrain --config=RECIPE[:ARGUMENT] --workdir=FOLDER [--config.SECTION.FIELD=VALUE ...]
-      Train from scratch, or go on where the workdir's last checkpoint ends.
+      Train from scratch, or resume from the workdir's last checkpoint.
   vit-jax finetune --config=RECIPE[:ARGUMENT] --workdir=FOLDER --config.init_from=WEIGHTS [--config.… ...]
-      Fine-tune weights (a workdir, .npz, .safetensors) on other images, or go on where it was interrupted.
+      Fine-tune weights (a workdir, .npz, .safetensors) on other images, or resume an interrupted run.
   vit-jax evaluate CHECKPOINT --data=DATA [--split=NAME] [--classes=A,B] [--csv=FILE] [--raw] [--data_dir=FOLDER]
       Top-1, top-5 and loss of weights in any format on a labelled dataset; a table of the classes as CSV. Data
-      that the weights were trained on are split as they were then. Of others the split "test" is judged, and a folder
-      without split sub-folders whole (--split=all), unless --holdout_fraction= or --seed= asks for a hold-out.
+      that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all of
+      a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out.
       Further --train_split=, --global_batch=, --max_unreadable=.
   vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
-      Classes of image files, of all in a folder, or of those that match a pattern. For weights that do not say how
-      images are prepared: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
+      Classes of image files, of all in a folder, or of those that match a pattern. For weights without
+      preprocessing: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
   vit-jax export CHECKPOINT --to=npz|safetensors|stablehlo [--output=PATH] [--names=timm|huggingface] [--overwrite]
       One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
   vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
-      Read weights in any format and write them in any other; --image_size=H,W and others say what a file does not.
+      Read weights in any format and write them in any other; --image_size=H,W and others give what a file lacks.
   vit-jax plan --config=RECIPE[:ARGUMENT] --topology=v5e:16x16 [--price=N] [--json] [--hlo=FILE] [--config.…]
-      Memory, time and cost of pre-training on TPUs that are not here (v4, v5e, v5p, v6e; 2*v5e:16x16 or --slices=2 for
-      two slices), from its very step compiled for them, with a price of one chip for one hour; of GPUs (h100:8, and
-      4*h100:8 for four nodes) by arithmetic, as --arithmetic asks for everywhere. Data that the recipe does not name:
-      --num_examples=, --num_classes=. With --search the fastest layout that fits: rematerialisation, sharding and
-      micro-batches, with --batches other batches too, the best --tries=4 of them compiled.
+      Memory, time and cost of training on TPUs that you need not have (v4, v5e, v5p, v6e; 2*v5e:16x16 or --slices=2
+      for two slices), from the run's own step compiled for them; --price= of one chip for one hour. GPUs (h100:8, or
+      4*h100:8 for four nodes) are planned by arithmetic, with --arithmetic TPUs too. For data that the recipe does not
+      name: --num_examples=, --num_classes=. --search finds the fastest layout that fits: rematerialisation, sharding
+      and micro-batches, with --batches other batches too; the best --tries=4 are compiled.
   vit-jax prepare DATASET [--data_dir=FOLDER] [--manual_dir=FOLDER]
       Write a dataset of the TFDS catalogue as ArrayRecord files, once.
   vit-jax show --config=RECIPE[:ARGUMENT] [--config.SECTION.FIELD=VALUE ...]
       Print every effective value of a recipe.
   vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--input] [--config.SECTION.FIELD=VALUE ...]
-      Time the recipe's training step on made-up images, or with --input its input pipeline.
+      Time the recipe's training step on random images, or with --input its input pipeline.
 
-VIT_JAX_TRACEBACK=1 in the environment shows where an error comes from.
-Recipes are in configs/; configs/README.md says which command stands for which row of the paper.
+RECIPE is a file (configs/digits.py) or the name of a recipe that is installed with the package (digits).
+VIT_JAX_TRACEBACK=1 in the environment prints the traceback of an error.
+configs/README.md lists the commands for the rows of the paper.
 """
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -61,22 +62,22 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one verb; errors that a user can mend are one message and exit code 2.
+    """Runs one verb; a ValueError becomes one message and exit code 2.
 
-    Ctrl-C and a reader of the output that has gone end it as a shell reports them, where the verb does not end itself.
+    Ctrl-C and a closed output end it with the exit codes of a shell, unless the verb handles them.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
     try:
         try:
             _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()  # at exit nobody could answer for it
+            sys.stdout.flush()  # an error at exit could not be handled
     except KeyboardInterrupt:
         print("vit-jax: stopped", file=sys.stderr, flush=True)
-        os._exit(128 + signal.SIGINT)  # taking down what is half imported or compiled may crash
+        os._exit(128 + signal.SIGINT)  # a normal exit during an import or a compilation may crash
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest of the output goes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
         sys.exit(128 + signal.SIGPIPE)
     except (ValueError, FloatingPointError) as error:
         if os.environ.get("VIT_JAX_TRACEBACK"):

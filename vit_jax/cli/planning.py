@@ -1,4 +1,4 @@
-"""The verb plan: what a recipe needs on a machine that is not at hand."""
+"""The verb plan: memory, time and cost of a recipe on a machine that need not be available."""
 
 import math
 import os

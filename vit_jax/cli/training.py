@@ -1,4 +1,4 @@
-"""Verbs that train, and what belongs to it: pretrain, finetune, show, prepare, bench."""
+"""Verbs for training: pretrain, finetune, show, prepare, bench."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="PretrainConfig | FinetuneConfig")
 
 _OUT_OF_MEMORY = """\
-The device has too little memory. In the order of what they cost: optimizer.accumulation_steps (smaller micro-batches),
+The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
 sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (compute again, not keep), a \
 smaller global_batch. JAX says:"""
 
 
 def pretrain(words: Sequence[str]) -> None:
-    """Trains from scratch, or on."""
+    """Trains from scratch, or resumes."""
     from vit_jax.config import PretrainConfig
 
     config, workdir = _recipe_and_workdir(words, PretrainConfig, "pretrain")
@@ -28,7 +28,7 @@ def pretrain(words: Sequence[str]) -> None:
 
 
 def finetune(words: Sequence[str]) -> None:
-    """Fine-tunes given weights, or goes on."""
+    """Fine-tunes given weights, or resumes."""
     from vit_jax.config import FinetuneConfig
 
     config, workdir = _recipe_and_workdir(words, FinetuneConfig, "finetune")
@@ -50,21 +50,21 @@ def _recipe_and_workdir(words: Sequence[str], kind: type[T], verb: str) -> tuple
 
 
 def _refuse_idle_holdout(data: str | None, inputs: "InputConfig", overrides: Sequence[str]) -> None:
-    """A recipe may set the hold-out in case there is one; who asks for it by an option wants it to have an effect."""
-    asked = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
-    if not asked or data is None:
+    """An option for the hold-out without any effect is an error; a recipe may set it for other data."""
+    given = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
+    if not given or data is None:
         return
     from vit_jax.data.folder import holds_out
 
     if not holds_out(data, inputs):
         raise UsageError(
-            f"{asked[-1]}: without effect on {data}; only of a folder without split sub-folders a part is held out for "
-            "testing. Leave it out."
+            f"{given[-1]}: without effect on {data}; only a folder without split sub-folders has a part that is held "
+            "out for testing. Leave it out."
         )
 
 
 def _run(loop: Callable[[], object], workdir: str) -> None:
-    """Runs a training loop; how it may end, other than well, is told in one message and an exit code."""
+    """Runs a training loop; converts its errors to one message and an exit code."""
     import jax
 
     from vit_jax.checkpoint import SaveError
@@ -77,11 +77,11 @@ def _run(loop: Callable[[], object], workdir: str) -> None:
     except Interrupted as interrupted:
         fail(str(interrupted), exits.PREEMPTED)
     except KeyboardInterrupt:
-        fail("stopped at once; what the last checkpoint holds is kept", exits.STOPPED)
+        fail("stopped at once; the last checkpoint is kept", exits.STOPPED)
     except (SaveError, LostWorker) as error:
         fail(str(error), exits.FAILED)
     except OSError as error:
-        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is untouched.", exits.FAILED)
+        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is kept.", exits.FAILED)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""The words after a verb: options, switches, positional words, and overrides of the config."""
+"""Parses the words after a verb: options, switches, positional words, and overrides of the config."""
 
 import dataclasses
 import difflib
@@ -20,10 +20,10 @@ def split(
     optional: Sequence[str] = (),
     switches: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
-    """Options of the verb by name, `--config.FIELD=VALUE` overrides in their order, and words that have no name.
+    """Options of the verb by name, `--config.FIELD=VALUE` overrides in their order, and further positional words.
 
-    Those are what a last positional name that ends in "…" stands for, one or more; other positional words are options
-    by their name. A switch has no value; it is there or not. Options may be written with "-" or "_".
+    Positional words are options by their name, except for the words, one or more, of a last name that ends in "…". A
+    switch has no value. Options may be written with "-" or "_".
     """
     options: dict[str, str] = {}
     overrides: list[str] = []
@@ -56,7 +56,7 @@ def split(
 
 
 def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
-    """What may have been meant: a field of the config, or what is spelled alike."""
+    """Suggests a field of the config, or an option of similar spelling."""
     near = [f"--config.{field}=" for field in _fields_named(name)] if "config" in known else []
     for match in () if near else difflib.get_close_matches(name, [*known, *switches], n=1):
         near = [f"--{match}{'=' if match in known else ''}"]
@@ -90,7 +90,7 @@ def _take_positional(plain: Sequence[str], names: Sequence[str]) -> tuple[dict[s
 
 
 def whole(options: Mapping[str, str], name: str) -> int:
-    """The option as a number that makes sense for its name."""
+    """The option as an integer from 1, or from 0 where that is meaningful."""
     lowest = 0 if name in ("seed", "max_unreadable") else 1
     if not options[name].isdecimal() or int(options[name]) < lowest:
         raise UsageError(f"--{name}={options[name]}: must be a whole number from {lowest}.")

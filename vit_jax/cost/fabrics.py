@@ -72,7 +72,7 @@ FABRICS = (
 HOP_SECONDS = 1e-6  # from one chip to the next; an assumption
 NETWORK_SECONDS = 20e-6  # from one slice or node to another; an assumption
 PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0.25, "collective-permute": 1}
-"""How often the whole array passes each chip's links; an all-to-all on a ring sends a quarter of it past the middle."""
+"""Passes of the complete array over each chip's links; an all-to-all on a ring sends a quarter past the middle."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
 
     Args:
       operation: a key of `PASSES`.
-      num_bytes: of the whole array: what an all-gather ends with, what a reduce-scatter begins with.
+      num_bytes: of the complete array: the result of an all-gather, the input of a reduce-scatter.
       group: who takes part.
       fabric: their network.
     """

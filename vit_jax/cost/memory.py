@@ -7,7 +7,6 @@ No jax here.
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ GATHERED = 1.7
 
 
 def padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -> int:
-    """Bytes of an array; with tiles, in the layout that wastes least on whole ones."""
+    """Bytes of an array; with tiles, in the layout that needs the least padding."""
     if not tiled or not shape:
         return math.prod(shape) * itemsize
     if len(shape) == 1:
@@ -54,15 +53,6 @@ def _up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-@dataclasses.dataclass(frozen=True)
-class Passing:
-    """Bytes on one device that exist only within a step, as in `plan.memory.Memory`."""
-
-    activations: int
-    gradients: int
-    temporary: int
-
-
 def passing_bytes(
     architecture: Architecture,
     *,
@@ -73,8 +63,8 @@ def passing_bytes(
     is_accumulated: bool = False,
     model_shards: int = 1,
     tiled: bool = True,
-) -> Passing:
-    """What a step needs beside its state and batch.
+) -> dict[str, int]:
+    """Bytes on one device that exist only within a step: "activations", "gradients" and "temporary".
 
     The backward pass goes through the layers from the last to the first: it needs, at each of them, what is kept of
     this and all before it, and what it works with. The peak is at the layer where that is most.
@@ -105,8 +95,8 @@ def passing_bytes(
     temporary = working[peak] + COPIES[a.remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
     temporary += 2 * padded_bytes((images * 3, *a.image_size), _itemsize(a), tiled=tiled)
     temporary += 2 * padded_bytes((images, a.num_classes or 1), 4, tiled=tiled)  # logits and their gradient
-    sums = gradient_bytes if is_accumulated else 0
-    return Passing(kept[peak] + stacked, gradient_bytes, int(temporary + SUMS * sums))
+    temporary += SUMS * gradient_bytes if is_accumulated else 0
+    return {"activations": kept[peak] + stacked, "gradients": gradient_bytes, "temporary": int(temporary)}
 
 
 def kept_bytes(architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True) -> int:

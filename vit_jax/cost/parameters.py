@@ -39,7 +39,7 @@ def parameter_groups(architecture: Architecture) -> dict[str, int]:
     groups = dict.fromkeys(GROUPS, 0)
     if a.has_resnet:
         groups |= {"root": _root(a), "stages": _stages(a)}
-        groups["final_norm"] = _norm(a.map_channels) if _is_preactivation(a) else 0
+        groups["final_norm"] = _norm(a.map_channels) if a.residual_unit == "preactivation" else 0
     if a.has_transformer:
         groups |= {
             "patch_embedding": _dense(a.patch_size[0] * a.patch_size[1] * a.map_channels, a.width),
@@ -62,19 +62,15 @@ def _norm(channels: int) -> int:
 
 def _root(a: Architecture) -> int:
     conv = convolutions.root(a)
-    return conv.parameters + (0 if _is_preactivation(a) else _norm(conv.outputs))
+    return conv.parameters + (0 if a.residual_unit == "preactivation" else _norm(conv.outputs))
 
 
 def _stages(a: Architecture) -> int:
     units = list(convolutions.residual_units(a))
     kernels = sum(conv.parameters for unit in units for conv in unit.convolutions)
-    if _is_preactivation(a):  # the shortcut sees what the first norm has normalised
+    if a.residual_unit == "preactivation":  # BiT; the shortcut sees what the first norm has normalised
         return kernels + sum(_norm(conv.inputs) for unit in units for conv in unit.main)
     return kernels + sum(_norm(conv.outputs) for unit in units for conv in unit.convolutions)
-
-
-def _is_preactivation(a: Architecture) -> bool:
-    return a.residual_unit == "preactivation"  # BiT; ViT's hybrids have their norms after the convolutions
 
 
 def _attention(width: int) -> int:

@@ -1,1 +1,1 @@
-"""What a run needs on hardware that is not at hand: memory, time and cost, from the very step compiled for it."""
+"""Memory, time and cost of a run on hardware that need not be available, from the run's own step compiled for it."""

@@ -52,7 +52,7 @@ def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
         optimizer=sizes["optimizer"],
         average=sizes["polyak"],
         batch=padded_bytes((images * 3, *a.image_size), 1, tiled=tiled),
-        **dataclasses.asdict(passing),
+        **passing,
         program=_PROGRAM_BYTES,
     )
 
@@ -162,6 +162,6 @@ def _values(leaves: list[Any], mesh: Any) -> int:
 
 
 def _is_even(leaf: Any, topology: Topology) -> bool:
-    """Whether FSDP's parts are whole tiles; XLA gathers others, and scatters their gradients, by sums of all of it."""
+    """Whether FSDP's parts are complete tiles; XLA gathers and scatters others by sums of the full array."""
     dim = tuple(leaf.sharding.spec).index("data")
     return not topology.is_tpu or leaf.sharding.shard_shape(leaf.shape)[dim] % ROWS == 0
