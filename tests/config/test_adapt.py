@@ -115,14 +115,8 @@ def test_an_unknown_name():
 @pytest.mark.parametrize(
     ("name", "image_size", "message"),
     [
-        (
-            "ViT-B/16",
-            (384, 390),
-            r"patches of 16 pixels, .* width of 390: use an input\.image_size of 384 or 400",
-        ),
-        ("ViT-H/14", (512, 518), r"patches of 14 pixels, .* image height of 512: use .* 504 or 518"),
-        ("R50+ViT-B/16", (390, 384), r"patches of 16 pixels, .* image height of 390: use .* 384 or 400"),
-        ("R+ViT-Ti/16", (384, 400), r"patches of 32 pixels, .* image width of 400: use .* 384 or 416"),
+        ("ViT-B/16", (384, 390), r"patches of 16 pixels, .* width of 390: use an input\.image_size of 384 or 400"),
+        ("R+ViT-Ti/16", (390, 384), r"patches of 32 pixels, .* image height of 390: use .* 384 or 416"),
         ("ViT-B/32", (16, 32), r"image height of 16: use an input\.image_size of 32"),
     ],
 )

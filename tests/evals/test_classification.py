@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import Batch
-from vit_jax.evals import ClassificationEvaluator
+from vit_jax.evals import ClassificationEvaluator, Split
 
 
 def batch(losses, correct, mask):
@@ -24,8 +24,8 @@ def step(scale, batch):
 
 
 def evaluate(batches):
-    evaluator = ClassificationEvaluator("test", lambda: contextlib.nullcontext(iter(batches)), step)
-    return dict(evaluator.run(jnp.float32(2)))
+    split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
+    return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
 
 
 def test_by_hand():
@@ -34,11 +34,7 @@ def test_by_hand():
         batch(np.float32([1, 2]), np.float32([1, 0]), [1, 1]),
         batch(np.float32([6, 100]), np.float32([1, 1]), [1, 0]),
     ]
-    assert evaluate(batches) == {
-        "test_loss": pytest.approx(6.0),
-        "test_accuracy": pytest.approx(2 / 3),
-        "test_images": 3,
-    }
+    assert evaluate(batches) == {"loss": pytest.approx(6.0), "accuracy": pytest.approx(2 / 3), "images": 3}
 
 
 @pytest.mark.parametrize("batches", [[], [batch(np.float32([1]), np.float32([1]), [0])]], ids=["none", "all_masked"])

@@ -1,9 +1,11 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.arrays import ModelOutput
-from vit_jax.objectives import Classification
+from vit_jax.config import ObjectiveConfig
+from vit_jax.objectives import Classification, build_objective
 
 
 def output(logits):
@@ -53,3 +55,33 @@ def test_masked_examples_add_nothing():
     for name in masked:
         assert float(masked[name]) == float(alone[name])
     assert float(masked["correct"]) == float(masked["weight"]) == 1.0
+
+
+def margin(logits_BK, label_BK):
+    return jnp.square(logits_BK - 2 * label_BK).sum(-1)
+
+
+def mean_margin(logits_BK, label_BK):
+    return margin(logits_BK, label_BK).mean()
+
+
+def test_a_reference_is_the_loss_and_gives_the_gradient():
+    """Logits 1 and 5 where 2 x label is 2 and 0: (1 - 2)**2 + 5**2, gradients -2 and 10; a masked example has none."""
+    objective = build_objective(ObjectiveConfig(loss=f"{__name__}:margin"))
+    logits, labels = np.array([[1.0, 5.0], [7.0, 7.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(jnp.float32(logits))
+    assert float(value) == pytest.approx(26.0)
+    np.testing.assert_allclose(gradient, [[-2.0, 10.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (f"{__name__}:mean_margin", r"config\.objective\.loss gives an array of shape \(\) for 2 examples; .*\(2,\)"),
+        ("math:pi", "config.objective.loss='math:pi' is float, not a function"),
+        ("optax:no_such", "optax has no 'no_such'"),
+    ],
+)
+def test_what_is_no_loss_is_refused(loss, message):
+    with pytest.raises(ValueError, match=message):
+        sums(build_objective(ObjectiveConfig(loss=loss)), np.zeros((2, 3)), np.eye(3)[:2])

@@ -205,35 +205,3 @@ def test_kernels_are_known_by_the_end_of_their_names() -> None:
     assert is_kernel("kernel")
     assert is_kernel("blocks/attention/query/kernel")
     assert not any(map(is_kernel, ("blocks/mlp/bias", "norm/scale", "kernel/scale", "a/subkernel", "probe")))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "lion"}, "name='lion': use adam or sgd"),
-        ({"momentum": 1.0}, "momentum=1.0"),
-        ({"momentum": -0.1}, "momentum=-0.1"),
-        ({"beta1": 1.0}, "beta1=1.0"),
-        ({"beta2": -0.1}, "beta2=-0.1"),
-        ({"epsilon": 0.0}, "epsilon=0.0"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
-        ({"weight_decay": float("nan")}, "weight_decay=nan"),
-        ({"clip_global_norm": 0.0}, "clip_global_norm=0.0"),
-        ({"first_moment_dtype": "float16"}, "'float16': use float32"),
-        ({"weight_decay_meaning": "adamw"}, "'adamw': use paper"),
-        ({"layer_decay": 0.0}, "layer_decay=0.0"),
-        ({"layer_decay": 1.1}, "layer_decay=1.1"),
-        ({"layer_decay": float("nan")}, "layer_decay=nan"),
-        ({"trained": "pooling"}, "'pooling': use all or head"),
-        ({"trained": "head", "layer_decay": 0.5}, "layer_decay=0.5 has no effect with trained='head'"),
-    ],
-)
-def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_optimizer(OptimizerConfig(**changes), fixed(), PEAK)
-
-
-def test_big_vision_needs_a_peak() -> None:
-    config = OptimizerConfig(weight_decay=1e-4, weight_decay_meaning="big_vision")
-    with pytest.raises(ValueError, match="peak learning rate"):
-        build_optimizer(config, fixed(), 0.0)

@@ -12,7 +12,6 @@ from tests.optim.small_networks import abstract, fill
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.optimizers import build_optimizer
-from vit_jax.optim.trained import train_head_only, trained_part
 
 RATE = 0.1
 SETTINGS: Any = {"weight_decay": 0.3, "clip_global_norm": 1.0}
@@ -85,15 +84,3 @@ def test_no_moments_of_frozen_parameters(name: Any, moments: int) -> None:
     state = pytree.named_leaves(jax.eval_shape(optimizer.init, model))
     numbers = sum(leaf.size for leaf in state.values() if leaf.ndim)
     assert numbers == moments * sum(leaf.size for leaf in head_of(model).values())
-
-
-def test_the_trained_part() -> None:
-    model = fill(abstract(), seed=0)
-    assert trained_part(model, "all") is model
-    names = {"head/hidden/kernel", "head/hidden/bias", "head/linear/kernel", "head/linear/bias"}
-    assert trained_part(model, "head").keys() == names
-
-
-def test_a_network_without_a_head_is_refused() -> None:
-    with pytest.raises(ValueError, match="no parameter under head/"):
-        train_head_only(optax.identity()).init({"norm": {"scale": jnp.ones(2)}})

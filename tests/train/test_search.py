@@ -8,9 +8,16 @@ import pytest
 
 from vit_jax.config import SearchConfig, load_recipe, resolve
 from vit_jax.data.memory import MemorySource
-from vit_jax.train import finetune
 from vit_jax.train.assemble import Datasets
-from vit_jax.train.search import choose, diverged, forget_checkpoints, table, trial_config, with_learning_rate
+from vit_jax.train.search import (
+    choose,
+    choose_learning_rate,
+    diverged,
+    forget_checkpoints,
+    table,
+    trial_config,
+    with_learning_rate,
+)
 from vit_jax.train.writers import read_summary, write_summary
 
 CONFIG = load_recipe("configs/finetune.py:any,own")
@@ -58,12 +65,12 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
-def test_classes_without_a_validation_image_are_named(monkeypatch, tmp_path, capsys, sizes, said):
-    monkeypatch.setattr(finetune, "_train", lambda *_: trial(0.5, 0.5))
+def test_classes_without_a_validation_image_are_named(tmp_path, capsys, sizes, said):
     labels = np.repeat(np.arange(4), sizes)
     source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
     config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1,)))
-    finetune._search_and_train(config, None, None, Datasets(source, source), tmp_path, None)
+    chosen, trials = choose_learning_rate(config, Datasets(source, source), tmp_path, lambda *_: trial(0.5, 0.5))
+    assert (chosen, trials) == (with_learning_rate(CONFIG, 0.1), {0.1: trial(0.5, 0.5)})
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
     assert notes == ([f"note     these classes have no validation image in the search: {said}"] if said else [])
 

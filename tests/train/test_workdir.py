@@ -24,27 +24,19 @@ def add_checkpoint(folder):
     (folder / "checkpoints" / "5").mkdir(parents=True)
 
 
-def add_finished_trial(folder):
-    write_summary_of_trial(folder, {"validation_accuracy": 0.5, "validation_loss": 1.0})
-
-
-def add_diverged_trial(folder):
+def add_trial(folder, write):
     trial = folder / search.FOLDER / "learning_rate=0.3"
     trial.mkdir(parents=True)
-    search.diverged(trial, "Step 3: the loss is nan")
+    write(trial)
 
 
-def add_interrupted_trial(folder):
-    add_checkpoint(folder / search.FOLDER / "learning_rate=0.01")
-
-
-def write_summary_of_trial(folder, summary):
-    trial = folder / search.FOLDER / "learning_rate=0.01"
-    trial.mkdir(parents=True)
-    write_summary(trial, summary)
-
-
-BEGUN = [add_checkpoint, add_finished_trial, add_diverged_trial, add_interrupted_trial]
+BEGUN = {
+    "checkpoint": add_checkpoint,
+    "finished_trial": lambda folder: add_trial(folder, lambda trial: write_summary(trial, {"validation_loss": 1.0})),
+    "diverged_trial": lambda folder: add_trial(folder, lambda trial: search.diverged(trial, "the loss is nan")),
+    "interrupted_trial": lambda folder: add_trial(folder, add_checkpoint),
+}
+each_beginning = pytest.mark.parametrize("add", BEGUN.values(), ids=BEGUN.keys())
 
 
 def stored_config(folder):
@@ -76,15 +68,23 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     }
 
 
-@pytest.mark.parametrize("add", BEGUN)
-def test_a_run_that_has_begun_refuses_another_config(tmp_path, add):
+@each_beginning
+def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weights(tmp_path, add):
     """In the search too: trials of two configs are no grid."""
     claim(str(tmp_path), FINETUNING)
+    require_same_start(tmp_path, start("1"), "runs/pretrain")
+    before = (tmp_path / "start.json").read_bytes()
     add(tmp_path)
     claim(str(tmp_path), FINETUNING)
     with pytest.raises(ValueError, match=r"another config:\n  total: there '20 epochs', given '40 epochs'\n"):
         claim(str(tmp_path), LONGER)
     assert stored_config(tmp_path) == as_json(FINETUNING)
+    with pytest.raises(ValueError, match="other data than there are now:\n  num_train_examples: then 48, now 72"):
+        require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
+    require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
+    with pytest.raises(ValueError, match=r"other weights than config.init_from='runs/pretrain' holds now\. Is a run"):
+        require_same_start(tmp_path, start("2"), "runs/pretrain")
+    assert (tmp_path / "start.json").read_bytes() == before
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path):
@@ -117,29 +117,10 @@ def test_a_damaged_file_is_named(tmp_path):
         require_same_start(tmp_path, start("1"), "weights.npz")
 
 
-@pytest.mark.parametrize("add", BEGUN)
-def test_data_that_changed_between_two_starts(tmp_path, add):
-    require_same_start(tmp_path, start("1"), "weights.npz")
-    add(tmp_path)
-    with pytest.raises(ValueError, match="other data than there are now:\n  num_train_examples: then 48, now 72"):
-        require_same_start(tmp_path, start("1", num_train_examples=72), "weights.npz")
-
-
 def test_a_run_begun_before_a_fact_was_noted_goes_on(tmp_path):
     require_same_start(tmp_path, start("1"), "weights.npz")
     add_checkpoint(tmp_path)
     require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "weights.npz")
-
-
-@pytest.mark.parametrize("add", BEGUN)
-def test_weights_that_changed_between_two_starts(tmp_path, add):
-    require_same_start(tmp_path, start("1"), "runs/pretrain")
-    before = (tmp_path / "start.json").read_bytes()
-    add(tmp_path)
-    require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
-    with pytest.raises(ValueError, match=r"other weights than config.init_from='runs/pretrain' holds now\. Is a run"):
-        require_same_start(tmp_path, start("2"), "runs/pretrain")
-    assert (tmp_path / "start.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
