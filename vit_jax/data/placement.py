@@ -32,7 +32,8 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
     def globalize(local: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, local, (global_batch, *local.shape[1:]))
 
-    return Batch(image_BHWC=globalize(batch.image), label_B=globalize(batch.label), mask_B=globalize(batch.mask))
+    with jax.transfer_guard_host_to_device("allow"):  # with several processes JAX takes it for an implicit transfer
+        return Batch(image_BHWC=globalize(batch.image), label_B=globalize(batch.label), mask_B=globalize(batch.mask))
 
 
 def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], size: int = 2) -> Iterator[Any]:
