@@ -195,7 +195,7 @@ def test_taps(seven):
 def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
-    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels)):
+    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
         assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
         assert found == pytest.approx(expected, abs=1e-6)
@@ -245,6 +245,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
     for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
         with pytest.raises(ValueError, match="list of images is empty"):
             seven.predict(nothing)
+    with pytest.raises(ValueError, match="does not return token_BD: choose a field of ModelOutput"):
+        next(seven.stream(paths, "token_BD"))
     with pytest.raises(ValueError, match="batch_size=0"):
         seven.predict(paths, batch_size=0)
 
