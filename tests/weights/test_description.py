@@ -1,7 +1,12 @@
+"""The metadata that weights carry, written and read; the training data in it are of ours or of any file."""
+
+import dataclasses
+import json
+
 import pytest
 
 from tests.weights.small_networks import NETWORKS, RESNET, VIT
-from vit_jax.weights.description import describe, stored_architecture
+from vit_jax.weights.description import TrainingData, describe, stored_architecture, stored_training_data
 
 EXPECTED = {  # rows and columns of patches (of the map for a ResNet), class tokens
     "token": ([2, 3], 1),
@@ -39,3 +44,41 @@ def test_metadata_without_grid_and_class_tokens_is_read():
 def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
     with pytest.raises(ValueError, match=f"its metadata contradicts itself: {words}"):
         stored_architecture(describe(a, None, None, None) | wrong)
+
+
+DATA = TrainingData(
+    data="folder:/my/images",
+    seed=3,
+    holdout_fraction=0.2,
+    train_split="train",
+    test_split="val",
+    classes=("cat", "dog"),
+)
+STORED = json.loads(json.dumps(dataclasses.asdict(DATA)))
+
+
+def test_what_is_written_is_read():
+    assert stored_training_data({"training": STORED}) == DATA
+
+
+def test_checkpoints_that_have_the_config_alone():
+    inputs = {name: STORED[name] for name in ("holdout_fraction", "train_split", "test_split", "classes")}
+    config = {"data": "folder:/my/images", "seed": 3, "input": inputs | {"flip": True}, "total": "9 epochs"}
+    assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"training": None},
+        {"training": ["data"]},
+        {"config": {"data": "digits"}},
+        {"config": {"data": None, "seed": 0, "input": {}}},
+        *({"training": STORED | {name: wrong}} for name in STORED for wrong in (None, {}, True)),
+        {"training": STORED | {"classes": ["cat", 2]}},
+        {"training": {name: value for name, value in STORED.items() if name != "seed"}},
+    ],
+)
+def test_anything_else_is_as_if_it_were_not_there(metadata):
+    assert stored_training_data(metadata) is None

@@ -1,4 +1,4 @@
-from vit_jax.weights.report import Fate, Report, joined_names, table
+from vit_jax.weights.report import ArrayStatus, Report, joined_names, table
 
 
 def test_names_that_differ_in_one_place_are_joined():
@@ -8,22 +8,22 @@ def test_names_that_differ_in_one_place_are_joined():
     assert joined_names([f"blocks/{layer}/x" for layer in range(12)]) == "blocks/{0..11}/x"
 
 
-def test_the_table_has_a_line_for_each_fate():
-    fates = [
-        Fate("a.weight", ("a/kernel",), (2, 3), "float32", "transposed"),
-        Fate("opt/x", (), (), "float32", "ignored"),
+def test_the_table_has_a_line_for_each_array():
+    statuses = [
+        ArrayStatus("a.weight", ("a/kernel",), (2, 3), "float32", "transposed"),
+        ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
-    assert table(fates).splitlines() == [
-        "  array     our parameter  shape   dtype    fate",
+    assert table(statuses).splitlines() == [
+        "  array     our parameter  shape   dtype    status",
         "  a.weight  a/kernel       2x3     float32  transposed",
         "  opt/x     -              scalar  float32  ignored",
     ]
 
 
 def test_the_report_names_both_sides_and_ends_in_the_notes():
-    fate = Fate("x", ("y",), (1,), "float32", "copied")
+    status = ArrayStatus("x", ("y",), (1,), "float32", "copied")
     lines = (
-        Report("a.npz (released)", "b (timm)", "ViT-B/16: 3", [fate], [fate, fate], ["first", "second"])
+        Report("a.npz (released)", "b (timm)", "ViT-B/16: 3", [status], [status, status], ["first", "second"])
         .text()
         .splitlines()
     )

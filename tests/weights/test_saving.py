@@ -14,10 +14,10 @@ from vit_jax import pytree
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.models import build_model
 from vit_jax.weights import load_weights
+from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
-from vit_jax.weights.training_data import TrainingData
 
 PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
 NAMES = ("cat", "naïve dog", "a, b")
@@ -39,36 +39,42 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     a = dataclasses.replace(NETWORKS[network], layer_norm_epsilon=3e-6, gelu="exact")
     written = detailed(a)
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
-    fates, _ = save_weights(written, path, format_name)
+    statuses, _ = save_weights(written, path, format_name)
     read = load_weights(path)
     assert read.architecture == a
     assert (read.class_names, read.preprocessing, read.training) == (written.class_names, PREPROCESSING, TRAINING)
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
-            assert {fate.name for fate in fates} == set(file.arrays)
-            assert {fate.name for fate in read.fates} == set(file.arrays)
+            assert {status.name for status in statuses} == set(file.arrays)
+            assert {status.name for status in read.statuses} == set(file.arrays)
             assert file.metadata["grid"] == list(a.grid)
             assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "resnet"))
 
 
-@pytest.mark.parametrize("form", ["sincos2d", "none", "learned_2d"])
 @pytest.mark.parametrize(
-    ("format_name", "pool"), [(name, "token") for name in FORMATS if name != "bit"] + [("released", "gap")]
+    ("format_name", "pool", "form"),
+    [
+        ("released", "token", "sincos2d"),
+        ("released", "gap", "learned_2d"),
+        ("timm", "token", "learned_2d"),
+        ("timm", "token", "none"),
+        ("huggingface", "token", "sincos2d"),
+    ],
 )
 def test_other_positions_become_a_learned_table_that_computes_the_same(format_name, pool, form, tmp_path):
     a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
     path = tmp_path / f"w{FORMATS[format_name].suffix}"
-    fates, notes = save_weights(detailed(a), path, format_name)
+    statuses, notes = save_weights(detailed(a), path, format_name)
     read = load_weights(path)
     assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
     model = model_of(a, networks.parameters(a))
     np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
     kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("positions/")}
     assert_same({name: array for name, array in read.parameters.items() if name != "positions/table"}, kept)
-    (fate,) = [fate for fate in fates if fate.words.startswith("made of")]
-    assert fate.words == f"made of {form}"
-    assert fate.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
+    (status,) = [status for status in statuses if status.status.startswith("made of")]
+    assert status.status == f"made of {form}"
+    assert status.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
     assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
 
 
@@ -96,8 +102,8 @@ def test_other_readers_see_arrays_alone(tmp_path):
 def test_without_the_head_the_features_remain(format_name, tmp_path):
     a = dataclasses.replace(VIT, head="mlp")
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
-    fates, _ = save_weights(detailed(a), path, format_name, without_head=True)
-    left_out = [fate.ours[0] for fate in fates if fate.words == "left out"]
+    statuses, _ = save_weights(detailed(a), path, format_name, without_head=True)
+    left_out = [status.ours[0] for status in statuses if status.status == "left out"]
     assert sorted(left_out) == [f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")]
     read = load_weights(path)
     assert read.architecture == dataclasses.replace(VIT, num_classes=0)
@@ -157,7 +163,7 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     moved = path.rename(tmp_path / "moved.npz")
     read = load_weights(moved)
     assert read.class_names is None
-    note = f"Its class names should stand in {moved}.classes.txt, which is not there: bring it, or give class_names."
+    note = f"Its class names should be in {moved}.classes.txt, which does not exist: bring it, or give class_names."
     assert read.notes == [note]
     assert load_weights(moved, class_names=names).class_names == names
     odd = dataclasses.replace(weights, class_names=("two\nlines", *names[1:]))

@@ -20,7 +20,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
-from vit_jax.weights.training_data import TrainingData
+from vit_jax.weights.description import TrainingData
 
 BATCH_SIZE = 64
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]

@@ -30,8 +30,8 @@ class SaveError(RuntimeError):
 class _Manager(ocp.CheckpointManager):
     """Leaves JAX's preemption service alone.
 
-    orbax tells it the number of a step at every save, where a run counts its questions (`train.interruption`): a notice
-    that came in between would be answered for a question long past, and the run would never stop.
+    orbax reports the number of a step to it at every save, where a run counts its own queries (`train.interruption`):
+    a notice that came in between would belong to an earlier query, and the run would never stop.
     """
 
     def reached_preemption(self, step: int) -> bool:
@@ -43,7 +43,7 @@ class CheckpointStore:
     """The checkpoints of one workdir.
 
     Args:
-      workdir: the run's folder; checkpoints lie in its sub-folder `checkpoints/`.
+      workdir: the run's folder; checkpoints are in its sub-folder `checkpoints/`.
       keep_latest: how many of the newest to keep.
       keep_best: how many of the best by `best_metric` to keep besides.
       best_metric: a name among the metrics given to `save`; more is better, unless it ends in "loss".
@@ -60,7 +60,7 @@ class CheckpointStore:
         read_only: bool = False,
     ):
         orbax_log = logging.getLogger("absl")
-        orbax_log.setLevel(logging.ERROR if read_only else logging.WARNING)  # it tells every step of its work otherwise
+        orbax_log.setLevel(logging.ERROR if read_only else logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
@@ -86,11 +86,11 @@ class CheckpointStore:
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
 
     def latest_step(self) -> int | None:
-        """The newest step that is wholly on disk."""
+        """The newest step that is completely on disk."""
         return self._manager.latest_step()
 
     def all_steps(self) -> list[int]:
-        """Every step that is wholly on disk, ascending."""
+        """Every step that is completely on disk, ascending."""
         return sorted(self._manager.all_steps())
 
     def save(
@@ -170,12 +170,12 @@ class CheckpointStore:
             kept = f"the checkpoint of step {step} is whole" if step is not None else "there is no earlier checkpoint"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
-                f"Nothing else was touched: {kept}. Make room, or mend the folder, and start the same command again."
+                f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of orbax's tells more than that a checkpoint between evaluations has no metrics, which it may."""
+    """False for the line that a checkpoint has no metrics, as is normal between evaluations."""
     return "tracked_metric" not in record.getMessage()
 
 

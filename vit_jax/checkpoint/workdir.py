@@ -55,7 +55,7 @@ def _cpu() -> jax.Device:
 
 @contextlib.contextmanager
 def _readable(store: CheckpointStore, step: int) -> Iterator[None]:
-    """One clear error for whatever a checkpoint that is not whole makes of its reader."""
+    """One clear error for any failure to read an incomplete checkpoint."""
     try:
         yield
     except Exception as error:
@@ -74,16 +74,16 @@ def open_workdir(folder: pathlib.Path, *, polyak: bool = True) -> StoredWeights:
 
     Args:
       folder: a workdir.
-      polyak: take the Polyak average where the checkpoint has one, for it is what was judged.
+      polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
 
     Raises:
-      ValueError: no checkpoint is whole.
+      ValueError: no checkpoint is complete.
     """
     store = CheckpointStore(folder, read_only=True)
     step = store.latest_step()
     if step is None:
         store.close()
-        raise ValueError(f"{folder} has no checkpoint that is wholly on disk.")
+        raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
     item = "polyak" if polyak and "polyak" in store.item_names(step) else "model"
     with _readable(store, step):
         return StoredWeights(store, step, item, store.metadata(step))
@@ -105,7 +105,7 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:
         raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
-    beside = folder / ".new"  # what is there stays until the new one is whole; inside, for the folder may be a mount
+    beside = folder / ".new"  # what is there stays until the new one is complete; inside, as the folder may be a mount
     shutil.rmtree(beside, ignore_errors=True)
     store = CheckpointStore(beside)
     try:

@@ -19,22 +19,22 @@ _READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of wei
 
 def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
-    from vit_jax.weights.answers import ANSWERS
+    from vit_jax.weights import OPTIONS
 
     options, *_ = split(
         words,
         positional=("SOURCE", "DESTINATION"),
-        optional=("to", "class_names", *ANSWERS),
+        optional=("to", "class_names", *OPTIONS),
         switches=("without_head", "raw", "overwrite"),
     )
     print(_converted(options | {"CHECKPOINT": options["SOURCE"]}, options["DESTINATION"], options.get("to")).text())
 
 
 def _converted(options: Mapping[str, str], destination: str, to: str | None) -> "Report":
-    answers = _answers(options)
+    weight_options = _weight_options(options)
 
     from vit_jax.checkpoint import SaveError
-    from vit_jax.weights.convert import convert
+    from vit_jax.weights.saving import convert
 
     try:
         return convert(
@@ -44,7 +44,7 @@ def _converted(options: Mapping[str, str], destination: str, to: str | None) -> 
             without_head="without_head" in options,
             polyak="raw" not in options,
             overwrite="overwrite" in options,
-            **answers,
+            **weight_options,
         )
     except SaveError as error:
         fail(str(error), 1)
@@ -115,7 +115,7 @@ def predict(words: Sequence[str]) -> None:
     from vit_jax.inference.predict import predict, to_json, to_record, to_table
 
     model, weights = _model(options)
-    _tell_unnamed(weights)
+    _note_unnamed(weights)
     found = [to_record(prediction, model.class_names, top) for prediction in predict(model, images)]
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
@@ -145,7 +145,7 @@ def export(words: Sequence[str]) -> None:
 
     require_free(output, overwrite="overwrite" in options)
     model, weights = _model(options)
-    _tell_unnamed(weights)
+    _note_unnamed(weights)
     for path in export_stablehlo(model, output, overwrite="overwrite" in options):
         print(path)
 
@@ -172,14 +172,14 @@ def _split_weights(
     optional: Sequence[str] = (),
     switches: Sequence[str] = (),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """`split` for a verb that reads weights: it takes every answer about them, and no overrides."""
-    from vit_jax.weights.answers import ANSWERS
+    """`split` for a verb that reads weights: it takes every option about them, and no overrides."""
+    from vit_jax.weights import OPTIONS
 
     options, _, more = split(
         words,
         positional=positional,
         required=required,
-        optional=(*optional, *ANSWERS),
+        optional=(*optional, *OPTIONS),
         switches=("raw", *switches),
     )
     return options, more
@@ -188,7 +188,7 @@ def _split_weights(
 def _weights(options: Mapping[str, str]) -> "Weights":
     from vit_jax.weights import load_weights
 
-    weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_answers(options))
+    weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_weight_options(options))
     from vit_jax import hosts
 
     for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
@@ -212,22 +212,22 @@ def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" 
     return model, weights
 
 
-def _tell_unnamed(weights: "Weights") -> None:
+def _note_unnamed(weights: "Weights") -> None:
     if weights.class_names is None:
         words = "their numbers stand for them; --class_names=FILE gives names, one a line"
         print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
 
 
-def _answers(options: Mapping[str, str]) -> dict[str, Any]:
-    """What the user says of weights whose file does not tell it, in the types that `load_weights` takes."""
-    from vit_jax.weights.answers import ANSWERS
+def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options about weights whose file does not state everything, in the types that `load_weights` takes."""
+    from vit_jax.weights import OPTIONS
 
-    answers: dict[str, Any] = {name: options[name] for name in ANSWERS if name in options}
-    kinds = {"num_heads": int} | {name: float for name in ANSWERS if name.endswith("epsilon")}
+    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
+    kinds = {"num_heads": int} | {name: float for name in OPTIONS if name.endswith("epsilon")}
     try:
-        answers |= {name: kind(answers[name]) for name, kind in kinds.items() if name in answers}
-        if "image_size" in answers:
-            answers["image_size"] = tuple(int(part) for part in answers["image_size"].split(","))
+        given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}
+        if "image_size" in given:
+            given["image_size"] = tuple(int(part) for part in given["image_size"].split(","))
     except ValueError as error:
         raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
     if "class_names" in options:
@@ -235,7 +235,7 @@ def _answers(options: Mapping[str, str]) -> dict[str, Any]:
         if not path.is_file():
             raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
         try:
-            answers["class_names"] = path.read_text(encoding="utf-8").splitlines()
+            given["class_names"] = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
-    return answers
+    return given

@@ -14,7 +14,7 @@ from vit_jax.data.folder import WHOLE, split_folders
 from vit_jax.data.sources import Source, few, folder_of, located, open_source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.weights import Weights
-from vit_jax.weights.training_data import TrainingData
+from vit_jax.weights.description import TrainingData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from vit_jax.data.sources import few, folder_of, located, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
-from vit_jax.weights.description import describe
-from vit_jax.weights.training_data import TrainingData
+from vit_jax.weights.description import TrainingData, describe
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_jax.weights.load import Weights, load_weights
 
-__all__ = ["Weights", "load_weights"]
+__all__ = ["OPTIONS", "Weights", "load_weights"]
+
+OPTIONS = (
+    "image_size",
+    "num_heads",
+    "gelu",
+    "layer_norm_epsilon",
+    "group_norm_epsilon",
+    "standardization_epsilon",
+    "standardization_epsilon_added_to",
+    "position_embedding",
+)
+"""Fields of the architecture that `load_weights` takes, for weights whose file does not state them."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports on first use, so that the command line reads its options without JAX."""
-    if name not in __all__:
+    if name not in ("Weights", "load_weights"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vit_jax.weights import load
 

@@ -1,14 +1,41 @@
-"""What weights say of their network, in every format that we write and in the checkpoints of runs."""
+"""The metadata of weights, in every format that we write and in the checkpoints of runs.
+
+It describes the network, its classes, the preparation of images, and the data that the weights were trained on, so
+that they can later be evaluated on images that they have not seen.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
-from vit_jax.weights.training_data import TrainingData
 
 FORMAT_VERSION = 1  # of the metadata that we write
 MOST_LAYERS, MOST_STAGES = 10_000, 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data of the run that made the weights.
+
+    Attributes:
+      data: as in a config; a folder by its absolute path.
+      seed: of the run, which chose the hold-out of a folder without split sub-folders.
+      holdout_fraction: of every class of such a folder.
+      train_split: the name of the split that it was trained on.
+      test_split: and of the one that it was not.
+      classes: those chosen of the data; (): all.
+    """
+
+    data: str
+    seed: int
+    holdout_fraction: float
+    train_split: str
+    test_split: str
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
 
 def describe(
@@ -21,9 +48,9 @@ def describe(
 
     Args:
       a: the network.
-      class_names: in the order of the logits; None where nobody knows.
-      preprocessing: image_size, resize, crop_fraction and pixel_range; None where nobody knows.
-      training: the data of the run that made the weights; None where nobody knows.
+      class_names: in the order of the logits; None where they are not known.
+      preprocessing: image_size, resize, crop_fraction and pixel_range; None where not known.
+      training: the data of the run that made the weights; None where not known.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -36,15 +63,15 @@ def describe(
 
 
 def _counts(a: Architecture) -> dict[str, Any]:
-    """What follows from the network: told to readers who do not build it, and checked when we read it ourselves."""
+    """What follows from the network: for readers who do not build it; validated when we read it ourselves."""
     return {"grid": list(a.grid), "num_class_tokens": int(a.has_transformer and a.pool == "token")}
 
 
 def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture in metadata that we, or somebody who says so, wrote.
+    """The architecture in metadata.
 
     Raises:
-      ValueError: it is from a newer version, no architecture, or contradicts itself.
+      ValueError: it is from a newer version, has no architecture, or contradicts itself.
     """
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
@@ -63,7 +90,7 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, before anything is counted by it: the numbers may be anybody's.
+    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted.
 
     Raises:
       ValueError: fields of the wrong type, that do not fit together, or of more layers than any network has.
@@ -74,3 +101,17 @@ def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
             f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"
         )
     return a
+
+
+def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
+    """The training data in metadata; None where there is none, or none that we understand."""
+    stored = metadata.get("training")
+    config = metadata.get("config")
+    if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):
+        stored = {**config["input"], **config}  # checkpoints of before this was written
+    if not isinstance(stored, dict) or not isinstance(stored.get("classes"), list):
+        return None
+    known: dict[str, Any] = {field.name: stored.get(field.name) for field in dataclasses.fields(TrainingData)}
+    texts = [known["data"], known["train_split"], known["test_split"], *(known["classes"])]
+    is_sound = type(known["seed"]) is int and type(known["holdout_fraction"]) is float
+    return TrainingData(**known) if is_sound and all(isinstance(text, str) for text in texts) else None

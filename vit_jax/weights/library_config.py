@@ -34,9 +34,9 @@ def write_library_config(
     class_names: Sequence[str] | None,
     preprocessing: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
-    """Writes the configuration of a network whose weights stand in `folder`; returns notes for the report.
+    """Writes the configuration of a network whose weights are in `folder`; returns notes for the report.
 
-    Preprocessing that nobody knows is not written: whoever reads the folder then chooses, instead of trusting a guess.
+    Preprocessing that is not known is not written: whoever reads the folder then chooses, instead of trusting a guess.
 
     Args:
       folder: exists; a configuration of other weights in it is replaced or removed.
@@ -58,10 +58,10 @@ def write_library_config(
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
     if preprocessing is None:
-        where = f"there is no {PREPROCESSOR}" if format_name == "huggingface" else f"{CONFIG} does not tell it"
+        where = f"there is no {PREPROCESSOR}" if format_name == "huggingface" else f"{CONFIG} does not state it"
         return (f"How images were resized and cropped for this network is not known, so {where}.",)
     if processor is not None and preprocessing["crop_fraction"] != 1.0:
-        return ("Hugging Face's processor resizes whole images; this network was tested on central crops.",)
+        return ("Hugging Face's processor resizes the full image; this network was tested on central crops.",)
     return ()
 
 

@@ -1,6 +1,7 @@
-"""Weights in memory, and out of every format into it.
+"""Weights in memory, and the path into it from every format.
 
-Names and shapes are all compared before any data is read. Numbers stay as they are; half precision becomes float32.
+File → arrays by name → recognised format → our names and the architecture → `Weights`. All names and shapes are
+compared before any data is read. Numbers stay as they are; half precision becomes float32.
 """
 
 import dataclasses
@@ -14,23 +15,20 @@ from vit_jax import pytree
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.checkpoint.workdir import open_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights import hub
-from vit_jax.weights.answers import ANSWERS, normal_answers, refuse_contradictions
-from vit_jax.weights.description import stored_architecture
-from vit_jax.weights.formats import ArrayFile, open_arrays
-from vit_jax.weights.formats.failures import naming
+from vit_jax.weights import OPTIONS, hub
+from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
+from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import stack, stacked_shapes
-from vit_jax.weights.recognise import Recognised, recognise
-from vit_jax.weights.report import Fate
+from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
+from vit_jax.weights.report import ArrayStatus
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
-from vit_jax.weights.training_data import TrainingData, stored_training_data
 
 HEAD = "head/linear/kernel"
 _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
 
 
 def class_names_file(path: pathlib.Path) -> pathlib.Path:
-    """Where the class names of a .npz stand whose metadata has no room for them."""
+    """Where the class names of a .npz are whose metadata has no room for them."""
     return path.with_name(f"{path.name}.classes.txt")
 
 
@@ -41,12 +39,12 @@ class Weights:
     Attributes:
       architecture: of the network.
       parameters: float32 by the names of our model's leaves, in its order.
-      class_names: in the order of the logits; None where nobody knows.
-      preprocessing: of the images, as checkpoints have it; None where nobody knows.
+      class_names: in the order of the logits; None where they are not known.
+      preprocessing: of the images, as checkpoints have it; None where it is not known.
       source: "PATH (format)".
-      fates: of every array that was read.
+      statuses: how each array that was read is used.
       notes: sentences: what was assumed, and what is odd.
-      training: the data of the run that made them; None where nobody knows.
+      training: the data of the run that made them; None where it is not known.
     """
 
     architecture: Architecture
@@ -54,20 +52,20 @@ class Weights:
     class_names: tuple[str, ...] | None = None
     preprocessing: Mapping[str, Any] | None = None
     source: str = ""
-    fates: Sequence[Fate] = ()
+    statuses: Sequence[ArrayStatus] = ()
     notes: Sequence[str] = ()
     training: TrainingData | None = None
 
     def warnings(self) -> list[str]:
-        """What whoever uses these weights as they are should know."""
-        head = self.parameters[HEAD]
-        if not head.size or head.any():
+        """What matters to whoever uses these weights without training them."""
+        head = self.parameters.get(HEAD)
+        if head is None or not head.size or head.any():
             return []
-        return ["WARNING: the head is all zeros: as it is, it tells all images the same. Fine-tune it before use."]
+        return ["WARNING: the head is all zeros: it gives the same output for all images. Fine-tune it before use."]
 
 
 def load_weights(
-    source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **answers: Any
+    source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **options: Any
 ) -> Weights:
     """Reads weights in any format, from a file, a folder or the Hub.
 
@@ -75,36 +73,38 @@ def load_weights(
       source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
         of ours; or "hf://owner/name".
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
-      class_names: of a file that does not tell them.
-      **answers: what the file does not tell, from `answers.ANSWERS`: image_size, num_heads, gelu, ...
+      class_names: of a file that does not state them.
+      **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
+
+    Returns:
+      The weights; those without a head have an architecture with `num_classes` 0.
 
     Raises:
-      ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that the file
-        does not tell and no answer gives.
+      ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that neither
+        the file nor an option gives.
     """
-    if unknown := answers.keys() - set(ANSWERS):
-        raise TypeError(f"unknown answers: {', '.join(sorted(unknown))}; known are {', '.join(ANSWERS)}")
+    if unknown := options.keys() - set(OPTIONS):
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
     path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else pathlib.Path(source).expanduser()
     if has_checkpoints(path):
-        weights = _load_workdir(path, polyak, answers)
+        weights = _load_workdir(path, polyak, options)
     else:
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
-            raise ValueError(f"{file} has no Polyak average to pass over, only a workdir of ours has: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), answers)
+            raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
+        weights = _load_file(file, _beside(path, file), options)
     return _with_class_names(weights, class_names)
 
 
-def _load_workdir(path: pathlib.Path, polyak: bool, answers: Mapping[str, Any]) -> Weights:
+def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any]) -> Weights:
     stored = open_workdir(path, polyak=polyak)
     try:
         with naming(str(path)):
             architecture = stored_architecture(stored.metadata)
-            refuse_contradictions(normal_answers(answers), dataclasses.asdict(architecture), "the checkpoint")
+            refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
             parameters = stored.read(stacked_shapes(architecture))
     finally:
         stored.store.close()
-    fates = [Fate.of(name, array, "copied") for name, array in parameters.items()]
     what = "Polyak average" if stored.item == "polyak" else "parameters"
     return Weights(
         architecture,
@@ -112,7 +112,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, answers: Mapping[str, Any]) 
         tuple(stored.metadata.get("class_names") or ()) or None,
         stored.metadata.get("preprocessing"),
         f"{path} (vit_jax, {what} of step {stored.step})",
-        fates,
+        [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
         training=stored_training_data(stored.metadata),
     )
 
@@ -129,35 +129,35 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
-    """What belongs to a file: all of a folder does, and what has the libraries' names."""
+    """The configuration of a file: that of its folder, if the folder is given or the file has the libraries' name."""
     if source.is_dir() or file.name == WEIGHTS:
         return read_sidecar(file.parent)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
         return Sidecar()
-    note = f"{CONFIG} beside it is not read, since it may be another file's: where it is its own, give the folder."
-    return Sidecar(notes=(note,))
+    return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
 
 
-def _load_file(path: pathlib.Path, sidecar: Sidecar, answers: Mapping[str, Any]) -> Weights:
+def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any]) -> Weights:
     with open_arrays(path) as file:
         with naming(str(path)):
             sidecar = Sidecar() if file.metadata else sidecar
-            found = recognise(file.arrays, file.metadata, stated=sidecar.fields, answers=answers)
+            found = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+            shapes = stacked_shapes(found.architecture)
             _require_all(found, file)
             class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
-        apart, fates, notes = _read(file, found)
+        apart, statuses, notes = _read(file, found)
     a = found.architecture
     if found.is_class_row_missing:
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         notes.append("The file's positions have no row for the class token; it gets zeros, which computes the same.")
     stacked = stack(apart)
-    parameters = {name: stacked.get(name, np.zeros(shape, np.float32)) for name, shape in stacked_shapes(a).items()}
+    parameters = {name: stacked.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
-    return Weights(a, parameters, class_names, preprocessing, source, fates, notes, training)
+    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training)
 
 
 def _require_all(found: Recognised, file: ArrayFile) -> None:
@@ -175,7 +175,7 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
 def _carried(
     file: ArrayFile, sidecar: Sidecar, image_size: tuple[int, int]
 ) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
-    """Class names and preprocessing, from the file, beside it, or from nowhere; a note where they were lost."""
+    """Class names and preprocessing, from the file or beside it; a note where the names were lost."""
     if not file.metadata:
         preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
         return sidecar.class_names, preprocessing, []
@@ -187,34 +187,33 @@ def _carried(
             with naming(str(beside)):
                 names = beside.read_text(encoding="utf-8").splitlines()
         else:
-            lost = [f"Its class names should stand in {beside}, which is not there: bring it, or give class_names."]
+            lost = [f"Its class names should be in {beside}, which does not exist: bring it, or give class_names."]
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     preprocessing = preprocessing if isinstance(preprocessing, dict) else None
     return tuple(names) if is_list and names else None, preprocessing, lost
 
 
-def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], list[Fate], list[str]]:
-    """Parameters with layers taken apart, their fates and notes."""
+def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
+    """Parameters with layers taken apart, how each array is used, and notes."""
     apart: dict[str, np.ndarray] = {}
-    fates, notes = [], []
+    statuses, notes = [], []
     for entry in found.entries:
         name = found.names[entry.name]
         array = file.read(name)
-        words = entry.fate(reading=True)
-        if array.dtype != np.float32:
-            words = f"{words}, to float32"
-        with np.errstate(over="ignore"):  # what becomes infinite is told below
+        status = entry.status(reading=True) + ("" if array.dtype == np.float32 else ", to float32")
+        with np.errstate(over="ignore"):  # what becomes infinite is reported below
             numbers = array.astype(np.float32, copy=False)
         if not np.isfinite(numbers).all():
             notes.append(f"WARNING: {name} has values that are not finite in float32.")
         apart |= entry.read(numbers)
-        fates.append(Fate(name, entry.ours, array.shape, str(array.dtype), words))
-    if any(fate.dtype == "float64" for fate in fates):
+        statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), status))
+    if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
     for name in found.ignored:
-        words = f"ignored ({_IGNORED.get(name.partition('/')[0], 'not part of this network')})"
-        fates.append(Fate(name, (), file.arrays[name].shape, str(file.arrays[name].dtype), words))
-    return apart, fates, notes
+        reason = _IGNORED.get(name.partition("/")[0], "not part of this network")
+        stored = file.arrays[name]
+        statuses.append(ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})"))
+    return apart, statuses, notes
 
 
 def _with_class_names(weights: Weights, class_names: Sequence[str] | None) -> Weights:

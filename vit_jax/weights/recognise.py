@@ -1,19 +1,37 @@
-"""From names, shapes and metadata of a file to its format and the whole architecture of its network.
+"""From names, shapes and metadata of a file to its format and the architecture of its network.
 
-What the file decides is derived, what a format fixes is its default, and what nobody says is asked for. No data is
-read here.
+The file decides what it can; a format fixes its defaults (GELU form, epsilons); a configuration beside the file and the
+caller's options give the rest, and what is still unknown is an error that names the option. No data is read here.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.answers import normal_answers, refuse_contradictions
-from vit_jax.weights.derive import complete
-from vit_jax.weights.description import stored_architecture
+from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
+from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
+from vit_jax.weights import OPTIONS
+from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
 from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, released
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "gelu": get_args(Gelu),
+    "standardization_epsilon_added_to": get_args(AddedTo),
+    "position_embedding": get_args(PositionEmbedding),
+}
+_NEEDED = {
+    "image_size": "give height and width in pixels, such as 224,224",
+    "num_heads": "give a divisor of the network's width",
+    **{name: "give a number above 0, such as 1e-6" for name in OPTIONS if name.endswith("epsilon")},
+    **{name: f"choose {' or '.join(choices)}" for name, choices in _CHOICES.items()},
+}
+_DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
+_OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
+_OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
+_WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +43,9 @@ class Recognised:
       architecture: of the network in it.
       entries: arrays that the file must have, under the format's own names.
       names: the format's own name → name in the file; everything that must be read.
-      ignored: names in the file of what is no part of the network.
+      ignored: names in the file that are not part of the network.
       is_class_row_missing: the table of positions has none for the class token, which then gets zeros.
-      assumptions: a sentence for each thing that the file does not say.
+      assumptions: a sentence for each thing that the file does not state.
     """
 
     format: str
@@ -44,7 +62,7 @@ def recognise(
     metadata: Mapping[str, Any],
     *,
     stated: Mapping[str, Any] | None = None,
-    answers: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Recognised:
     """Finds out what is in a file.
 
@@ -52,38 +70,62 @@ def recognise(
       arrays: what the file announces.
       metadata: what we wrote into it; empty for a file from elsewhere.
       stated: fields of the architecture that a configuration beside the file gives, and its `pool`.
-      answers: fields of the architecture from `answers.ANSWERS` that the user gives; they count more than `stated`.
+      options: fields of the architecture, from `OPTIONS`, that the caller gives; they take precedence over `stated`.
 
     Raises:
-      ValueError: an unknown format, a network that ours cannot compute, an answer that is missing or contradicts
+      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts
         the file.
     """
-    given = normal_answers(answers or {})
+    given = validated_options(options or {})
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
+    is_row_missing = False
+    assumptions: list[str] = []
     if metadata:
         architecture = stored_architecture(metadata)
-        assumptions: list[str] = []
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
-        is_row_missing = False
     else:
-        facts = _facts(name, shapes)
-        architecture, is_row_missing, assumptions = complete(facts, dict(stated or {}), given)
+        architecture, is_row_missing, assumptions = _complete(_facts(name, shapes), dict(stated or {}), given)
     entries = FORMATS[name].entries(architecture, shapes)
     if is_row_missing:
         short = (1, architecture.sequence_length - 1, architecture.width)
         entries = [dataclasses.replace(e, part=short) if e.ours == ("positions/table",) else e for e in entries]
     used = set(names.values())
-    return Recognised(
-        format=label,
-        architecture=architecture,
-        entries=entries,
-        names=names,
-        ignored=[in_file for in_file in arrays if in_file not in used],
-        is_class_row_missing=is_row_missing,
-        assumptions=assumptions,
-    )
+    ignored = [in_file for in_file in arrays if in_file not in used]
+    return Recognised(label, architecture, entries, names, ignored, is_row_missing, assumptions)
+
+
+def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given, image_size as a tuple.
+
+    Raises:
+      ValueError: a value that no network has.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if "image_size" in given:
+        given["image_size"] = tuple(given["image_size"])
+    for name, value in given.items():
+        if not _is_possible(name, value):
+            raise ValueError(f"{name}={options[name]!r}: {_NEEDED[name]}")
+    return given
+
+
+def _is_possible(name: str, value: Any) -> bool:
+    if name in _CHOICES:
+        return value in _CHOICES[name]
+    if name == "image_size":
+        return len(value) == 2 and all(type(pixels) is int and pixels > 0 for pixels in value)
+    if name == "num_heads":
+        return type(value) is int and value > 0
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], source: str) -> None:
+    """Raises ValueError for an option whose value is known, if it is another."""
+    for name, value in given.items():
+        if known.get(name) is not None and known[name] != value:
+            raise ValueError(f"{name}={value!r} is given, but {source} says {known[name]!r}: leave it out")
 
 
 def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -106,3 +148,150 @@ def _facts(name: str, shapes: Mapping[str, Shape]) -> Facts:
         return FORMATS[name].facts(shapes)
     except ValueError as error:
         raise ValueError(f"the file has the names of {name}, but {error}") from error
+
+
+def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, bool, list[str]]:
+    """The architecture, whether its table of positions lacks the class token's row, and what was assumed."""
+    if stated.pop("pool", facts.pool) != facts.pool:
+        raise ValueError(
+            f"the configuration beside it states another pooling than the file's parameters ({facts.pool}): "
+            "our networks have a class token only where they read it"
+        )
+    _require_same_network(facts, {name: stated.pop(name) for name in _DECIDED if name in stated})
+    known: dict[str, Any] = {"num_heads": facts.num_heads}
+    if facts.position_rows is not None:
+        known["position_embedding"] = "learned_1d"
+    refuse_contradictions(given, known, "the file")
+    if idle := given.keys() & _WITHOUT_EFFECT[facts.family]:
+        raise ValueError(f"{', '.join(sorted(idle))} would have no effect on a {facts.family}: leave it out")
+    choice = {**stated, **given}
+    assumptions: list[str] = []
+    fields = format_defaults(facts)
+    fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
+    size = choice.pop("image_size", None)
+    fields["image_size"], is_row_missing = _image_size(facts, size, "image_size" in given, assumptions)
+    fields["name"] = _name(facts, fields["num_heads"])
+    if facts.position_rows is None and facts.family != "resnet":
+        fields["position_embedding"] = facts.fixed_positions
+        if "position_embedding" not in given:
+            assumptions.append(
+                f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
+                "position_embedding=sincos2d or none."
+            )
+    return bounded_architecture(fields | choice), is_row_missing, assumptions
+
+
+def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:
+    """The configuration beside a file is of its network: if it has more layers, the file may be incomplete.
+
+    Either side may have no head: it was left out of the file, or a library is to build none.
+    """
+    headless = facts.num_classes == 0 or stated.get("num_classes") == 0
+    different = [
+        f"{name} {value} there, {getattr(facts, name)} in the file"
+        for name, value in stated.items()
+        if value != getattr(facts, name) and not (name == "num_classes" and headless)
+    ]
+    if different:
+        raise ValueError(
+            f"the configuration beside it is of another network: {'; '.join(different)}. Bring both from one place, or "
+            "remove the configuration and give its values as options"
+        )
+
+
+def format_defaults(facts: Facts) -> dict[str, Any]:
+    """Fields of the architecture that the file decides, or whose value is the format's: GELU form, epsilons."""
+    form = facts.defaults.get("residual_unit", "postactivation")
+    defaults = {field.name: field.default for field in dataclasses.fields(Architecture)}
+    names = ["family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"]
+    return {
+        **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
+        **vars(RESIDUAL_UNITS[form]),
+        **facts.defaults,
+        **{name: getattr(facts, name) for name in names},
+        "width_factor": facts.root_channels / ROOT_CHANNELS,
+    }
+
+
+def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
+    if facts.num_heads is not None:
+        return facts.num_heads
+    if given is not None:
+        if given < 1 or facts.width % given:
+            raise ValueError(f"num_heads={given} does not divide the width: give a divisor of {facts.width}")
+        return given
+    numbers = (facts.width, facts.depth, facts.mlp_dim)
+    for name, size in VIT_SIZES.items():
+        if (size.width, size.depth, size.mlp_dim) == numbers:
+            assumptions.append(f"The file does not state the number of heads; {size.num_heads} is ViT-{name}'s.")
+            return size.num_heads
+    raise ValueError(
+        f"the file does not state the number of heads, and no known size has width {numbers[0]}, depth {numbers[1]} "
+        f"and mlp_dim {numbers[2]}: give num_heads, a divisor of {numbers[0]}"
+    )
+
+
+def _image_size(
+    facts: Facts, stated: tuple[int, int] | None, is_given: bool, assumptions: list[str]
+) -> tuple[tuple[int, int], bool]:
+    """Height and width in pixels, and whether the table of positions lacks the row of a class token."""
+    divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
+    height, width = patch = facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
+    size = None if stated is None else _multiple(stated, patch, is_given, assumptions)
+    if facts.position_rows is None:
+        if size is None:
+            raise ValueError("the file does not state the image size: give image_size, height and width in pixels")
+        return size, False
+    lengths = {facts.position_rows - rows: rows for rows in facts.class_rows}
+    if size is None:
+        side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
+        if side is None:
+            raise ValueError(
+                f"its {facts.position_rows} positions are not a square grid of patches: give image_size, height and "
+                f"width in pixels, multiples of {height} and {width}"
+            )
+        size = (side * height, side * width)
+        assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
+    patches = (size[0] // height) * (size[1] // width)
+    if patches not in lengths:
+        raise ValueError(
+            f"image_size={size} has {patches} patches of {height}x{width} pixels, the file has positions for "
+            f"{' or '.join(map(str, lengths))}"
+        )
+    return size, facts.pool == "token" and lengths[patches] == 0
+
+
+def _multiple(size: tuple[int, int], patch: tuple[int, int], is_given: bool, assumptions: list[str]) -> tuple[int, int]:
+    """The size; of one that a configuration states, without the border that no patch covers."""
+    height, width = (pixels // part * part for pixels, part in zip(size, patch, strict=True))
+    if (height, width) == size:
+        return size
+    patches = f"patches of {patch[0]}x{patch[1]} pixels"
+    if is_given or height < 1 or width < 1:
+        near = f"{max(height, patch[0])},{max(width, patch[1])}"
+        raise ValueError(f"image_size={size} is not a multiple of its {patches}: give image_size, such as {near}")
+    assumptions.append(
+        f"The configuration beside it says {size[0]}x{size[1]} images, where {patches} leave out a border; ours show "
+        f"all of the image in {height}x{width}."
+    )
+    return height, width
+
+
+def _name(facts: Facts, num_heads: int) -> str:
+    """The name that people would write, as far as the numbers have one."""
+    numbers = (facts.width, facts.depth, facts.mlp_dim, num_heads)
+    size = f"ViT-{next((name for name, row in VIT_SIZES.items() if tuple(vars(row).values()) == numbers), 'custom')}"
+    factor = "" if facts.root_channels == ROOT_CHANNELS else f"x{facts.root_channels / ROOT_CHANNELS:g}"
+    height, width = facts.patch_size
+    if facts.family == "vit":
+        return f"{size}/{height}" if height == width else f"{size}/{height}x{width}"
+    if not facts.units:
+        return f"R{factor}+{size}/{2 * height}"
+    stages = len(facts.units)
+    joined = {  # a hybrid of fewer stages has the units of all
+        (*units[: stages - 1], sum(units[stages - 1 :])): str(depth) for depth, units in RESNET_UNITS.items()
+    }
+    resnet = f"R{joined.get(facts.units, '-custom')}"
+    if facts.family == "resnet":
+        return f"{resnet}{factor or 'x1'}"
+    return f"{resnet}{factor}+{size}/{resnet_downsampling(facts.units) * height}"

@@ -1,4 +1,4 @@
-"""The fate of every parameter of a conversion, as a table for people."""
+"""How every array of a conversion is used, as a table for people."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -6,31 +6,31 @@ from typing import Self
 
 import numpy as np
 
-_HEADINGS = ("array", "our parameter", "shape", "dtype", "fate")
+_HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
 
 @dataclasses.dataclass(frozen=True)
-class Fate:
-    """What became of one array of a file.
+class ArrayStatus:
+    """How one array of a file is used.
 
     Attributes:
       name: in the file.
-      ours: our names, layers taken apart; empty for what is no parameter of ours.
+      ours: our names, layers taken apart; empty for what is not a parameter of ours.
       shape: in the file.
       dtype: in the file.
-      words: "copied", "transposed, stacked", "ignored (optimiser state)", ...
+      status: "copied", "transposed, stacked", "ignored (optimiser state)", ...
     """
 
     name: str
     ours: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    words: str
+    status: str
 
     @classmethod
-    def of(cls, name: str, array: np.ndarray, words: str) -> Self:
+    def of(cls, name: str, array: np.ndarray, status: str) -> Self:
         """Of one of our parameters that is called the same on both sides."""
-        return cls(name, (name,), array.shape, str(array.dtype), words)
+        return cls(name, (name,), array.shape, str(array.dtype), status)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Report:
     source: str
     destination: str
     network: str
-    read: Sequence[Fate]
-    written: Sequence[Fate]
+    read: Sequence[ArrayStatus]
+    written: Sequence[ArrayStatus]
     notes: Sequence[str]
 
     def text(self) -> str:
@@ -59,12 +59,12 @@ class Report:
         return "\n".join([*parts, self.network, *(f"- {note}" for note in self.notes)])
 
 
-def table(fates: Iterable[Fate]) -> str:
-    """One line for each fate."""
+def table(statuses: Iterable[ArrayStatus]) -> str:
+    """One line for each status."""
     rows = [_HEADINGS]
-    for fate in fates:
-        shape = "x".join(map(str, fate.shape)) or "scalar"
-        rows.append((fate.name, joined_names(fate.ours) or "-", shape, fate.dtype, fate.words))
+    for status in statuses:
+        shape = "x".join(map(str, status.shape)) or "scalar"
+        rows.append((status.name, joined_names(status.ours) or "-", shape, status.dtype, status.status))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
     return "\n".join(
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + f"  {row[-1]}"

@@ -1,4 +1,4 @@
-"""Weights from memory into every format, with all that they carry."""
+"""Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
 
 import dataclasses
 import pathlib
@@ -10,26 +10,26 @@ import numpy as np
 from vit_jax.checkpoint.workdir import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights import transfer
-from vit_jax.weights.derive import format_defaults
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.formats.whole import write_whole
 from vit_jax.weights.library_config import write_library_config
-from vit_jax.weights.load import Weights, class_names_file
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, unstack
-from vit_jax.weights.report import Fate
+from vit_jax.weights.load import Weights, class_names_file, load_weights
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, unstack
+from vit_jax.weights.recognise import format_defaults
+from vit_jax.weights.report import ArrayStatus, Report
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
-LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json tells
+LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json states
 
 
 def save_weights(
     weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
-) -> tuple[list[Fate], list[str]]:
-    """Writes weights, whole or not at all, over what is there.
+) -> tuple[list[ArrayStatus], list[str]]:
+    """Writes weights, completely or not at all, over what is there.
 
     Args:
       weights: of any network that the format can hold.
@@ -38,7 +38,7 @@ def save_weights(
       without_head: leave classifier and hidden layer out: the network then ends in its features.
 
     Returns:
-      The fate of every parameter, and notes.
+      How every parameter is used, and notes.
 
     Raises:
       ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
@@ -46,11 +46,14 @@ def save_weights(
     into_folder = names_folder(path)
     path = pathlib.Path(path).expanduser()
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
-    fates = [dataclasses.replace(Fate.of(name, weights.parameters[name], "left out"), name="-") for name in left_out]
+    statuses = [
+        dataclasses.replace(ArrayStatus.of(name, weights.parameters[name], "left out"), name="-") for name in left_out
+    ]
     weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
-        return [Fate.of(name, array, "copied") for name, array in weights.parameters.items()] + fates, []
+        return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
+    require_standard(weights.architecture, format_name)
     written = transfer.with_position_table(weights)
     a = written.architecture
     refuse_unwritable(format_name, a)
@@ -63,7 +66,7 @@ def save_weights(
         path.mkdir(parents=True, exist_ok=True)
         notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
-    return [_fate(entry, arrays[entry.name], weights) for entry in entries] + fates, notes
+    return [_status(entry, arrays[entry.name], weights) for entry in entries] + statuses, notes
 
 
 def names_folder(path: str | pathlib.Path) -> bool:
@@ -86,7 +89,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
         return []
     beside = class_names_file(path)
     if any(len(name.splitlines()) > 1 for name in weights.class_names):
-        raise ValueError(f"{path}: class names of several lines cannot stand in {beside.name}: write .safetensors.")
+        raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
     with write_whole(beside) as file:
         file.write("".join(f"{name}\n" for name in weights.class_names).encode())
     training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
@@ -107,18 +110,18 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
     """What the format holds otherwise than this network has it, and what its readers compute otherwise.
 
-    A configuration beside the file tells them some of it.
+    A configuration beside the file states some of it.
     """
     defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
-    told = LIBRARIES[format_name] if has_config else ()
+    stated = LIBRARIES[format_name] if has_config else ()
     return _rewritten(format_name, a) + [
         f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
         f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
         for field in fields
-        if field not in told and getattr(a, field) != defaults[field]
+        if field not in stated and getattr(a, field) != defaults[field]
     ]
 
 
@@ -134,10 +137,114 @@ def _rewritten(format_name: str, a: Architecture) -> list[str]:
     return notes
 
 
-def _fate(entry: Entry, array: np.ndarray, weights: Weights) -> Fate:
+def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
     """Of an array of the file; `weights` are as they were given, so a table may be made of other parameters or none."""
-    ours, words = entry.ours, entry.fate(reading=False)
+    ours, words = entry.ours, entry.status(reading=False)
     if ours == ("positions/table",) and ours[0] not in weights.parameters:
         ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
         words = f"made of {weights.architecture.position_embedding}"
-    return Fate(entry.name, ours, array.shape, str(array.dtype), words)
+    return ArrayStatus(entry.name, ours, array.shape, str(array.dtype), words)
+
+
+# From any format to any other.
+
+
+def convert(
+    source: str,
+    destination: str,
+    *,
+    to: str | None = None,
+    without_head: bool = False,
+    polyak: bool = True,
+    overwrite: bool = False,
+    class_names: Sequence[str] | None = None,
+    **options: Any,
+) -> Report:
+    """Reads weights and writes them in another format.
+
+    Args:
+      source: as in `load_weights`.
+      destination: a .npz or .safetensors file, or a folder.
+      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
+        folder is ours. A .safetensors file, and a folder for a library, need it.
+      without_head: leave classifier and hidden layer out.
+      polyak: of a workdir, take the Polyak average where there is one.
+      overwrite: replace what is at the destination.
+      class_names: of a file that does not state them.
+      **options: what the source does not state: image_size, num_heads, gelu, ...
+
+    Raises:
+      ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
+        hold the network.
+    """
+    path = pathlib.Path(destination).expanduser()
+    _require_sense(path, destination, to)
+    _require_free(path, overwrite)
+    weights = load_weights(source, polyak=polyak, class_names=class_names, **options)
+    format_name = to or _default_format(path, weights)
+    folder = path if names_folder(destination) else path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made: {error.strerror}. Choose a folder that you may write to.") from None
+    statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
+    return Report(
+        source=weights.source,
+        destination=f"{path} ({format_name})",
+        network=_describe(weights),
+        read=weights.statuses,
+        written=statuses,
+        notes=[*weights.notes, *weights.warnings(), *notes],
+    )
+
+
+def _require_sense(path: pathlib.Path, destination: str, to: str | None) -> None:
+    """The format is determined, and matches the kind of destination."""
+    if to is not None and to not in WRITABLE:
+        raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")
+    if "://" in destination:
+        raise ValueError(
+            f"{destination} is not a path on this machine: give a local file or folder, and copy that there."
+        )
+    is_folder = names_folder(destination)
+    if to is None and not is_folder and path.suffix != ".npz":
+        names = " or ".join(f"--to={name}" for name in LIBRARIES)
+        raise ValueError(
+            f"{destination} does not determine whose names are wanted: give {names}; or a .npz or a folder."
+        )
+    if to == OWN and not is_folder:
+        raise ValueError(f"{destination}: our own checkpoints are folders; give one, without a suffix.")
+    if to in FORMATS and is_folder and to not in LIBRARIES:
+        raise ValueError(f"{destination}: the format {to} is a file; give one that ends in {FORMATS[to].suffix}.")
+    if to in FORMATS and not is_folder and path.suffix != FORMATS[to].suffix:
+        raise ValueError(f"{destination}: a file of the format {to} ends in {FORMATS[to].suffix}.")
+
+
+def _require_free(path: pathlib.Path, overwrite: bool) -> None:
+    """Nothing would be written over; a .npz may need a second file."""
+    files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
+    taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
+    if taken and not overwrite:
+        raise ValueError(f"{taken[0]} exists: choose another destination, or give --overwrite.")
+
+
+def _default_format(path: pathlib.Path, weights: Weights) -> str:
+    if path.suffix != ".npz" or path.is_dir():
+        return OWN
+    return "bit" if weights.architecture.family == "resnet" else "released"
+
+
+def _describe(weights: Weights) -> str:
+    a = weights.architecture
+    count = sum(array.size for array in weights.parameters.values())
+    size = "x".join(map(str, a.image_size))
+    words = [f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"]
+    if a.has_transformer:
+        words.append(f"positions {a.position_embedding}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}")
+    if a.has_resnet:
+        words.append(
+            f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, standardization epsilon "
+            f"{a.standardization_epsilon:g} added to {a.standardization_epsilon_added_to}"
+        )
+    names = "known" if weights.class_names else "unknown"
+    return "; ".join([*words, f"class names {names}"])

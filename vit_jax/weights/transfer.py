@@ -1,18 +1,27 @@
-"""Weights of one network made to fit another: a new head, another resolution. Every parameter's fate is told."""
+"""Weights of one network fitted to another: a new head, another resolution, positions in another form.
+
+Legend: h w rows and columns of patches, S sequence length, D width.
+"""
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal, get_args
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
+from vit_jax.positions import fixed_positions
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
-from vit_jax.weights.position_embedding import position_table, resize_grid, resize_rows
-from vit_jax.weights.report import Fate
+from vit_jax.weights.report import ArrayStatus
 
 RESIZED = ("positions/table", "positions/row_table", "positions/column_table")
+PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
+"""corners: bilinear between samples whose corners stay corners, as the released code does (scipy's order-1 zoom).
+The others see samples as the middles of cells, as image libraries and PyTorch ports do, and smooth when they shrink."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,25 +30,24 @@ class Fitted:
 
     Attributes:
       parameters: float32, for every parameter of the target.
-      fates: of every parameter of either network.
+      statuses: of every parameter of either network.
     """
 
     parameters: Mapping[str, np.ndarray]
-    fates: tuple[Fate, ...]
+    statuses: tuple[ArrayStatus, ...]
 
     def summary(self) -> str:
         """How many were copied, and the names of those that were not."""
-        copied = sum(fate.words == "copied" for fate in self.fates)
-        others = [f"{fate.name} {fate.words}" for fate in self.fates if fate.words != "copied"]
-        return ", ".join([f"{copied} parameters copied", *others])
+        others = [f"{status.name} {status.status}" for status in self.statuses if status.status != "copied"]
+        return ", ".join([f"{len(self.statuses) - len(others)} parameters copied", *others])
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
     """Makes weights fit the network `target`.
 
     Where the target has other classes, or no hidden layer in its head, the head is left behind: the last layer
-    begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. Whoever wants
-    a fresh head with the same classes takes it away first (`without_head`).
+    begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head
+    with the same classes take it away first (`without_head`).
 
     Args:
       weights: of a network that differs from the target in image size and head only.
@@ -48,30 +56,33 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
 
     Raises:
       ValueError: names or shapes of parameters differ in anything else; every difference is listed. What leaves no
-        trace in them, such as another GELU, is not seen here.
+        trace in them, such as another GELU, is not detected here.
     """
     source = weights.architecture
     expected, given = stacked_shapes(target), dict(weights.parameters)
     is_new_head = not _is_same_head(given, expected)
-    fates, fitted = [], {}
+    statuses = []
     for name in [name for name in given if name.startswith("head/") and (is_new_head or name not in expected)]:
         if name not in expected or name.startswith("head/linear/"):
-            fates.append(Fate.of(name, given.pop(name), "replaced" if name in expected else "left out"))
+            status = "replaced" if name in expected else "left out"
+            statuses.append(ArrayStatus.of(name, given.pop(name), status))
     if is_new_head:
-        given |= _zero_head(expected, target.head_bias_init)
+        given |= {
+            name: np.full(shape, target.head_bias_init if name.endswith("bias") else 0, np.float32)
+            for name, shape in expected.items()
+            if name.startswith("head/linear/")
+        }
     for name, (old, new) in _grids(source, target).items():
         if name in given and old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
-            fates.append(Fate.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
+            statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         detail = "\n  ".join(lines)
         raise ValueError(f"{weights.source} does not fit {target.name} ({source.name} is there):\n  {detail}")
-    told = {fate.name for fate in fates}
-    for name in expected:
-        fitted[name] = given[name]
-        if name not in told:
-            fates.append(Fate.of(name, given[name], "copied"))
-    return Fitted(fitted, tuple(fates))
+    reported = {status.name for status in statuses}
+    fitted = {name: given[name] for name in expected}
+    copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
+    return Fitted(fitted, (*statuses, *copied))
 
 
 def _is_same_head(given: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> bool:
@@ -80,17 +91,19 @@ def _is_same_head(given: Mapping[str, np.ndarray], expected: Mapping[str, tuple[
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
-    """The weights with an empty last layer: `fit` then begins a new one, whatever the number of classes.
+    """The weights without their last layer: `fit` then begins a new one, whatever the number of classes.
 
     Args:
       weights: stay as they are.
       keep_hidden: a hidden layer stays, for a target that has one; else the network ends in what is pooled.
     """
     a = weights.architecture
-    empty = {"head/linear/kernel": (a.width, 0), "head/linear/bias": (0,)}
-    kept = {name: array for name, array in weights.parameters.items() if keep_hidden or not name.startswith("head/")}
-    parameters = kept | {name: np.zeros(shape, np.float32) for name, shape in empty.items()}
     architecture = dataclasses.replace(a, num_classes=0, head=a.head if keep_hidden else "linear")
+    left_out = "head/linear/" if keep_hidden else "head/"
+    kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}
+    shapes = stacked_shapes(architecture)
+    empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
+    parameters = kept | empty
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
 
 
@@ -105,9 +118,72 @@ def with_position_table(weights: Weights) -> Weights:
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
 
 
-def _zero_head(expected: Mapping[str, tuple[int, ...]], bias: float) -> dict[str, np.ndarray]:
-    kernel, offset = "head/linear/kernel", "head/linear/bias"
-    return {kernel: np.zeros(expected[kernel], np.float32), offset: np.full(expected[offset], bias, np.float32)}
+def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What a network adds to its tokens, in one table.
+
+    Args:
+      a: a network whose positions are fixed, or learned by row and column.
+      parameters: by name; needed for the latter only.
+
+    Returns:
+      float32 (1, S, D), the very numbers that the model computes.
+    """
+    if a.position_embedding != "learned_2d":
+        return fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
+    half = (*a.grid, a.width // 2)
+    columns_hwD = np.broadcast_to(parameters["positions/column_table"], half)
+    rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half)
+    table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
+    first_1D = [parameters["positions/class_row"]] if a.pool == "token" else []
+    return np.concatenate([*first_1D, table_ND])[None]
+
+
+def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
+    """Resizes a table of positions to another grid, in two dimensions.
+
+    Args:
+      table_hwD: float32.
+      grid: new rows and columns, at least 1 each.
+      method: one of `PositionResize`.
+
+    Returns:
+      float32 (rows, columns, D); the very same numbers where the grid stays.
+
+    Raises:
+      ValueError: unknown method.
+    """
+    if method not in get_args(PositionResize):
+        raise ValueError(
+            f"Unknown way to resize positions {method!r}: use one of {', '.join(get_args(PositionResize))}."
+        )
+    if table_hwD.shape[:2] == tuple(grid):
+        return table_hwD
+    if method == "corners":
+        rows, columns = (_corner_weights(old, new) for old, new in zip(table_hwD.shape[:2], grid, strict=True))
+        resized = np.einsum("Hh,Ww,hwD->HWD", rows, columns, table_hwD.astype(np.float64), optimize=True)
+        return resized.astype(np.float32)
+    name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
+    return np.asarray(jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name))
+
+
+def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are.
+
+    Args:
+      table_SD: float32, as many rows as the old grid has cells, or one more at the front.
+      old: rows and columns of its grid.
+      new: of the grid wanted.
+      method: one of `PositionResize`.
+    """
+    first = len(table_SD) - old[0] * old[1]
+    resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
+    return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
+
+
+def _corner_weights(old: int, new: int) -> np.ndarray:
+    """(new, old): each new sample's weights on the old ones; the first and the last keep their places."""
+    places = np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1)
+    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
 def _grids(source: Architecture, target: Architecture) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:

@@ -1,13 +1,15 @@
 """Arrays of every kind with every bit pattern, and archives put together by hand."""
 
 import io
+import re
 import struct
 import zipfile
 
 import numpy as np
+import pytest
 
 from vit_jax.weights.formats import open_arrays
-from vit_jax.weights.formats.encoding import BFLOAT16, DTYPES
+from vit_jax.weights.formats.arrays import BFLOAT16, DTYPES
 
 SHAPES = {"number": (), "none": (0,), "some/none": (2, 0, 3), "vector": (5,), "weights/日本/é": (2, 3, 4)}
 METADATA = {"class_names": ["cat", "dög", "\U0001f600"], "grid": [3, 5], "model": {"width": 8, "scale": 0.1}}
@@ -77,3 +79,11 @@ def archive(members, method=zipfile.ZIP_STORED, comment=b""):
         for name, content in members:
             file.writestr(zipfile.ZipInfo(name), content, method)
     return stream.getvalue()
+
+
+def refused(path, content):
+    """The message with which a file is refused, at the latest when its arrays are read."""
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+        read_all(path)
+    return str(caught.value)

@@ -1,17 +1,19 @@
-"""Archives from NumPy and for NumPy, and every way in which one can lie."""
+"""Archives from NumPy and for NumPy, the ways in which one can lie, and metadata in its comment."""
 
+import base64
 import io
-import re
 import struct
 import tracemalloc
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
 
-from tests.weights.formats.samples import METADATA, a_few, archive, every_kind, npy, numbers, read_all, same
+from tests.weights.formats.samples import METADATA, a_few, archive, every_kind, npy, numbers, read_all, refused, same
+from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import open_arrays, write_npz
-from vit_jax.weights.formats.encoding import BFLOAT16
+from vit_jax.weights.formats.arrays import BFLOAT16
 
 ONE = numbers(np.arange(4.0))
 PLAIN = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
@@ -22,19 +24,14 @@ def path(tmp_path):
     return tmp_path / "weights.npz"
 
 
-def refused(path, content):
-    """The message with which a file is refused, at the latest when its arrays are read."""
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
-        read_all(path)
-    return str(caught.value)
-
-
-def with_central(content, offset, layout, value):
-    """Changes a number in the entry of the first member in the table of contents."""
-    changed = bytearray(content)
-    struct.pack_into(layout, changed, content.index(b"PK\x01\x02") + offset, value)
-    return bytes(changed)
+def changed(content, offset, layout, *values, entry=0):
+    """A number changed in the entry of a member in the directory of the archive."""
+    at = -1
+    for _ in range(entry + 1):
+        at = content.index(b"PK\x01\x02", at + 1)
+    found = bytearray(content)
+    struct.pack_into(layout, found, at + offset, *values)
+    return bytes(found)
 
 
 # Others' files.
@@ -46,8 +43,7 @@ def test_numpy_reads_exactly_the_arrays(path):
     with np.load(path, allow_pickle=False) as found:
         assert set(found.files) == set(arrays)
         for name, array in arrays.items():
-            expected = array.view("V2") if array.dtype == BFLOAT16 else array
-            assert same(found[name], expected)
+            assert same(found[name], array.view("V2") if array.dtype == BFLOAT16 else array)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -60,15 +56,15 @@ def test_what_numpy_writes_is_read(path, save):
     assert metadata == {}
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", ">i8", ">u2", ">f2", "|i1", "|b1"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_versions_byte_orders_and_layouts(path, version, dtype, order):
-    values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
-    path.write_bytes(archive([("x.npy", numbers(np.asarray(values, order=order), version=version))]))
-    found = read_all(path)[0]["x"]
-    assert found.flags.c_contiguous
-    assert same(found, values.astype(values.dtype.newbyteorder("=")))
+def test_versions_byte_orders_and_layouts(path, dtype):
+    for version in ((1, 0), (2, 0), (3, 0)):
+        for order in "CF":
+            values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
+            path.write_bytes(archive([("x.npy", numbers(np.asarray(values, order=order), version=version))]))
+            found = read_all(path)[0]["x"]
+            assert found.flags.c_contiguous
+            assert same(found, values.astype(values.dtype.newbyteorder("=")))
 
 
 def test_swapping_bytes_keeps_every_bit(path):
@@ -78,7 +74,7 @@ def test_swapping_bytes_keeps_every_bit(path):
 
 
 @pytest.mark.parametrize("code", ["|V2", "<V2", "bfloat16"])
-def test_the_ways_to_say_bfloat16(path, code):
+def test_the_ways_to_write_bfloat16(path, code):
     values = np.array([1.5, -0.0, 3e38]).astype(BFLOAT16)
     header = f"{{'descr': '{code}', 'fortran_order': False, 'shape': (3,), }}\n"
     path.write_bytes(archive([("x.npy", npy(header, values.tobytes()))]))
@@ -89,16 +85,13 @@ def test_the_ways_to_say_bfloat16(path, code):
     "header",
     [
         PLAIN,
-        f"{PLAIN}   \n",
         "{'shape':(2,),'descr':'<f4','fortran_order':False}",
-        '{"descr": "<f4", "fortran_order": False, "shape": (2, )}',
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }",  # of Python 2
     ],
 )
 def test_headers_of_other_writers(path, header):
     path.write_bytes(archive([("x.npy", npy(header, struct.pack("<2f", 1, 2)))]))
-    assert read_all(path)[0]["x"].reshape(-1).tolist() == [1, 2]
+    assert read_all(path)[0]["x"].tolist() == [1, 2]
 
 
 def test_an_archive_written_to_a_stream(path):
@@ -117,254 +110,146 @@ def test_an_archive_written_to_a_stream(path):
     assert same(read_all(path)[0]["a"], np.arange(3.0))
 
 
-def test_a_foreign_comment_is_ignored(path):
-    for comment in (b"made elsewhere", b"vit_jax metadata", b'{"class_names": 1}'):
-        path.write_bytes(archive([("x.npy", ONE)], comment=comment))
-        assert read_all(path)[1] == {}
-
-
 # Headers of arrays that lie.
 
 
-@pytest.mark.parametrize(
-    ("descr", "reason"),
-    [
-        ("'|O'", "'|O', which is not read. Allowed: float16"),
-        ("'<U3'", "is not read"),
-        ("'|S2'", "is not read"),
-        ("'|V4'", "is not read"),
-        ("'>V2'", "is not read"),
-        ("'=f4'", "is not read"),
-        ("'=i1'", "is not read"),
-        ("'|f4'", "is not read"),
-        ("'f4'", "is not read"),
-        ("'<c8'", "is not read"),
-        ("'<M8[s]'", "is not read"),
-        ("'f4,f4'", "is not read"),
-        ("''", "is not read"),
-        ("[('x', '<f4')]", "not that of a plain array"),
-        ("('<f4', (2,))", "not that of a plain array"),
-        ("True", "wrong kind"),
-        ("__import__('os')", "not that of a plain array"),
-    ],
-)
-def test_other_types_are_refused(path, descr, reason):
+@pytest.mark.parametrize("descr", ["'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]"])
+def test_other_types_are_refused(path, descr):
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}"
     message = refused(path, archive([("x/y.npy", npy(header, b"12345678"))]))
-    assert "member 'x/y.npy'" in message
-    assert reason in message
+    assert "member 'x/y.npy': it is of type" in message
+    assert "which is not read. Allowed: float16" in message
 
 
 @pytest.mark.parametrize(
-    ("shape", "reason"),
+    "shape",
     [
-        ("(3,)", "takes 12 bytes, and it has 8"),
-        ("(1,)", "takes 4 bytes, and it has 8"),
-        ("(-1,)", "negative size"),
-        ("(-2, -1)", "negative size"),
-        ("(1000000000000,)", "takes 4,000,000,000,000 bytes, and it has 8"),
-        ("(9223372036854775807, 9223372036854775807)", "more than any memory"),
-        ("(0, 9223372036854775807, 9223372036854775807)", "more than any memory"),
-        ("(99999999999999999999,)", "not one of whole numbers"),
-        (f"({'1, ' * 65})", "at most 64"),
-        ("(2)", "not a tuple"),
-        ("(2.0,)", "not one of whole numbers"),
-        ("(,)", "not one of whole numbers"),
-        ("(True,)", "not one of whole numbers"),
-        ("((2,),)", "not that of a plain array"),
-        ("2", "not that of a plain array"),
-        ("'2'", "wrong kind"),
+        "(3,)",
+        "(1,)",
+        "(-1,)",
+        "(-2, -1)",
+        f"({10**12},)",
+        f"({2**63}, {2**63})",
+        f"(0, {2**62}, {2**62})",
+        "(2.0,)",
+        "2",
     ],
 )
-def test_lying_shapes_are_refused_and_take_no_memory(path, shape, reason):
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-    content = archive([("x.npy", npy(header, b"12345678"))])
+def test_lying_shapes_are_refused_and_take_no_memory(path, shape):
+    content = archive([("x.npy", npy(PLAIN.replace("(2,)", shape), b"12345678"))])
     tracemalloc.start()
     try:
-        assert reason in refused(path, content)
+        assert "member 'x.npy': " in refused(path, content)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        (b"", "does not start as an array"),
-        (b"\x93NUMPY\x01", "does not start as an array"),
-        (b"\x80\x04N.", "does not start as an array"),
-        (npy(PLAIN, b"12345678", version=4), "version 4"),
-        (npy(PLAIN, b"12345678", version=2, length=2**32 - 1), "4,294,967,295 bytes; at most 65,536"),
-        (npy(PLAIN, b"", length=2000), "its header ends early"),
-        (b"\x93NUMPY\x01\x00\x01", "unpack requires"),
-        (npy("", b"12345678"), "not a dictionary"),
-        (npy("{}", b"12345678"), "has the keys []"),
-        (npy(PLAIN.replace("'shape'", "'shapes'"), b"12345678"), "has the keys"),
-        (npy("{'shape': (1,), " + PLAIN[1:], b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("False", "0"), b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("False", "'False'"), b"12345678"), "wrong kind"),
-        (npy(PLAIN.encode().replace(b"f4", b"f\xff"), b"12345678"), "ascii"),
-        (npy("(" * 60_000, b"12345678"), "not a dictionary"),
-        (npy("{" * 30_000 + "}" * 30_000, b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("(2,)", "(" * 30_000 + ")" * 30_000), b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("(2,)", "-" * 60_000 + "1"), b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("(2,)", "(" + " " * 60_000), b"12345678"), "not that of a plain array"),
-        (npy(PLAIN.replace("<f4", "|b1"), b"\x01\x02"), "a truth value in it is 2"),
+        b"",
+        b"\x93NUMPY\x01",
+        b"\x80\x04N.",
+        npy(PLAIN, b"12345678", version=4),
+        npy(PLAIN, b"12345678", version=2, length=2**32 - 1),
+        npy(PLAIN, b"", length=2000),
+        b"\x93NUMPY\x01\x00\x01",
+        npy("{}", b"12345678"),
+        npy(PLAIN.replace("<f4", "__import__('os')"), b"12345678"),
+        npy("{" * 9_000, b"12345678"),
+        npy("(" * 60_000, b"12345678"),
+        npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), b"12345678"),
     ],
-    ids=range(20),
+    ids=range(12),
 )
-def test_damaged_headers_are_refused(path, content, reason):
+def test_damaged_headers_are_refused(path, content):
     message = refused(path, archive([("x.npy", content)]))
-    assert reason in message
     assert "'x" in message
-    assert len(message) < 600
+    assert len(message) < 1000
 
 
 # Archives that lie.
 
 
+TWO = archive([("x.npy", ONE), ("y.npy", ONE)])
+ALONE = archive([("x.npy", ONE)])
+EMPTIED = bytearray(ALONE)
+struct.pack_into("<2HI", EMPTIED, len(ALONE) - 14, 0, 0, 0)
+ENCRYPTED = bytearray(changed(ALONE, 8, "<H", 1))
+ENCRYPTED[6] |= 1
+
+
 @pytest.mark.parametrize(
-    "name", ["/x.npy", "../x.npy", "a/../../x.npy", "a\\x.npy", "a//x.npy", ".npy", "a\nb.npy", "\x1b[2J.npy"]
+    ("content", "reason"),
+    [
+        (archive([("../x.npy", ONE)]), "is not allowed"),
+        (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "its name is ambiguous"),
+        (archive([("readme.txt", ONE)]), "'readme.txt' is not an array: it does not end in .npy"),
+        (TWO.replace(b"y.npy", b"x.npy"), "a member is in it twice"),
+        (bytes(ENCRYPTED), "is encrypted"),
+        (archive([("x.npy", ONE)], zipfile.ZIP_LZMA), "compressed by method 14"),
+        (changed(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes, which its 160"),
+        (changed(ALONE, 20, "<2I", 2**30, 2**30), "its directory: it starts at byte 195, and what is before it"),
+        (changed(ALONE, 42, "<I", 2**31), "it starts at byte 2,147,483,648, and what is before it ends at 0"),
+        (changed(TWO, 42, "<I", 0, entry=1), "it starts at byte 0, and what is before it ends at 195"),
+        (bytes(EMPTIED), "its directory: it starts at byte"),
+        (ALONE + b"PK", "the archive does not end where the file does"),
+        (ALONE[:4] + b"\0" * 8 + ALONE, "and what is before it ends at 0"),
+        (changed(ALONE, 16, "<I", 12345), "Bad CRC-32"),
+    ],
+    ids=range(14),
 )
-def test_odd_names_are_refused(path, name):
-    message = refused(path, archive([(name, ONE)]))
-    assert "is not allowed" in message
-    assert message.isprintable()
-
-
-def test_a_name_cut_short_by_nul_is_refused(path):
-    content = archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy")
-    assert "its name is ambiguous" in refused(path, content)
-
-
-def test_members_that_are_no_arrays_are_refused(path):
-    for name in ("readme.txt", "folder/", "x"):
-        assert f"'{name}' is not an array: it does not end in .npy" in refused(path, archive([(name, ONE)]))
-
-
-def test_members_of_the_same_name_are_refused(path):
-    content = archive([("x.npy", ONE), ("y.npy", ONE)]).replace(b"y.npy", b"x.npy")
-    assert "the member 'x.npy' is in it twice" in refused(path, content)
-
-
-def test_encrypted_members_are_refused(path):
-    content = bytearray(archive([("x.npy", ONE)]))
-    content[6] |= 1
-    content[content.index(b"PK\x01\x02") + 8] |= 1
-    assert "member 'x.npy': it is encrypted" in refused(path, bytes(content))
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_other_compressions_are_refused(path, method):
-    assert f"compressed by method {method}" in refused(path, archive([("x.npy", ONE)], method))
+def test_lying_archives_are_refused(path, content, reason):
+    message = refused(path, content)
+    assert reason in message
+    assert len(message) < 600
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_wrong_checksum_is_found_when_the_array_is_read(path, method):
     large = numbers(np.arange(1000.0))  # more than is read at once for a header
     content = archive([("x.npy", large), ("y.npy", numbers(np.arange(3)))], method)
-    assert "array 'x': Bad CRC-32" in refused(path, with_central(content, 16, "<I", 12345))
+    assert "array 'x': Bad CRC-32" in refused(path, changed(content, 16, "<I", 12345))
     with open_arrays(path) as file:
         assert file.read("y").tolist() == [0, 1, 2]
 
 
 def test_a_bomb_is_refused_by_its_size(path):
-    zeros = numbers(np.zeros(2**20))
-    content = archive([("x.npy", zeros)], zipfile.ZIP_DEFLATED)
+    content = archive([("x.npy", numbers(np.zeros(2**20)))], zipfile.ZIP_DEFLATED)
     path.write_bytes(content)
     assert not read_all(path)[0]["x"].any()  # what zeros really compress to is allowed
-    message = refused(path, with_central(content, 24, "<I", 2**31))
-    assert "member 'x.npy': it claims to hold 2,147,483,648 bytes" in message
+    assert "it claims to hold 2,147,483,648 bytes" in refused(path, changed(content, 24, "<I", 2**31))
 
 
-def test_a_stored_member_is_as_long_as_it_says(path):
-    content = archive([("x.npy", ONE)])
-    for size in (len(ONE) + 8, len(ONE) - 8):
-        assert "it claims to hold" in refused(path, with_central(content, 24, "<I", size))
-
-
-def test_members_beyond_the_end_are_refused(path):
-    content = archive([("x.npy", ONE)])
-    for sizes in (struct.pack("<2I", 2**30, 2**30), struct.pack("<2I", len(ONE) + 8, len(ONE) + 8)):
-        assert "overlaps the one before" in refused(path, with_central(content, 20, "8s", sizes))
-    assert "does not follow the one before" in refused(path, with_central(content, 42, "<I", 2**31))
-
-
-def test_overlapping_members_are_refused(path):
-    content = archive([("x.npy", ONE), ("y.npy", ONE)])
-    second = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 1)
-    changed = bytearray(content)
-    struct.pack_into("<I", changed, second + 42, 0)
-    assert "overlaps the one before" in refused(path, bytes(changed))
-
-
-def test_a_table_of_contents_that_was_emptied_is_refused(path):
-    content = bytearray(archive([("x.npy", ONE)]))
-    struct.pack_into("<2HI", content, len(content) - 14, 0, 0, 0)
-    assert "its table of contents" in refused(path, bytes(content))
-
-
-def test_an_endless_table_of_contents_is_refused_and_takes_no_memory(path):
-    entry = archive([("x.npy", ONE)])
-    table = entry[entry.index(b"PK\x01\x02") : entry.index(b"PK\x05\x06")]
-    count = 5 * 2**20 // len(table)
-    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 1, 1, count * len(table), entry.index(b"PK\x01\x02"), 0)
-    path.write_bytes(entry[: entry.index(b"PK\x01\x02")] + table * count + end)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match="a part of its frame takes"):
-            open_arrays(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
-
-
-def test_more_before_or_behind_the_archive_is_refused(path):
-    content = archive([("x.npy", ONE)])
-    assert "weights.npz" in refused(path, content + b"PK")
-    assert "does not follow the one before" in refused(path, content[:4] + b"\0" * 8 + content)
-
-
-@pytest.mark.parametrize("comment", [False, True])
-def test_every_truncation_is_refused(path, comment):
-    write_npz(path, a_few(), METADATA if comment else {})
-    content = path.read_bytes()
-    for size in range(len(content)):
-        refused(path, content[:size])
-
-
-def test_two_headers_that_disagree_are_refused(path):
-    content = archive([("x.npy", ONE)])
-    for offset, value in ((6, 0x800), (8, 8), (26, 4)):  # flags, method, length of the name
-        changed = bytearray(content)
-        struct.pack_into("<H", changed, offset, value)
-        refused(path, bytes(changed))
-
-
-def test_a_file_that_changes_under_the_reader(path):
-    path.write_bytes(archive([("x.npy", numbers(np.zeros(4000)))]))
-    with open_arrays(path) as file:
-        path.write_bytes(archive([("x.npy", numbers(np.zeros((40, 100))))]))
-        with pytest.raises(ValueError, match="array 'x': it has changed since the file was opened"):
-            file.read("x")
-
-
-def test_a_file_that_shrinks_under_the_reader(path):
+def test_a_file_that_changes_or_shrinks_under_the_reader(path):
     content = archive([("x.npy", numbers(np.zeros(4000)))])
-    path.write_bytes(content)
-    with open_arrays(path) as file:
-        path.write_bytes(content[:5000])
-        with pytest.raises(ValueError, match=r"array 'x': .*damaged"):
-            file.read("x")
+    for other in (archive([("x.npy", numbers(np.zeros((40, 100))))]), content[:5000]):
+        path.write_bytes(content)
+        with open_arrays(path) as file:
+            path.write_bytes(other)
+            with pytest.raises(ValueError, match=r"array 'x': .*damaged"):
+                file.read("x")
 
 
 # Metadata in the comment.
 
 
-def test_long_metadata_is_compressed_into_the_comment(path):
-    metadata = {"class_names": [f"class {number}" for number in range(10_000)]}
-    write_npz(path, {"x": np.zeros(2)}, metadata)
-    assert read_all(path)[1] == metadata
+def comment(packing, packed):
+    return b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
+
+
+def test_metadata_is_a_comment_compressed_where_it_is_long(path):
+    for metadata in ({}, {"a": [1, 2.5, None, True, "é\n\0"]}, {"names": [f"class {n}" for n in range(10_000)]}):
+        write_npz(path, {"x": np.zeros(2)}, metadata)
+        assert read_all(path)[1] == metadata
+
+
+def test_other_comments_are_ignored(path):
+    ours = comment(b"json", b'{"a":1}')
+    for other in (b"", b"{}", b"vit_jax metadata", ours.replace(b"json", b"tar"), b" " + ours):
+        path.write_bytes(archive([("x.npy", ONE)], comment=other))
+        assert read_all(path)[1] == {}
 
 
 def test_metadata_that_does_not_fit_is_refused_with_its_size(path):
@@ -372,3 +257,40 @@ def test_metadata_that_does_not_fit_is_refused_with_its_size(path):
     with pytest.raises(ValueError, match=r"takes 100,\d+ bytes, \d\d,\d+ when compressed; a \.npz file holds 65,535"):
         write_npz(path, {"x": np.zeros(2)}, metadata)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (comment(b"json", b"[1]"), "not an object"),
+        (comment(b"json", b'{"a": NaN}'), "NaN in its JSON"),
+        (comment(b"json", b"{"), "Expecting"),
+        (comment(b"json", b'{"a": "\xff"}'), "ascii"),
+        (comment(b"json", b'{"a":' + b"[" * 30_000), "damaged"),
+        (comment(b"zlib", b"not base85 \x00"), "base85"),
+        (comment(b"zlib", base64.b85encode(b"not zlib")), "header"),
+        (comment(b"zlib", base64.b85encode(zlib.compress(b'{"a": 1}')[:-6])), "ends early"),
+        (comment(b"json", b"{}").replace(b"{}", b"{ "), "checksum"),
+    ],
+    ids=range(9),
+)
+def test_damaged_metadata_is_refused(path, damaged, reason):
+    assert reason in refused(path, archive([("x.npy", ONE)], comment=damaged))
+
+
+def test_a_bomb_in_the_comment_is_not_unpacked():
+    bomb = comment(b"zlib", base64.b85encode(zlib.compress(b" " * 40_000_000, 9)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 4,194,304 characters"):
+            metadata_texts.from_comment(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 4 * metadata_texts.MAX_TEXT_CHARACTERS
+    finally:
+        tracemalloc.stop()
+
+
+def test_truncations_are_refused(path):
+    write_npz(path, a_few(), METADATA)
+    content = path.read_bytes()
+    for size in range(0, len(content), 7):
+        refused(path, content[:size])

@@ -13,14 +13,14 @@ def test_the_same_layout():
     assert entry.shape == (3,)
     np.testing.assert_array_equal(entry.write({"ours": numbers(3)}), [0, 1, 2])
     np.testing.assert_array_equal(entry.read(numbers(3))["ours"], [0, 1, 2])
-    assert entry.fate(reading=True) == "copied"
+    assert entry.status(reading=True) == "copied"
 
 
 def test_a_dense_kernel_is_transposed():
     entry = Entry("weight", ("kernel",), "io->oi", (2, 3))
     assert entry.shape == (3, 2)
     np.testing.assert_array_equal(entry.write({"kernel": numbers(2, 3)}), [[0, 3], [1, 4], [2, 5]])
-    assert entry.fate(reading=True) == "transposed"
+    assert entry.status(reading=True) == "transposed"
 
 
 def test_a_convolution():
@@ -35,7 +35,7 @@ def test_a_convolution():
 def test_new_axes_of_length_one():
     entry = Entry("scale", ("scale",), "C->111C", (3,))
     assert entry.shape == (1, 1, 1, 3)
-    assert entry.fate(reading=False) == "reshaped"
+    assert entry.status(reading=False) == "reshaped"
     assert Entry("w", ("kernel",), "io->oi11", (2, 3)).shape == (3, 2, 1, 1)
 
 
@@ -49,8 +49,8 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
         for head in range(2):
             for place in range(3):
                 np.testing.assert_array_equal(written[block * 6 + head * 3 + place], part[:, head, place])
-    assert entry.fate(reading=True) == "split, transposed"
-    assert entry.fate(reading=False) == "joined, transposed"
+    assert entry.status(reading=True) == "split, transposed"
+    assert entry.status(reading=False) == "joined, transposed"
 
 
 def test_all_layers_in_one_array():
@@ -60,7 +60,7 @@ def test_all_layers_in_one_array():
     np.testing.assert_array_equal(
         entry.write({names[0]: numbers(3), names[1]: 10 + numbers(3)}), [[0, 1, 2], [10, 11, 12]]
     )
-    assert entry.fate(reading=True) == "copied"
+    assert entry.status(reading=True) == "copied"
     assert Entry("x", names[:1], STACKED, (3,)).shape == (1, 3)
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tests.weights.small_networks import NETWORKS
-from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.weights.names import FORMATS, refuse_unwritable
+from vit_jax.config import Architecture, ModelConfig, build_architecture
+from vit_jax.weights.names import FORMATS, refuse_unwritable, require_standard
 
 WRITABLE = {
     "released": ("token", "mlp_head", "gap", "map", "sincos2d", "headless", "pooler", "deep", "hybrid", "root_hybrid"),
@@ -104,6 +104,8 @@ def test_a_format_tells_the_network_back(name, network):
     found = shapes(a, name)
     canonical = FORMATS[name].canonical(found)
     assert canonical == {array: array for array in found}
+    others = [other for other, format_ in FORMATS.items() if other != name and format_.canonical(found) is not None]
+    assert others == []
     facts = FORMATS[name].facts(found)
     for field in ("family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"):
         assert getattr(facts, field) == getattr(a, field), field
@@ -113,24 +115,32 @@ def test_a_format_tells_the_network_back(name, network):
     assert facts.position_rows == rows
 
 
-@pytest.mark.parametrize(("name", "network"), PAIRS)
-def test_no_other_format_takes_it(name, network):
-    found = shapes(NETWORKS[network], name)
-    others = [other for other, format_ in FORMATS.items() if other != name and format_.canonical(found) is not None]
-    assert others == []
-
-
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_what_a_format_cannot_hold_is_refused(name, network):
-    if network in (*WRITABLE[name], *TABLED.get(name, ())):
-        refuse_unwritable(name, NETWORKS[network])
-        return
-    with pytest.raises(ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"):
-        refuse_unwritable(name, NETWORKS[network])
+def test_what_a_format_cannot_hold_is_refused(name):
+    for network, a in NETWORKS.items():
+        if network in (*WRITABLE[name], *TABLED.get(name, ())):
+            refuse_unwritable(name, a)
+            continue
+        with pytest.raises(ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"):
+            refuse_unwritable(name, a)
 
 
 def test_all_reasons_are_given():
     a = dataclasses.replace(NETWORKS["gap"], head="mlp")
     with pytest.raises(ValueError, match=r"hidden layer.*class token"):
         refuse_unwritable("huggingface", a)
+
+
+@pytest.mark.parametrize("field", ["network", "block", "position_embedding"])
+def test_parts_of_ones_own_are_refused_in_formats_of_others(field):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Open(Architecture):
+        network: str | None = None
+        block: str | None = None
+
+    a = Open(**vars(NETWORKS["token"]))
+    require_standard(a, "timm")
+    with pytest.raises(
+        ValueError, match=rf"timm cannot hold ViT-custom/4, which has {field}='mine:Part': write vit_jax"
+    ):
+        require_standard(dataclasses.replace(a, **{field: "mine:Part"}), "timm")

@@ -1,48 +1,90 @@
-"""What a file of named arrays offers, and what is refused whatever its format: odd names and sizes.
+"""What a file of named arrays offers, and what is refused in any format: odd names, other types, more than the memory.
 
-A reader learns names, shapes and types from the file's headers, checks them, and takes memory for an
-array only when that array is read.
+Everything that can be wrong with a file becomes a ValueError that names the file and the part.
 """
 
-import abc
 import contextlib
 import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
+import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError
 
-from vit_jax.weights.formats.failures import naming, shown
-
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = (
+    *map(np.dtype, ("float16", "float32", "float64", "int8", "int16", "int32", "int64")),
+    *map(np.dtype, ("uint8", "uint16", "uint32", "uint64", "bool")),
+    BFLOAT16,
+)
+ALLOWED = f"Allowed: {', '.join(map(str, DTYPES))}."
+DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_NAME_CHARACTERS = 1024
-MAX_DIMS = 64  # NumPy's own limit
+_SHOWN_CHARACTERS = 80
+# What parsers and the system raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
+_PARSERS: tuple[type[Exception], ...] = (
+    EOFError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    SafetensorError,
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredArray:
+@contextlib.contextmanager
+def naming(subject: str) -> Iterator[None]:
+    """Turns whatever goes wrong inside into a ValueError whose message starts with the subject.
+
+    Args:
+      subject: a file, or a part of one.
+    """
+    try:
+        yield
+    except _PARSERS as error:
+        raise ValueError(f"{subject}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if type(error) is ValueError:
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it."
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}."
+    return f"{str(error).rstrip('.')[:500] or type(error).__name__}. {DAMAGED}"
+
+
+def shown(name: str) -> str:
+    """A name from a file as it can be printed: quoted, escaped and of bounded length."""
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…")
+
+
+class StoredArray(NamedTuple):
     """An array as its file announces it.
 
     Attributes:
       shape: sizes of its dimensions; () for a single number.
-      dtype: one of `encoding.DTYPES`, in the machine's byte order.
+      dtype: one of `DTYPES`, in the machine's byte order.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-
-    def __post_init__(self) -> None:
-        """Refuses what NumPy could not hold, so that `num_bytes` and `numpy.empty` can be relied on."""
-        if len(self.shape) > MAX_DIMS:
-            raise ValueError(f"it has {len(self.shape)} dimensions; at most {MAX_DIMS} are possible.")
-        if any(size < 0 for size in self.shape):
-            raise ValueError(f"its shape {self.shape} has a negative size.")
-        # Zeros aside, for NumPy multiplies the others too.
-        if math.prod(size for size in self.shape if size) * self.dtype.itemsize >= 2**63:
-            raise ValueError(f"its shape {self.shape} is more than any memory holds.")
 
     @property
     def num_bytes(self) -> int:
@@ -50,26 +92,23 @@ class StoredArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class ArrayFile(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
     """A file of arrays, open for reading; close it, or use it as a context manager.
 
     Attributes:
       path: the file.
-      arrays: shape and dtype of each array by name, in the order of the file; no data has been read for it.
-      metadata: what the file was written with by this package; empty for a file from elsewhere.
+      arrays: shape and dtype of each array by name; no data has been read for it.
+      metadata: what this package wrote the file with; empty for a file from elsewhere.
+      read_array: reads one array.
+      resources: what `close` closes.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        arrays: Mapping[str, StoredArray],
-        metadata: dict[str, Any],
-        resources: contextlib.ExitStack,
-    ):
-        self.path = path
-        self.arrays = arrays
-        self.metadata = metadata
-        self._resources = resources
+    path: pathlib.Path
+    arrays: Mapping[str, StoredArray]
+    metadata: dict[str, Any]
+    read_array: Callable[[str], np.ndarray]
+    resources: contextlib.ExitStack
 
     def read(self, name: str) -> np.ndarray:
         """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored.
@@ -80,21 +119,16 @@ class ArrayFile(abc.ABC):
         if name not in self.arrays:
             raise ValueError(f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}.")
         with naming(str(self.path)), naming(f"array {shown(name)}"):
-            return self._read(name)
-
-    @abc.abstractmethod
-    def _read(self, name: str) -> np.ndarray: ...
+            return self.read_array(name)
 
     def close(self) -> None:
         """Closes the file; arrays that were read stay valid."""
-        self._resources.close()
+        self.resources.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -109,23 +143,29 @@ def check_name(name: str) -> None:
 
 
 def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
-    """Raises ValueError if the arrays together exceed the memory.
-
-    Args:
-      arrays: what the file announces.
-      memory_bytes: what there is; None for the physical memory of this machine.
-    """
-    memory_bytes = _physical_bytes() if memory_bytes is None else memory_bytes
+    """Raises ValueError if the arrays together exceed the memory; None: the physical memory of this machine."""
+    if memory_bytes is None:
+        try:
+            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, OSError, ValueError):  # not every system states it
+            return
     total_bytes = sum(array.num_bytes for array in arrays)
-    if memory_bytes is not None and total_bytes > memory_bytes:
+    if total_bytes > memory_bytes:
         raise ValueError(
             f"its arrays take {total_bytes / 1e9:,.1f} GB and there are {memory_bytes / 1e9:,.1f} GB of memory. "
             f"Use a machine with more memory, if the file is what you expect."
         )
 
 
-def _physical_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not every system tells
-        return None
+def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already.
+
+    Raises:
+      ValueError: a name or a dtype that files do not hold.
+    """
+    for name, array in arrays.items():
+        check_name(name)
+        if array.dtype.newbyteorder("=") not in DTYPES:
+            raise ValueError(f"array {shown(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}")
+    plain = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
+    return {name: array.astype(array.dtype.newbyteorder("<"), order="C", copy=False) for name, array in plain.items()}

@@ -1,6 +1,6 @@
 """The metadata of a file of arrays as JSON text, and that text as the comment of a ZIP archive.
 
-A comment is seen by nobody who reads only arrays, but holds no more than 65,535 bytes, so long texts are
+A comment is invisible to whoever reads only arrays, but holds no more than 65,535 bytes, so long texts are
 compressed. Sizes are bounded on both sides of the decompression.
 """
 
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.weights.formats.failures import DAMAGED, repeated, shown
+from vit_jax.weights.formats.arrays import DAMAGED
 
 MAX_TEXT_CHARACTERS = 4 * 2**20
 MAX_COMMENT_BYTES = 65_535
@@ -33,22 +33,13 @@ def encode(metadata: Mapping[str, Any]) -> str:
 
 
 def decode(text: str) -> dict[str, Any]:
-    """What `encode` was given.
+    """The inverse of `encode`.
 
     Raises:
-      ValueError: the text is not a JSON object, or too long.
+      ValueError: the text is not a JSON object of finite numbers, or too long.
     """
     _check_length(len(text))
-    return strict_json(text)
-
-
-def strict_json(text: str) -> dict[str, Any]:
-    """A JSON object in which no key stands twice and every number is one.
-
-    Raises:
-      ValueError: anything else.
-    """
-    value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+    value = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(value, dict):
         raise ValueError(f"JSON in it is not an object but starts with {text[:20]!r}. {DAMAGED}")
     return value
@@ -58,7 +49,7 @@ def to_comment(metadata: Mapping[str, Any]) -> bytes:
     """The comment of an archive that carries the metadata; empty for none.
 
     Raises:
-      ValueError: it does not fit, however it is packed.
+      ValueError: it does not fit, even compressed.
     """
     if not metadata:
         return b""
@@ -76,7 +67,7 @@ def to_comment(metadata: Mapping[str, Any]) -> bytes:
 
 
 def from_comment(comment: bytes) -> dict[str, Any]:
-    """What `to_comment` was given; empty for any other comment.
+    """The inverse of `to_comment`; empty for any other comment.
 
     Raises:
       ValueError: it is ours, and damaged.
@@ -106,13 +97,6 @@ def _unpack(packed: bytes) -> bytes:
 def _check_length(num_characters: int) -> None:
     if num_characters > MAX_TEXT_CHARACTERS:
         raise ValueError(f"metadata takes more than {MAX_TEXT_CHARACTERS:,} characters, which is the most allowed.")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    twice = repeated(key for key, _ in pairs)
-    if twice is not None:
-        raise ValueError(f"the key {shown(twice)} stands twice in its JSON. {DAMAGED}")
-    return dict(pairs)
 
 
 def _refuse_constant(constant: str) -> Any:

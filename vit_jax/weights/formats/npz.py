@@ -1,52 +1,50 @@
 """`.npz` files: a ZIP archive with one `.npy` member for each array; metadata is the archive's comment.
 
-NumPy and everyone else who reads such a file sees exactly the arrays.
+NumPy reads and writes the arrays. Before it does, the directory of the archive and the header of every array are
+compared with the size of the file, so that neither can claim memory; nothing is unpickled.
 """
 
 import contextlib
 import os
 import pathlib
+import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from vit_jax.weights.formats import archive as archives
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats import npy
-from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, check_name
-from vit_jax.weights.formats.encoding import describe
-from vit_jax.weights.formats.failures import DAMAGED, naming, shown
+from vit_jax.weights.formats.arrays import (
+    ALLOWED,
+    BFLOAT16,
+    DAMAGED,
+    DTYPES,
+    ArrayFile,
+    StoredArray,
+    check_fits,
+    check_name,
+    naming,
+    shown,
+    to_stored,
+)
 from vit_jax.weights.formats.whole import write_whole
 
+MAX_DEFLATE_RATIO = 1032  # 258 bytes from two bits
+MAX_HEADER_BYTES = 10_000  # NumPy's own limit
 _SUFFIX = ".npy"
+_DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
+_LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
 _UNIX, _PERMISSIONS = 3, 0o600 << 16  # the same on every system
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # the same layout; it allows names of fields that no array here has
+}
 
 
-class NpzFile(ArrayFile):
-    """An open archive."""
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        arrays: Mapping[str, StoredArray],
-        metadata: dict[str, Any],
-        archive: zipfile.ZipFile,
-        resources: contextlib.ExitStack,
-    ):
-        super().__init__(path, arrays, metadata, resources)
-        self._archive = archive
-
-    def _read(self, name: str) -> np.ndarray:
-        with self._archive.open(f"{name}{_SUFFIX}") as stream:
-            header = npy.read_header(stream)
-            if header.array != self.arrays[name]:
-                raise ValueError("it has changed since the file was opened.")
-            return npy.read_data(stream, header)
-
-
-def open_npz(path: pathlib.Path, *, memory_bytes: int | None = None) -> NpzFile:
+def open_npz(path: pathlib.Path, *, memory_bytes: int | None = None) -> ArrayFile:
     """Checks an archive and reads the headers of its arrays.
 
     Args:
@@ -57,41 +55,84 @@ def open_npz(path: pathlib.Path, *, memory_bytes: int | None = None) -> NpzFile:
       ValueError: anything about the file is not as it should be.
     """
     with naming(str(path)), contextlib.ExitStack() as resources:
-        file = resources.enter_context(archives.BoundedFile(path))
+        file = resources.enter_context(open(path, "rb"))
         archive = resources.enter_context(zipfile.ZipFile(file))
-        archives.check(archive, file)
+        _check_members(archive, file)
         arrays = {_array_name(member.filename): _stored_array(archive, member) for member in archive.infolist()}
         check_fits(arrays.values(), memory_bytes)
-        metadata = metadata_texts.from_comment(archive.comment)
-        return NpzFile(path, arrays, metadata, archive, resources.pop_all())
+
+        def read(name: str) -> np.ndarray:
+            with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # headers that Python 2 wrote
+                array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
+                if stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]:  # the end has the checksum
+                    raise ValueError("it has changed since the file was opened.")
+            array = array.view(BFLOAT16) if array.dtype.kind == "V" else array
+            return array.astype(arrays[name].dtype, order="C", copy=False)
+
+        return ArrayFile(path, arrays, metadata_texts.from_comment(archive.comment), read, resources.pop_all())
 
 
 def write_npz(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes arrays, ordered by name and not compressed, whole or not at all; equal input gives equal bytes.
+    """Writes arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
 
     bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
 
     Args:
       path: the file, replaced if it exists.
-      arrays: by name; read one at a time.
+      arrays: by name.
       metadata: JSON values.
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
     """
     with naming(str(path)):
-        comment = metadata_texts.to_comment(metadata or {})
-        for name in arrays:
-            describe(name, arrays[name])
+        comment, stored = metadata_texts.to_comment(metadata or {}), to_stored(arrays)
     with write_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
-        for name in sorted(arrays):
+        for name, array in stored.items():
             member = zipfile.ZipInfo(f"{name}{_SUFFIX}")  # dated 1980: equal input, equal bytes
             member.create_system, member.external_attr = _UNIX, _PERMISSIONS
+            plain = array.view("V2") if array.dtype == BFLOAT16 else array
             with archive.open(member, "w", force_zip64=True) as stream:
-                npy.write(stream, arrays[name])
+                np.lib.format.write_array(stream, plain, version=(1, 0), allow_pickle=False)
+
+
+def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
+    """Members are side by side from the start of the file to the directory: none hidden, shared or of a false size."""
+    if len(archive.namelist()) != len(set(archive.namelist())):
+        raise ValueError(f"a member is in it twice. {DAMAGED}")
+    file.seek(-_END_BYTES - len(archive.comment), os.SEEK_END)
+    record = file.read(_END_BYTES)
+    if record[:4] != b"PK\x05\x06" or record[-2:] != len(archive.comment).to_bytes(2, "little"):
+        raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
+    end, slack = 0, 0
+    for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+        with naming(f"member {shown(member.orig_filename)}"):
+            ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MAX_DEFLATE_RATIO}.get(member.compress_type)
+            if ratio is None:
+                raise ValueError(f"it is compressed by method {member.compress_type}; only 0 and 8 are read.")
+            if member.file_size > ratio * member.compress_size:
+                raise ValueError(
+                    f"it claims to hold {member.file_size:,} bytes, which its {member.compress_size:,} in the file "
+                    f"cannot be. {DAMAGED}"
+                )
+            if member.orig_filename != member.filename:
+                raise ValueError("its name is ambiguous.")
+            _check_adjacent(member.header_offset, end, slack)
+            file.seek(member.header_offset + _LOCAL_HEADER_BYTES - 4)
+            name_and_extra_bytes = sum(struct.unpack("<2H", file.read(4)))
+            end = member.header_offset + _LOCAL_HEADER_BYTES + name_and_extra_bytes + member.compress_size
+            slack = _MAX_DESCRIPTOR_BYTES if member.flag_bits & _DESCRIPTOR else 0
+    with naming("its directory"):
+        _check_adjacent(archive.start_dir, end, slack)
+
+
+def _check_adjacent(offset: int, end: int, slack: int) -> None:
+    if not 0 <= offset - end <= slack:
+        raise ValueError(f"it starts at byte {offset:,}, and what is before it ends at {end:,}. {DAMAGED}")
 
 
 def _array_name(member_name: str) -> str:
@@ -104,11 +145,29 @@ def _array_name(member_name: str) -> str:
 
 def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
     with naming(f"member {shown(member.filename)}"), archive.open(member) as stream:
-        header = npy.read_header(stream)
-        num_bytes = member.file_size - header.num_bytes
-        if header.array.num_bytes != num_bytes:
+        array = _read_header(stream)
+        num_bytes = member.file_size - stream.tell()
+        if min(array.shape, default=0) < 0 or array.num_bytes != num_bytes:
             raise ValueError(
-                f"its shape {header.array.shape} of {header.array.dtype} takes {header.array.num_bytes:,} bytes, "
+                f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes, "
                 f"and it has {num_bytes:,}. {DAMAGED}"
             )
-        return header.array
+        return array
+
+
+def _read_header(stream: IO[bytes]) -> StoredArray:
+    version = np.lib.format.read_magic(stream)
+    if version not in _HEADERS:
+        raise ValueError(f"it is of version {version} of the .npy format; versions 1, 2 and 3 are read.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shape, _, dtype = _HEADERS[version](stream, max_header_size=MAX_HEADER_BYTES)
+    return StoredArray(tuple(map(int, shape)), _dtype(dtype))
+
+
+def _dtype(stored: np.dtype) -> np.dtype:
+    """Two bytes of no kind are how NumPy writes a bfloat16, which it does not know."""
+    dtype = BFLOAT16 if stored == np.dtype("V2") else stored.newbyteorder("=")
+    if dtype not in DTYPES:
+        raise ValueError(f"it is of type {shown(str(stored))}, which is not read. {ALLOWED}")
+    return dtype

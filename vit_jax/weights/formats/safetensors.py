@@ -1,8 +1,4 @@
-"""`.safetensors` files: a JSON header that says where each array lies, and the arrays.
-
-The header is checked to the last byte before anything is read by it; with that done, reading is copying. The
-`safetensors` library is not used: its metadata comes out in an order that changes from one file to the next.
-"""
+"""`.safetensors` files, read and written by the library of that name, which checks its headers before it allocates."""
 
 import contextlib
 import json
@@ -10,51 +6,35 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, check_name
-from vit_jax.weights.formats.encoding import DTYPES, describe, read_bytes, to_array, to_bytes
-from vit_jax.weights.formats.failures import DAMAGED, naming, shown
+from vit_jax.weights.formats.arrays import (
+    ALLOWED,
+    DTYPES,
+    ArrayFile,
+    StoredArray,
+    check_fits,
+    check_name,
+    naming,
+    shown,
+    to_stored,
+)
 from vit_jax.weights.formats.whole import write_whole
 
-MAX_HEADER_BYTES = 16 * 2**20
-_LENGTH = struct.Struct("<Q")
-_METADATA = "__metadata__"
-_OURS = "vit_jax"
+_LENGTH = struct.Struct("<Q")  # of the header, which follows
+_METADATA, _OURS = "__metadata__", "vit_jax"
 # Other libraries look for the framework whose layout the arrays have; transformers once read no other than this.
 _FORMAT = {"format": "pt"}
-_KEYS = {"dtype", "shape", "data_offsets"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
-_CODES = {dtype: _KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else "") for dtype in DTYPES}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_DTYPES = {_KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else ""): dtype for dtype in DTYPES}
 
 
-class SafetensorsFile(ArrayFile):
-    """An open file."""
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        arrays: Mapping[str, StoredArray],
-        metadata: dict[str, Any],
-        file: BinaryIO,
-        offsets: Mapping[str, int],
-        resources: contextlib.ExitStack,
-    ):
-        super().__init__(path, arrays, metadata, resources)
-        self._file = file
-        self._offsets = offsets
-
-    def _read(self, name: str) -> np.ndarray:
-        array = self.arrays[name]
-        self._file.seek(self._offsets[name])
-        return to_array(read_bytes(self._file, array.num_bytes), array)
-
-
-def open_safetensors(path: pathlib.Path, *, memory_bytes: int | None = None) -> SafetensorsFile:
+def open_safetensors(path: pathlib.Path, *, memory_bytes: int | None = None) -> ArrayFile:
     """Checks the header of a file.
 
     Args:
@@ -65,29 +45,29 @@ def open_safetensors(path: pathlib.Path, *, memory_bytes: int | None = None) -> 
       ValueError: anything about the header is not as it should be.
     """
     with naming(str(path)), contextlib.ExitStack() as resources:
-        file = resources.enter_context(open(path, "rb"))
-        header, data_offset = _read_header(file)
-        texts = _texts(header.pop(_METADATA, {}))
-        arrays, offsets = {}, {}
-        for name, entry in header.items():
+        # Not mapped into memory: a mapped file that another process shortens ends this one.
+        file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
+        arrays = {}
+        for name in file.keys():  # noqa: SIM118 (it is no dictionary)
             check_name(name)
-            with naming(f"array {shown(name)}"):
-                arrays[name], offsets[name] = _parse_entry(entry)
-        _check_adjacent(arrays, offsets, os.fstat(file.fileno()).st_size - data_offset)
+            announced = file.get_slice(name)
+            if (code := announced.get_dtype()) not in _DTYPES:
+                raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
+            arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
         check_fits(arrays.values(), memory_bytes)
+        texts = file.metadata() or {}
         metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
-        offsets = {name: data_offset + offset for name, offset in offsets.items()}
-        return SafetensorsFile(path, arrays, metadata, file, offsets, resources.pop_all())
+        return ArrayFile(path, arrays, metadata, file.get_tensor, resources.pop_all())
 
 
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes arrays, whole or not at all; equal input gives equal bytes.
+    """Writes arrays, completely or not at all; equal input gives equal bytes.
 
     Args:
       path: the file, replaced if it exists.
-      arrays: by name; read one at a time.
+      arrays: by name.
       metadata: JSON values; one text in the file's own metadata, under "vit_jax", beside "format": "pt".
 
     Raises:
@@ -95,82 +75,21 @@ def write_safetensors(
     """
     with naming(str(path)):
         if _METADATA in arrays:
-            raise ValueError(f"{_METADATA!r} cannot be the name of an array: it is where the metadata stands.")
+            raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
         texts = {**_FORMAT, _OURS: metadata_texts.encode(metadata)} if metadata else _FORMAT
-        stored = {name: describe(name, arrays[name]) for name in arrays}
-        # The largest numbers first, so that each array starts at a multiple of its item size.
-        names = sorted(stored, key=lambda name: (-stored[name].dtype.itemsize, name))
-        header = _header_bytes({name: stored[name] for name in names}, texts)
+        stored = to_stored(arrays)
+        content = save(stored, metadata=texts)
+    (length,) = _LENGTH.unpack_from(content)
     with write_whole(path) as file:
-        file.write(header)
-        for name in names:
-            file.write(to_bytes(arrays[name]))
+        file.write(content[: _LENGTH.size])
+        file.write(_ordered(content[_LENGTH.size :][:length]))
+        file.write(memoryview(content)[_LENGTH.size + length :])
 
 
-def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header, and the position in the file at which data begins."""
-    size = os.fstat(file.fileno()).st_size
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    if length > min(MAX_HEADER_BYTES, size - _LENGTH.size):
-        raise ValueError(
-            f"its header claims {length:,} bytes; the file has {size:,}, and at most {MAX_HEADER_BYTES:,} are read. "
-            f"{DAMAGED}"
-        )
-    return metadata_texts.strict_json(file.read(length).decode("utf-8")), _LENGTH.size + length
-
-
-def _texts(texts: Any) -> dict[str, str]:
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError(f"its {_METADATA} is not texts under names. {DAMAGED}")
-    for item in texts.items():
-        "".join(item).encode()  # JSON can escape what is no character
-    return texts
-
-
-def _parse_entry(entry: Any) -> tuple[StoredArray, int]:
-    """An array, and where in the data it starts."""
-    if not isinstance(entry, dict) or entry.keys() != _KEYS:
-        raise ValueError(f"its header must have {', '.join(sorted(_KEYS))} and nothing else. {DAMAGED}")
-    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"it is of type {shown(str(dtype))}, which is not read. Allowed: {', '.join(_DTYPES)}.")
-    if not _are_counts(shape) or not _are_counts(span) or len(span) != 2:
-        raise ValueError(f"its shape and its two data_offsets must be whole numbers from 0 to 2^63. {DAMAGED}")
-    array = StoredArray(tuple(shape), _DTYPES[dtype])
-    if span[1] - span[0] != array.num_bytes:
-        raise ValueError(
-            f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes, "
-            f"and it has {span[1] - span[0]:,}. {DAMAGED}"
-        )
-    return array, span[0]
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
-
-
-def _check_adjacent(arrays: Mapping[str, StoredArray], offsets: Mapping[str, int], num_bytes: int) -> None:
-    """The arrays fill the data: nothing between them, nothing twice, nothing left."""
-    end = 0
-    for name in sorted(offsets, key=lambda name: (offsets[name], arrays[name].num_bytes)):
-        if offsets[name] != end:
-            raise ValueError(
-                f"array {shown(name)}: it starts at byte {offsets[name]:,} of the data, "
-                f"and what is before it ends at {end:,}. {DAMAGED}"
-            )
-        end += arrays[name].num_bytes
-    if end != num_bytes:
-        raise ValueError(f"its arrays take {end:,} bytes and the file has {num_bytes:,} for them. {DAMAGED}")
-
-
-def _header_bytes(arrays: Mapping[str, StoredArray], texts: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {_METADATA: dict(texts)}
-    end = 0
-    for name, array in arrays.items():
-        start, end = end, end + array.num_bytes
-        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH.size)
-    if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"the header would take {len(text):,} bytes; at most {MAX_HEADER_BYTES:,} are allowed.")
-    return _LENGTH.pack(len(text)) + text
+def _ordered(header: bytes) -> bytes:
+    """The same header with the texts sorted by name: the library writes them in an order that differs between runs."""
+    fields = json.loads(header)
+    fields[_METADATA] = dict(sorted(fields[_METADATA].items()))
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode().ljust(len(header))
+    assert len(text) == len(header), "the same fields in another order take as many bytes"
+    return text

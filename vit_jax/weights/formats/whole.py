@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing a file completely or not at all."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def write_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
+        with open(temporary, "x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a crash could leave the new name with nothing behind it

@@ -1,19 +1,20 @@
 """Names of parameters: ours, and those of the formats that people have.
 
-A format is recognised by names, tells `Facts` by names and shapes, and gives our parameters its names. What a
+A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its names. What a
 format cannot hold is refused when it is to be written.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.schema import PositionEmbedding
 from vit_jax.weights.names import bit, huggingface, released, timm
-from vit_jax.weights.names.entry import Entry, Rule, make_entries
-from vit_jax.weights.names.facts import Facts
+from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
-__all__ = ["FORMATS", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "stack", "stacked_shapes", "unstack"]
+__all__ = ["FORMATS", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
+__all__ += ["stack", "stacked_shapes", "unstack"]
 
 
 class Format(NamedTuple):
@@ -21,7 +22,7 @@ class Format(NamedTuple):
 
     Attributes:
       canonical: from names in a file to the names of the rules, or None where it is no such file.
-      facts: what names and shapes tell.
+      facts: what names and shapes determine.
       rules: for a network, and in the style of the file that is read (shapes by canonical name; empty to write).
       suffix: of a file.
     """
@@ -56,8 +57,17 @@ _HIDDEN = (
 )
 
 
+def require_standard(a: Architecture, format_name: str) -> None:
+    """Raises ValueError where a network has parts of the researcher's own, for which other formats have no names."""
+    own = {name: getattr(a, name, None) for name in ("network", "block")}
+    if a.has_transformer and a.position_embedding not in get_args(PositionEmbedding):
+        own["position_embedding"] = a.position_embedding
+    if parts := ", ".join(f"{name}={value!r}" for name, value in own.items() if value):
+        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
+
+
 def refuse_unwritable(name: str, a: Architecture) -> None:
-    """Raises ValueError, with all reasons, where a network cannot be told in a format.
+    """Raises ValueError, with all reasons, where a format cannot hold a network.
 
     Every format has room for a table of positions, so their form is no reason.
     """

@@ -6,8 +6,7 @@ Some files end the names of layers in a number and some lack the leading `resnet
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import Rule
-from vit_jax.weights.names.facts import Facts, classes_of, counts, invert, shape_of
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, counts, invert, shape_of
 from vit_jax.weights.names.ours import Shape
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
@@ -50,7 +49,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file tells; not the image size, since a ResNet takes any.
+    """What the file determines; not the image size, since a ResNet takes any.
 
     Raises:
       ValueError: an array that everything else depends on is missing or misshapen.

@@ -1,7 +1,7 @@
-"""One array of a foreign file and the parameters of ours that it holds: the same numbers, laid out differently.
+"""The parts of a format: rules for names and layouts, the arrays that follow from them, and facts about a network.
 
 A format is a list of rules that give our parameters their foreign names. Reading and writing both follow from the
-entries made of them, so neither can drift from the other. No format stands here.
+entries made of them, so neither can drift from the other. The formats are in the modules beside this one.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ STACKED = "stacked"  # a layout: all layers in one array, on a new leading axis
 
 
 class Rule(NamedTuple):
-    r"""Foreign name of the parameters whose whole name `pattern` matches.
+    r"""Foreign name of the parameters whose full name `pattern` matches.
 
     Attributes:
       pattern: regular expression over names with layers taken apart.
@@ -70,7 +70,7 @@ class Entry:
         pieces = [parameters[name].transpose(order).reshape(self._piece()) for name in self.ours]
         return np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
 
-    def fate(self, *, reading: bool) -> str:
+    def status(self, *, reading: bool) -> str:
         """What happens to the numbers on their way into or out of our names."""
         order, _ = _parse(self.layout, len(self.part))
         words = []
@@ -113,7 +113,15 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
         layouts[foreign] = rule.layout
     if homeless:
         raise ValueError(f"it has no name for {', '.join(dict.fromkeys(stacked_name(name)[0] for name in homeless))}")
-    return [Entry(name, tuple(ours), layouts[name], shapes[ours[0]]) for name, ours in groups.items()]
+    return [
+        Entry(name, tuple(sorted(ours, key=_place_in_projection)), layouts[name], shapes[ours[0]])
+        for name, ours in groups.items()
+    ]
+
+
+def _place_in_projection(name: str) -> int:
+    """Queries come before keys before values; all else stays in its order."""
+    return next((place for place, part in enumerate(("/query/", "/key/", "/value/")) if part in name), 0)
 
 
 @functools.cache
@@ -129,3 +137,122 @@ def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ..
     words = [word.strip("()") for word in re.findall(r"\(\w+\)|\w", theirs)]
     groups = tuple(tuple(ours.index(axis) for axis in word if axis != "1") for word in words)
     return tuple(itertools.chain(*groups)), groups
+
+
+# How PyTorch's layers keep what ours keep. A group of the pattern may occur in the foreign name as \1.
+
+
+def norm_rules(ours: str, theirs: str) -> list[Rule]:
+    """Scale and bias of a norm."""
+    return [Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def dense_rules(ours: str, theirs: str) -> list[Rule]:
+    """Kernel (inputs, outputs) and bias."""
+    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "io->oi"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def patch_rules(ours: str, theirs: str) -> list[Rule]:
+    """A convolution's kernel and bias."""
+    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "hwio->oihw"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def projection_rules(ours: str, theirs: str) -> list[Rule]:
+    """From width to heads; what `ours` finds for the same foreign name is joined."""
+    return [
+        Rule(f"{ours}/kernel", f"{theirs}.weight", "DTh->(Th)D"),
+        Rule(f"{ours}/bias", f"{theirs}.bias", "Th->(Th)"),
+    ]
+
+
+def out_rules(ours: str, theirs: str) -> list[Rule]:
+    """From heads back to width."""
+    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "ThD->D(Th)"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+
+
+# What names and shapes determine of a network. A file may contain anything: no shape is trusted.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What names and shapes determine of a network; None is what they do not.
+
+    Attributes:
+      position_rows: length of the table of positions; None where there is none.
+      fixed_positions: what then takes its place: "sincos2d" or "none".
+      class_rows: how many of them may be the class token's.
+      defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
+      The others as in `Architecture`.
+    """
+
+    family: str = "vit"
+    patch_size: tuple[int, int] = (1, 1)
+    width: int
+    depth: int = 0
+    mlp_dim: int = 0
+    num_heads: int | None = 0
+    units: tuple[int, ...] = ()
+    root_channels: int = 64
+    pool: str
+    head: str = "linear"
+    num_classes: int
+    position_rows: int | None = None
+    fixed_positions: str = "sincos2d"
+    class_rows: tuple[int, ...] = (0,)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
+    """The shape of an array that must be there.
+
+    Raises:
+      ValueError: it is missing, has another number of axes, or an empty one.
+    """
+    if name not in shapes:
+        raise ValueError(f"{name} is missing")
+    if len(shapes[name]) != ndim or 0 in shapes[name]:
+        raise ValueError(f"{name} has the shape {shapes[name]}, where {ndim} axes with elements are expected")
+    return shapes[name]
+
+
+def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -> int:
+    """How many classes the head has; 0 where there is none.
+
+    The bias gives it too, so that a kernel under another name is reported as missing.
+    """
+    return _length_of(shapes.get(kernel, ()), axis) or _length_of(shapes.get(bias, ()), 0)
+
+
+def _length_of(shape: Shape, axis: int) -> int:
+    return shape[axis] if -len(shape) <= axis < len(shape) else 0
+
+
+def count(names: Iterable[str], pattern: str) -> int:
+    """How many numbers the one group of `pattern` takes at the beginning of names.
+
+    Gaps do not matter: what is missing between is found when names are compared.
+    """
+    return len({match[1] for name in names if (match := re.match(pattern, name))})
+
+
+def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """For each number of the first group, how many the second takes: the units of every stage."""
+    found = {(match[1], match[2]) for name in names if (match := re.match(pattern, name))}
+    return tuple(
+        count((f"{b}/" for a, b in found if a == stage), r"(\w+)/")
+        for stage in sorted({a for a, _ in found}, key=lambda digits: (len(digits), digits))
+    )
+
+
+def invert(names: Mapping[str, str]) -> dict[str, str]:
+    """Name in the file → another name, turned round.
+
+    Raises:
+      ValueError: two names become the same.
+    """
+    found: dict[str, str] = {}
+    for given, name in names.items():
+        if name in found:
+            raise ValueError(f"{found[name]} and {given} are both {name}")
+        found[name] = given
+    return found

@@ -6,10 +6,20 @@ Files carry the classic names; newer versions of the library use shorter ones in
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import Rule
-from vit_jax.weights.names.facts import Facts, classes_of, count, invert, shape_of
+from vit_jax.weights.names.entry import (
+    Facts,
+    Rule,
+    classes_of,
+    count,
+    dense_rules,
+    invert,
+    norm_rules,
+    out_rules,
+    patch_rules,
+    projection_rules,
+    shape_of,
+)
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 POOLER = "vit.pooler.dense"
@@ -67,7 +77,7 @@ def _classic_name(name: str) -> str:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file tells; not the number of heads.
+    """What the file determines; not the number of heads.
 
     Raises:
       ValueError: an array that everything else depends on is missing or misshapen.

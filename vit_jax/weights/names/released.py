@@ -8,8 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import STACKED, Rule
-from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.entry import STACKED, Facts, Rule, classes_of, count, counts, shape_of
 from vit_jax.weights.names.ours import Shape
 
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
@@ -113,7 +112,7 @@ def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file tells.
+    """What the file determines.
 
     Raises:
       ValueError: an array that everything else depends on is missing or misshapen.

@@ -8,12 +8,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.names.entry import Rule
-from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.entry import (
+    Facts,
+    Rule,
+    classes_of,
+    count,
+    counts,
+    dense_rules,
+    norm_rules,
+    out_rules,
+    patch_rules,
+    projection_rules,
+    shape_of,
+)
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.torch_layers import dense_rules, norm_rules, out_rules, patch_rules, projection_rules
 
-REFUSED = {  # what a name tells of the network
+REFUSED = {  # what a name shows of the network
     r"fc_norm\.": "a norm after the average instead of before it (fc_norm)",
     r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
     r".*\.(ls\d?\.gamma|gamma_\d)$": "scaled residual branches (layer scale)",
@@ -111,7 +121,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file tells; not the number of heads.
+    """What the file determines; not the number of heads.
 
     Raises:
       ValueError: an array that everything else depends on is missing or misshapen.
