@@ -28,6 +28,7 @@ from tests.weights.small_networks import HYBRID, RESNET, SQUARE, arrays_of, asse
 from vit_jax import pytree
 from vit_jax.api import from_weights
 from vit_jax.arrays import normalise
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.memory import MemorySource
@@ -36,6 +37,7 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.export import export_stablehlo
 from vit_jax.inference.predict import predict
 from vit_jax.models import build_model
+from vit_jax.weights.description import describe
 from vit_jax.weights.saving import save_weights
 
 SMALL = {"num_classes": 3, "image_size": (8, 12), "depth": 2}
@@ -137,6 +139,18 @@ def test_facts_that_a_file_does_not_state_are_given(tmp_path):
         vit_jax.load_model(path, facts={"heads": 2})
 
 
+def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
+    model = vit_jax.create_model("ViT-mu/4", **SMALL, block="tests.models.own_parts:GatedBlock")
+    store = CheckpointStore(tmp_path)
+    metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
+    store.save(5, {"model": model.module}, metadata=metadata, metrics={})
+    store.close()
+    loaded = vit_jax.load_model(tmp_path)
+    assert loaded.class_names == ("a", "b", "c")
+    assert loaded.features(sample_pixels(3)) == pytest.approx(model.features(sample_pixels(3)), abs=1e-6)
+    assert not vit_jax.load_model(tmp_path, num_classes=2)(sample_pixels(1)).logits_BK.any()
+
+
 # Called.
 
 
@@ -195,7 +209,7 @@ def test_taps(seven):
 def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
-    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels)):
+    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
         assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
         assert found == pytest.approx(expected, abs=1e-6)
@@ -245,6 +259,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
     for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
         with pytest.raises(ValueError, match="list of images is empty"):
             seven.predict(nothing)
+    with pytest.raises(ValueError, match="does not return token_BD: choose a field of ModelOutput"):
+        next(seven.stream(paths, "token_BD"))
     with pytest.raises(ValueError, match="batch_size=0"):
         seven.predict(paths, batch_size=0)
 

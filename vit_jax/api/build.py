@@ -73,7 +73,7 @@ def load_model(
       image_size: resizes learned positions to this size in pixels, one side of a square or (height, width).
       class_names: for a file that does not hold them.
       polyak: of a workdir, take the Polyak average where there is one.
-      facts: what the file does not state, by the names of `weights.answers.ANSWERS`: num_heads, gelu, ...
+      facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
       **options: as `from_weights`: compute_dtype, resize, crop_fraction, position_resize.
 
     Raises:

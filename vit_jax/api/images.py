@@ -12,14 +12,21 @@ from vit_jax.data.transforms import EvaluationTransform
 
 
 class Images(Source):
-    """Images as records without labels: paths, encoded files or pixels."""
+    """Images as records without labels: paths, encoded files or pixels.
+
+    Attributes:
+      batch: the array (B, H, W, C), where the images are one.
+    """
 
     class_names = ()
 
     def __init__(self, images: Any) -> None:
-        is_one = isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable)
-        is_batch = getattr(images, "ndim", 0) == 4
-        self._images: Any = images if is_batch else [images] if is_one or hasattr(images, "ndim") else list(images)
+        """Takes one image, an array of images, or any iterable of images."""
+        is_array = hasattr(images, "ndim")
+        is_iterable = isinstance(images, Iterable) and not isinstance(images, (str, bytes, os.PathLike))
+        is_many = images.ndim == 4 if is_array else is_iterable
+        self.batch = images if is_array and is_many else None
+        self._images: Any = images if is_array and is_many else list(images) if is_many else [images]
         if not len(self._images):
             raise ValueError("The list of images is empty; give at least one.")
         self.labels = np.zeros(len(self._images), np.int32)

@@ -20,7 +20,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
-from vit_jax.weights.training_data import TrainingData
+from vit_jax.weights.description import TrainingData
 
 BATCH_SIZE = 64
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]
@@ -88,11 +88,13 @@ class Model:
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Class probabilities (N, K), float32, the softmax of the logits; arguments and errors as for `stream`."""
-        return _stacked(self.stream(images, batch_size=batch_size), Images(images))
+        source = Images(images)
+        return _stacked(self.stream(source, batch_size=batch_size), source)
 
     def features(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """What the last layer is linear in, (N, D), float32; arguments and errors as for `stream`."""
-        return _stacked(self.stream(images, "features_BD", batch_size=batch_size), Images(images))
+        source = Images(images)
+        return _stacked(self.stream(source, "features_BD", batch_size=batch_size), source)
 
     def stream(
         self, images: Any, field: str = "probabilities", *, batch_size: int = BATCH_SIZE
@@ -109,7 +111,7 @@ class Model:
           For each image in its order the row of the result, in float32; for one that cannot be read, why.
 
         Raises:
-          ValueError: as a call and `preprocess`, or probabilities of a network without classes.
+          ValueError: as a call and `preprocess`, or a field that the network does not return.
         """
         if field in ("probabilities", "logits_BK"):
             self.require_classes()
@@ -121,10 +123,9 @@ class Model:
 
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1.")
-        source = Images(images)
+        source = images if isinstance(images, Images) else Images(images)
         size = -(-min(batch_size, len(source)) // mesh.size) * mesh.size
-        is_prepared = getattr(images, "ndim", 0) == 4
-        batches: Any = self._cut(images, size) if is_prepared else self._read(source, size)
+        batches: Any = self._read(source, size) if source.batch is None else self._cut(source.batch, size)
         yield from _rows(prefetch(batches, run))
 
     def require_classes(self) -> None:
@@ -185,8 +186,10 @@ def _forward(module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, .
 @functools.partial(jax.jit, static_argnames=("dtype", "field"))
 def _field(module: Any, images_BHWC: jax.Array, dtype: str, field: str) -> jax.Array:
     output = _forward(module, images_BHWC, dtype)
-    found = jax.nn.softmax(output.logits_BK) if field == "probabilities" else getattr(output, field)
-    return found.astype(jnp.float32)
+    found = getattr(output, "logits_BK" if field == "probabilities" else field, None)
+    if found is None:
+        raise ValueError(f"This network does not return {field}: choose a field of ModelOutput that it sets.")
+    return jax.nn.softmax(found) if field == "probabilities" else found.astype(jnp.float32)
 
 
 def _rows(batches: Iterable[tuple[Any, list[UnreadableImage | None]]]) -> Iterator[np.ndarray | UnreadableImage]:
