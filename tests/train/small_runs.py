@@ -1,6 +1,7 @@
 """Small runs for the tests of this folder: the digits recipe, shrunk, on batches made up by a seed."""
 
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -20,13 +21,16 @@ def config(*overrides):
     return load_recipe(RECIPE, [f"--config.{override}" for override in (*SHRUNK, *overrides)])
 
 
+@functools.cache
 def build(*overrides, devices=1):
-    """An assembly on the first CPU devices."""
+    """An assembly on the first CPU devices; the same one, compiled once, for the same overrides."""
     return assemble_config(config(*overrides), devices)
 
 
-def assemble_config(config, devices=1):
-    return assemble(config, architecture_of(config, 10), num_examples=160, devices=jax.devices()[:devices])
+def assemble_config(config, devices=1, **numbers):
+    """Of the config's network, with other numbers where given."""
+    architecture = dataclasses.replace(architecture_of(config, 10), **numbers)
+    return assemble(config, architecture, num_examples=160, devices=jax.devices()[:devices])
 
 
 def batches(run, num_steps, *, masked=()):

@@ -96,7 +96,7 @@ def test_model_shards_that_do_not_divide_the_heads_are_refused():
 @pytest.mark.parametrize("step", ["train_step", "evaluation_step"])
 def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
     monkeypatch.setattr("vit_jax.train.assemble.compiler_options", lambda mesh: {"no_such_option": "1"})
-    run = runs.build()
+    run = runs.assemble_config(runs.config())
     (batch,) = runs.batches(run, 1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         getattr(run, step)(run.init_state(), jax.device_put(batch, run.batch_sharding))

@@ -13,7 +13,7 @@ FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
 
 
 def restore(stored, given):
-    """The step of the state that a run with the facts `given` goes on from."""
+    """The step of the state that a run with the facts `given` resumes from."""
     run = runs.build()
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
     items = {"progress": {"step": 5}, "model": None, "optimizer": None}

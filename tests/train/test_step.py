@@ -171,7 +171,8 @@ def loss_and_gradient_norms(model, batch):
 
 
 def test_a_frozen_backbone_has_the_features_of_evaluation_and_no_gradient():
-    run = runs.build(*FROZEN, "model.dropout_fraction=0.5", "model.stochastic_depth_fraction=0.5")
+    """Also where the weights bring their own dropout; a config that sets it is refused."""
+    run = runs.assemble_config(runs.config(*FROZEN), dropout_fraction=0.5, stochastic_depth_fraction=0.5)
     (batch,) = runs.batches(run, 1)
     state = filled_state(run)
     loss, head, rest = loss_and_gradient_norms(state.model, batch)

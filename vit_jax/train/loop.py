@@ -116,7 +116,8 @@ def train(
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
             wall_seconds = before["wall_seconds"] + time.perf_counter() - began
             progress = {"wall_seconds": wall_seconds, "owes_evaluation": owes_evaluation}
-            store.save(step, items_of(state), metadata=metadata | progress, metrics=results)
+            metrics = results if keeping.best_metric in results else {}  # another evaluator may have been due
+            store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics)
 
         late = LateMetrics(report)
         results: dict[str, float] = {}
