@@ -278,7 +278,10 @@ def test_test_script_checks_everything_in_the_root(sandbox):
 
 def test_test_script_passes_arguments_to_pytest_alone(sandbox):
     result = sandbox.run("test.sh", "tests/models", "-k", "a or b")
-    assert result.stdout == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4] [tests/models] [-k] [a or b]\n"
+    assert (
+        result.stdout
+        == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4] [tests/models] [-k] [a or b]\n"
+    )
 
 
 def test_scripts_share_an_environment(sandbox):
