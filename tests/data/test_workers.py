@@ -31,11 +31,12 @@ def main():
     if sys.argv[1] == "exception":
         with batches:
             raise KeyError("on purpose")
-    time.sleep(60)
+    time.sleep(10**6)
 
 if __name__ == "__main__":
     main()
 """
+HANG_SECONDS = 600
 
 
 def is_running(pid):
@@ -61,8 +62,8 @@ def test_workers_leave_with_the_run(tmp_path, end):
             if end != "exception":
                 assert all(is_running(pid) for pid in pids)
                 run.send_signal(getattr(signal, end))
-            assert run.wait(20) != 0
-            deadline = time.monotonic() + 10
+            assert run.wait(HANG_SECONDS) != 0
+            deadline = time.monotonic() + HANG_SECONDS
             while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert not [pid for pid in pids if is_running(pid)]
