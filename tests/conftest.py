@@ -1,27 +1,35 @@
 """The harness: eight CPU devices, strict dtype promotion, no accelerator, one cache of compiled programs."""
 
-import importlib.metadata
 import os
 import pathlib
 import signal
 import time
+from importlib.metadata import version
 
-CACHE = pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{importlib.metadata.version('jax')}"
-CACHE_DAYS = 7
-HARNESS = {
-    # Programs run a few times: without optimisation they compile several times faster.
-    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0",
-    "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-    # Compiled once, read by every later process on this machine: other workers, commands that tests start, later runs.
-    "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(CACHE)),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
-os.environ.update(HARNESS)  # before jax is imported, which reads it then; subprocesses inherit it
+# Before jax is imported, which reads it then; subprocesses inherit it.
+os.environ["XLA_FLAGS"] = " ".join(
+    dict.fromkeys(
+        [
+            *os.environ.get("XLA_FLAGS", "").split(),
+            "--xla_force_host_platform_device_count=8",
+            # Programs run a few times: without optimisation they compile several times faster.
+            "--xla_backend_optimization_level=0",
+            # This halves the time again. XLA ends a process whose flags it does not know, and later ones do not.
+            *(["--xla_cpu_use_fusion_emitters=false"] if version("jax").startswith("0.10.") else []),
+        ]
+    )
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiled once, read by every later process on this machine: other workers, commands that tests start, later runs.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{version('jax')}")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import pytest
+
+CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+CACHE_DAYS = 7
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

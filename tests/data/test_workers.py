@@ -32,6 +32,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+HANG_SECONDS = 600
 
 
 def is_running(pid):

@@ -1,11 +1,6 @@
 """Evaluation of whole splits against NumPy: every example once on any devices, labels matched by their names."""
 
-import os
-import pathlib
 import re
-import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -25,9 +20,7 @@ from vit_jax.data.memory import MemorySource
 from vit_jax.evals.per_class import PerClassResult
 from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
 from vit_jax.inference.labelled import open_labelled
-from vit_jax.weights.saving import OWN, save_weights
 
-ROOT = pathlib.Path(__file__).parents[2]
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
 PIXELS = sample_pixels(len(LABELS))
 
@@ -150,83 +143,3 @@ def test_the_report():
         "top5_accuracy  100.00%",
         "loss           0.5123",
     ]
-
-
-FIGURES = ("weights ", "data ", "images ", "top1_accuracy ", "top5_accuracy ", "loss ")
-
-
-def start_evaluate(words, compilation_cache, devices, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "vit_jax", "evaluate", *words],
-        cwd=ROOT,
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-            "JAX_COMPILATION_CACHE_DIR": compilation_cache,
-        }
-        | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def start_two(words, compilation_cache):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    return [
-        start_evaluate(
-            words,
-            compilation_cache,
-            devices=2,
-            VIT_JAX_COORDINATOR=coordinator,
-            VIT_JAX_NUM_PROCESSES="2",
-            VIT_JAX_PROCESS_ID=str(number),
-        )
-        for number in range(2)
-    ]
-
-
-def finish(processes):
-    """Exit codes, the lines of each that are a report's, and complaints; the transport writes lines of its own."""
-    results = [(*process.communicate(timeout=120), process.returncode) for process in processes]
-    said = [[line for line in out.splitlines() if line.startswith(FIGURES)] for out, *_ in results]
-    return [code for *_, code in results], said, [err for _, err, _ in results]
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_as_one(tmp_path, compilation_cache):
-    data = write_folder(tmp_path / "images", NAMES, LABELS[:11], PIXELS[:11])
-    save_weights(sample_weights(), tmp_path / "weights", OWN)
-    words = [str(tmp_path / "weights"), f"--data={data}", "--global_batch=6"]
-    one = start_evaluate([*words, f"--csv={tmp_path / 'one.csv'}"], compilation_cache, devices=1)
-    two = start_two([*words, f"--csv={tmp_path / 'two.csv'}"], compilation_cache)
-    codes, said, complaints = finish([one, *two])
-    assert codes == [0, 0, 0], complaints
-    assert len(said[0]) == len(FIGURES)
-    assert said[0][1:3] == [
-        f"data           test of {data.removeprefix('--data=')}, 11 of 11 images",
-        "images         11",
-    ]
-    assert said[1] == said[0]
-    assert said[2] == [], "only the first process speaks"
-    assert complaints[2] == ""
-    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
-
-
-@pytest.mark.slow
-def test_two_processes_stop_together_at_an_image_of_one(tmp_path, compilation_cache):
-    data = write_folder(tmp_path / "images", NAMES, np.arange(11) % 7, PIXELS[:11])
-    (tmp_path / "images/test/ant/000.png").write_bytes(b"")
-    save_weights(sample_weights(), tmp_path / "weights", OWN)
-    codes, said, complaints = finish(
-        start_two([str(tmp_path / "weights"), f"--data={data}", "--global_batch=6"], compilation_cache)
-    )
-    assert codes == [2, 2], complaints
-    assert said == [[], []]
-    assert all("1 images cannot be read, and --max_unreadable is 0" in text for text in complaints)
-    # Who met it names it; the other has not seen it, and at most tells of the first, if it is slow to fail itself.
-    own = [text for text in complaints if " of 2 (" not in text]
-    assert any("ant/000.png. Replace" in text for text in complaints)
-    assert sum("ant/000.png. Replace" in text for text in own) <= 1

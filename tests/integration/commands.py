@@ -1,6 +1,7 @@
-"""Runs of the real command in processes of their own."""
+"""Runs of the command: in this process where their outcome is the subject, else in processes of their own."""
 
-import dataclasses
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -8,9 +9,14 @@ import re
 import subprocess
 import sys
 import time
+from typing import NamedTuple
+
+from vit_jax import cli
 
 ROOT = pathlib.Path(__file__).parents[2]
-SHRUNK = [
+RECIPE = ROOT / "configs" / "digits.py"
+HANG_SECONDS = 600  # far above what any of these runs takes on a busy machine
+SHRUNK = (
     "global_batch=16",
     "evaluation.global_batch=360",
     "model.width=16",
@@ -19,68 +25,78 @@ SHRUNK = [
     "model.num_heads=2",
     "schedule.warmup=5 steps",
     "logging.tensorboard=False",
-]
+)
 
 
-@dataclasses.dataclass
-class Command:
-    """`python -m vit_jax` with a shrunk digits recipe and a shared cache of compiled programs."""
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
 
-    data_dir: str
-    compilation_cache: str
 
-    def words(self, workdir, *overrides):
-        fields = [*SHRUNK, f"input.data_dir={self.data_dir}", *overrides]
-        return ["pretrain", "--config=configs/digits.py", f"--workdir={workdir}", *(f"--config.{f}" for f in fields)]
+def pretraining(data_dir, workdir, *overrides):
+    """Words of a pre-training on the digits with a small network."""
+    fields = (*SHRUNK, f"input.data_dir={data_dir}", *overrides)
+    return ["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
 
-    def start(self, workdir, *overrides, devices=1, **environment):
-        return self.start_words(*self.words(workdir, *overrides), devices=devices, **environment)
 
-    def start_all(self, workdir, environments, *overrides, devices=1, **environment):
-        """The processes of one run, one for each of `launchers`' environments."""
-        return [self.start(workdir, *overrides, devices=devices, **(own | environment)) for own in environments]
+def run(words):
+    """Any verb in this process, with its eight devices."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(words)
+        except SystemExit as end:
+            code = end.code
+    return Outcome(code, out.getvalue(), err.getvalue())
 
-    def run_words(self, *words, devices=1, **environment):
-        """Any verb, to its end."""
-        return ended(self.start_words(*words, devices=devices, **environment))
 
-    def start_words(self, *words, devices=1, **environment):
-        """Any verb, in the background."""
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "vit_jax", *words],
-            cwd=ROOT,
-            env=self.environment(devices) | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+def succeed(words):
+    """What the verb prints."""
+    outcome = run(words)
+    assert outcome.code == 0, outcome.err
+    return outcome.out
 
-    def run(self, workdir, *overrides, devices=1, **environment):
-        return ended(self.start(workdir, *overrides, devices=devices, **environment))
 
-    def environment(self, devices):
-        return os.environ | {
-            # Programs run a few times: without optimisation they compile twice as fast.
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": self.compilation_cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        }
+def start(words, *, devices=8, **environment):
+    """Any verb in a process of its own, in the background."""
+    return subprocess.Popen(
+        [sys.executable, *STRICT, "-m", "vit_jax", *words],
+        cwd=ROOT,
+        env=environment_of(devices) | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# As in pyproject.toml.
+STRICT = ("-W", "error", "-W", "ignore:Error reading persistent compilation cache entry")
+
+
+def environment_of(devices):
+    return os.environ | {"XLA_FLAGS": re.sub(r"(?<=device_count=)\d+", str(devices), os.environ["XLA_FLAGS"])}
+
+
+def start_all(words, environments, *, devices=1, **environment):
+    """The processes of one run, one for each of `launchers`' environments."""
+    return [start(words, devices=devices, **(own | environment)) for own in environments]
 
 
 def finish(processes):
-    """(stdout, stderr, exit code) of each, once all have ended."""
-    return [(*process.communicate(timeout=240), process.returncode) for process in processes]
+    """The outcome of each, once all have ended."""
+    results = [process.communicate(timeout=HANG_SECONDS) for process in processes]
+    return [Outcome(process.returncode, *result) for process, result in zip(processes, results, strict=True)]
+
+
+def kill(process):
+    process.kill()
+    process.communicate()
 
 
 def spoken(out):
-    """What the run itself said: Gloo's threads write to the output in pieces, which may come between each other."""
+    """Lines of the run itself: Gloo's threads write to the output in pieces, which may come between each other."""
     return [line for line in out.splitlines() if not re.search(r"^\s*$|\[Gloo\]|peer ranks", line)]
-
-
-def ended(process):
-    out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def summary(workdir):
@@ -91,15 +107,33 @@ def metrics(workdir):
     return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
 
 
+def losses(workdir):
+    """Training loss by step."""
+    return {line["step"]: line["train_loss"] for line in metrics(workdir) if "train_loss" in line}
+
+
+def curve(workdir):
+    return [(line["step"], line.get("train_loss"), line.get("test_loss")) for line in metrics(workdir)]
+
+
 def checkpoint_steps(workdir):
-    folder = pathlib.Path(workdir) / "checkpoints"
-    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit()) if folder.is_dir() else []
+    return sorted(int(path.name) for path in checkpoints(workdir) if path.name.isdigit())
 
 
-def wait_for_new_checkpoint(workdir, process, timeout_seconds=120):
-    """Waits until the process has written a checkpoint; fails if it ends first."""
-    before, deadline = checkpoint_steps(workdir), time.monotonic() + timeout_seconds
-    while checkpoint_steps(workdir) == before:
+def checkpoints(workdir):
+    """Those that are being written too, which have longer names than a number."""
+    return list((pathlib.Path(workdir) / "checkpoints").glob("*"))
+
+
+def wait_until(condition, process):
+    """Return when the condition holds; the process must be alive until then."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "timed out"
+        assert time.monotonic() < deadline, "hangs"
         time.sleep(0.01)
+
+
+def wait_for_new_checkpoint(workdir, process):
+    before = checkpoint_steps(workdir)
+    wait_until(lambda: checkpoint_steps(workdir) != before, process)

@@ -1,67 +1,72 @@
-"""Fine-tuning by the real command: the search, kills in the middle of it, and the mistakes that users make."""
+"""Fine-tuning by the command: the search, kills in the middle of it, and the mistakes that users make."""
 
-import random
 import shutil
 import signal
-import time
 
 import pytest
 
 from tests.integration import commands
+from tests.integration.commands import run, succeed
 
-RECIPE = "configs/digits_transfer.py"
+RECIPE = commands.ROOT / "configs" / "digits_transfer.py"
 TINY = ("model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2", "total=2 steps")
 SHORT = (
-    "total=40 steps",
+    "total=24 steps",
     "global_batch=16",
     "schedule.warmup=4 steps",
     "checkpoint.every=8 steps",
-    "evaluation.every=40 steps",
-    "logging.every=10 steps",
-    "logging.tensorboard=False",
+    "evaluation.every=24 steps",
+    "logging.every=8 steps",
     "search.learning_rates=0.003,0.03",
     "search.validation_fraction=0.3",
     "polyak.factor=0.9",
     "input.train_examples_per_class=30",
 )
+ONE_RUN = ("total=5 steps", "search.learning_rates=", "schedule.learning_rate=1e-3")
 
 
 @pytest.fixture(scope="module")
-def source(command, tmp_path_factory):
+def words(data_dir):
+    """A function to the words of a verb with a stage of the recipe."""
+
+    def words(verb, stage, workdir, *overrides):
+        fields = ("logging.tensorboard=False", f"input.data_dir={data_dir}", *overrides)
+        return [verb, f"--config={RECIPE}:{stage}", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def source(words, tmp_path_factory):
     """A workdir with weights of the digits 0 to 4."""
     workdir = tmp_path_factory.mktemp("source") / "pretrained"
-    overrides = (*TINY, "logging.tensorboard=False", f"input.data_dir={command.data_dir}")
-    words = [f"--config={RECIPE}:pretrain", f"--workdir={workdir}", *(f"--config.{o}" for o in overrides)]
-    result = command.run_words("pretrain", *words)
-    assert result.returncode == 0, result.stderr
+    succeed(words("pretrain", "pretrain", workdir, *TINY))
     return workdir
 
 
-def words(command, source, workdir, *overrides):
-    fields = (*SHORT, f"input.data_dir={command.data_dir}", f"init_from={source}", *overrides)
-    return ["finetune", f"--config={RECIPE}:finetune", f"--workdir={workdir}", *(f"--config.{f}" for f in fields)]
+@pytest.fixture(scope="module")
+def tuning(words, source):
+    return lambda workdir, *overrides: words("finetune", "finetune", workdir, *SHORT, f"init_from={source}", *overrides)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(command, source, tmp_path_factory):
+def uninterrupted(tuning, tmp_path_factory):
+    """A finished run and what it printed."""
     workdir = tmp_path_factory.mktemp("finetune") / "run"
-    result = command.run_words(*words(command, source, workdir))
-    assert result.returncode == 0, result.stderr
-    return workdir, result
+    return workdir, succeed(tuning(workdir))
 
 
 def test_what_the_search_leaves(uninterrupted):
-    workdir, result = uninterrupted
+    workdir, out = uninterrupted
     trials = {rate: commands.summary(workdir / "search" / f"learning_rate={rate}") for rate in ("0.003", "0.03")}
     best = min(trials, key=lambda rate: (-trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]))
     assert commands.summary(workdir)["learning_rate"] == float(best)
-    (chosen,) = [line for line in result.stdout.splitlines() if "<- chosen" in line]
+    (chosen,) = [line for line in out.splitlines() if "<- chosen" in line]
     assert chosen.startswith(best)
-    assert "head/linear/kernel replaced" in result.stdout
-    assert "positions/table resized from 4x4 to 8x8" in result.stdout
-    lines = result.stdout.splitlines()
+    assert "head/linear/kernel replaced" in out
+    assert "positions/table resized from 4x4 to 8x8" in out
     said = ("trial ", "data ", "classes ", "the best ")
-    assert [" ".join(line.split()) for line in lines if line.startswith(said)] == [
+    assert [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)] == [
         "trial 1 of 2: learning rate 0.003",
         "data digits: 105 training and 45 validation images, 5 classes",  # 30 % of 30 images of each class held out
         "classes '5', '6', '7', '8', '9'",
@@ -75,60 +80,32 @@ def test_what_the_search_leaves(uninterrupted):
     assert commands.summary(workdir)["test_images"] == 179
     assert trials[best]["validation_images"] == 45
     assert not (workdir / "search" / "learning_rate=0.03" / "checkpoints").exists()
-    assert commands.checkpoint_steps(workdir)[-1] == 40
+    assert commands.checkpoint_steps(workdir)[-1] == 24
 
 
-def test_the_first_loss_is_that_of_guessing(command, source, tmp_path):
-    overrides = ("total=1 steps", "schedule.warmup=0 steps", "search.learning_rates=", "schedule.learning_rate=1e-3")
-    result = command.run_words(*words(command, source, tmp_path / "run", *overrides))
-    assert result.returncode == 0, result.stderr
-    assert commands.summary(tmp_path / "run")["train_loss"] == pytest.approx(1.6094379, abs=2e-7)  # ln 5
+@pytest.mark.slow
+def test_ended_in_each_trial_and_after_them(uninterrupted, tuning, tmp_path):
+    """By SIGTERM in the first trial, which saves, then by kill -9; what follows is what would have followed."""
+    reference, workdir = uninterrupted[0], tmp_path / "run"
+    trials = [f"search/learning_rate={rate}" for rate in ("0.003", "0.03")]
+    for folder, number in zip([*trials, "."], (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL), strict=True):
+        process = commands.start(tuning(workdir))
+        commands.wait_for_new_checkpoint(workdir / folder, process)
+        process.send_signal(number)
+        (outcome,) = commands.finish([process])
+        assert outcome.code == (75 if number == signal.SIGTERM else -number), outcome.err
+        assert ("which is saved; the same command goes on" in outcome.err) is (number == signal.SIGTERM)
+    succeed(tuning(workdir))
+    for folder, names in ((".", ("test_loss", "test_accuracy", "learning_rate")), *((trial, ()) for trial in trials)):
+        found, expected = commands.summary(workdir / folder), commands.summary(reference / folder)
+        for name in ("parameters_sha256", *names):
+            assert found[name] == expected[name], (folder, name)
 
 
-def test_killed_in_the_search_and_after_it(uninterrupted, command, source, tmp_path):
-    reference, _ = uninterrupted
-    workdir, rng = tmp_path / "run", random.Random(0)
-    first, second = (workdir / "search" / f"learning_rate={rate}" for rate in ("0.003", "0.03"))
-    for folder in (first, second, workdir):
-        process = command.start_words(*words(command, source, workdir))
-        commands.wait_for_new_checkpoint(folder, process)
-        time.sleep(rng.uniform(0.0, 0.1))
-        process.kill()
-        process.communicate()
-    process = command.start_words(*words(command, source, workdir))
-    process.send_signal(signal.SIGCONT)
-    result = commands.ended(process)
-    assert result.returncode == 0, result.stderr
-    for name in ("parameters_sha256", "test_loss", "test_accuracy", "learning_rate"):
-        assert commands.summary(workdir)[name] == commands.summary(reference)[name]
-    for rate in ("0.003", "0.03"):
-        trial = f"search/learning_rate={rate}"
-        assert (
-            commands.summary(workdir / trial)["parameters_sha256"]
-            == (commands.summary(reference / trial)["parameters_sha256"])
-        )
-
-
-def test_sigterm_in_the_search_saves_and_the_same_command_goes_on(uninterrupted, command, source, tmp_path):
-    reference, _ = uninterrupted
-    workdir = tmp_path / "run"
-    process = command.start_words(*words(command, source, workdir))
-    commands.wait_for_new_checkpoint(workdir / "search" / "learning_rate=0.003", process)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 75, err
-    assert "which is saved; the same command goes on" in err
-    result = command.run_words(*words(command, source, workdir))
-    assert result.returncode == 0, result.stderr
-    assert commands.summary(workdir)["parameters_sha256"] == commands.summary(reference)["parameters_sha256"]
-
-
-def test_a_learning_rate_that_diverges_loses(command, source, tmp_path):
-    overrides = ("search.learning_rates=1e30,0.01", "optimizer.clip_global_norm=None")
-    result = command.run_words(*words(command, source, tmp_path / "run", *overrides))
-    assert result.returncode == 0, result.stderr
+def test_a_learning_rate_that_diverges_loses(tuning, tmp_path):
+    overrides = ("search.learning_rates=1e30,0.01", "optimizer.clip_global_norm=None", "total=5 steps")
+    assert "diverged" in succeed(tuning(tmp_path / "run", *overrides))
     assert commands.summary(tmp_path / "run")["learning_rate"] == 0.01
-    assert "diverged" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -145,58 +122,55 @@ def test_a_learning_rate_that_diverges_loses(command, source, tmp_path):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_mistakes(command, source, tmp_path, overrides, message):
-    result = command.run_words(*words(command, source, tmp_path / "run", *overrides))
-    assert result.returncode == 2, result.stderr
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_mistakes(tuning, tmp_path, overrides, message):
+    outcome = run(tuning(tmp_path / "run", *overrides))
+    assert outcome.code == 2, outcome.err
+    assert message in outcome.err
 
 
-def test_the_source_is_never_written_to(command, source, tmp_path):
-    result = command.run_words(*words(command, source, source))
-    assert result.returncode == 2
-    assert "the same folder" in result.stderr
+def test_the_source_is_never_written_to(tuning, source):
+    outcome = run(tuning(source))
+    assert (outcome.code, "the same folder" in outcome.err) == (2, True)
     assert commands.checkpoint_steps(source) == [2]
 
 
-def test_a_workdir_of_pretraining_is_refused(command, source, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(source, other)
-    result = command.run_words(*words(command, source, other))
-    assert result.returncode == 2
-    assert "run of the other kind" in result.stderr
+def test_a_workdir_of_pretraining_is_refused(tuning, source, tmp_path):
+    shutil.copytree(source, tmp_path / "other")
+    outcome = run(tuning(tmp_path / "other"))
+    assert (outcome.code, "run of the other kind" in outcome.err) == (2, True)
 
 
-def test_a_source_that_is_being_written(command, source, tmp_path):
-    """What orbax has not finished carries another name; the newest whole step is taken."""
+def test_a_source_that_is_being_written(tuning, source, tmp_path):
+    """Checkpoints that orbax has not finished have longer names: the newest complete step is taken.
+
+    The first loss with a new head of zeros is that of guessing.
+    """
     live = tmp_path / "live"
     shutil.copytree(source, live)
     shutil.copytree(live / "checkpoints" / "2", live / "checkpoints" / "4.orbax-checkpoint-tmp-7")
-    result = command.run_words(*words(command, live, tmp_path / "run", "total=2 steps", "schedule.warmup=0 steps"))
-    assert result.returncode == 0, result.stderr
-    assert "of step 2)" in result.stdout
+    out = succeed(tuning(tmp_path / "run", *ONE_RUN, "logging.every=1 steps", f"init_from={live}"))
+    assert "of step 2)" in out
+    assert commands.losses(tmp_path / "run")[1] == pytest.approx(1.6094379, abs=2e-7)  # ln 5
 
 
-def test_a_half_written_checkpoint_is_one_clear_error(command, source, tmp_path):
+def test_a_half_written_checkpoint_is_one_clear_error(tuning, source, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(source, broken)
     data = [path for path in (broken / "checkpoints" / "2").rglob("d/*") if path.is_file()]
     assert data
     for path in data:
         path.write_bytes(path.read_bytes()[:10])
-    result = command.run_words(*words(command, broken, tmp_path / "run"))
-    assert result.returncode == 2, result.stderr
-    (message,) = [line for line in result.stderr.splitlines() if line.startswith("vit-jax:")]
+    outcome = run(tuning(tmp_path / "run", f"init_from={broken}"))
+    assert outcome.code == 2, outcome.err
+    (message,) = [line for line in outcome.err.splitlines() if line.startswith("vit-jax:")]
     assert str(broken) in message
     assert "Is it half written, or copied in part?" in message
 
 
-def test_weights_that_change_under_a_run_are_noticed(uninterrupted, command, source, tmp_path):
-    workdir, _ = uninterrupted
+def test_weights_that_change_under_a_run_are_noticed(uninterrupted, tuning, tmp_path):
     other = tmp_path / "run"
-    shutil.copytree(workdir, other)
+    shutil.copytree(uninterrupted[0], other)
     start = (other / "start.json").read_text()
     (other / "start.json").write_text(start.replace('"parameters_sha256": "', '"parameters_sha256": "0'))
-    result = command.run_words(*words(command, source, other))
-    assert result.returncode == 2
-    assert "started from other weights" in result.stderr
+    outcome = run(tuning(other))
+    assert (outcome.code, "started from other weights" in outcome.err) == (2, True)

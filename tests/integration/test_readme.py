@@ -1,10 +1,9 @@
 """The walk-through of the README, from a folder to predicted labels, as it stands there.
 
-Its commands are copied; only the two training runs are made shorter by options at their end.
+Its commands are copied; only the two trainings are made shorter by options at their end.
 """
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -14,46 +13,50 @@ import numpy as np
 import pytest
 from jax import export
 
+from tests.integration import commands
 from vit_jax.weights import load_weights
 
-ROOT = pathlib.Path(__file__).parents[2]
-SHORTER = {"pretrain": ["--config.total=2 epochs"], "finetune": ["--config.total=2 epochs"]}
+pytestmark = pytest.mark.slow
+SHORTER = {
+    "pretrain": ["--config.total=20 steps"],
+    "finetune": ["--config.total=8 steps", "--config.schedule.warmup=2 steps", "--config.global_batch=64"],
+}
 
 
 def walk_through():
     """The code under its heading: the program that makes the folder, and the commands as lists of words."""
-    section = (ROOT / "README.md").read_text().split("## Fine-tune on your own images")[1].split("\n## ")[0]
+    section = (commands.ROOT / "README.md").read_text().split("## Fine-tune on your own images")[1].split("\n## ")[0]
     code = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
     program = re.search(r"python - <<'END'\n(.*?)\nEND\n", code, re.DOTALL)
-    commands = code[program.end() :].replace("\\\n", " ").splitlines()
-    return program[1], [command.split() for command in commands if command.strip()]
+    lines = code[program.end() :].replace("\\\n", " ").splitlines()
+    return program[1], [line.split() for line in lines if line.strip()]
 
 
 @pytest.fixture(scope="module")
-def walked(command, tmp_path_factory):
+def walked(data_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("walk-through")
-    environment = command.environment(1) | {
-        "TFDS_DATA_DIR": command.data_dir,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    environment = commands.environment_of(1) | {
+        "TFDS_DATA_DIR": data_dir,
+        "PYTHONPATH": os.pathsep.join([str(commands.ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    program, commands = walk_through()
+    program, lines = walk_through()
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
     outputs = {}
-    for name, verb, *words in commands:
+    for name, verb, *words in lines:
         assert name == "vit-jax"
         line = [sys.executable, "-m", "vit_jax", verb, *words, *SHORTER.get(verb, [])]
-        result = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(
+            line, cwd=folder, env=environment, capture_output=True, text=True, timeout=commands.HANG_SECONDS
+        )
         assert result.returncode == 0, f"{verb}: {result.stderr}"
         outputs[verb] = result.stdout
     return folder, outputs
 
 
-@pytest.mark.slow
 def test_every_verb_is_walked_through(walked):
     assert list(walked[1]) == ["pretrain", "finetune", "evaluate", "predict", "export"]
 
 
-@pytest.mark.slow
 def test_evaluation_sees_the_test_images_of_training(walked):
     folder, outputs = walked
     (trained,) = re.findall(r"^test accuracy ([\d.]+%)", outputs["finetune"], re.MULTILINE)
@@ -64,7 +67,6 @@ def test_evaluation_sees_the_test_images_of_training(walked):
     assert (folder / "classes.csv").read_text().startswith("class,images,")
 
 
-@pytest.mark.slow
 def test_every_image_gets_a_label(walked):
     folder, outputs = walked
     lines = outputs["predict"].splitlines()
@@ -72,7 +74,6 @@ def test_every_image_gets_a_label(walked):
     assert all(re.search(r"\.png +[5-9] [\d.]+%", line) for line in lines)
 
 
-@pytest.mark.slow
 def test_the_exported_program_runs(walked):
     folder, _ = walked
     program = export.deserialize(bytearray((folder / "mine.stablehlo").read_bytes()))

@@ -1,68 +1,56 @@
-"""A run killed at any moment and started again ends with the same bytes as one that was left alone."""
+"""A run that is killed at any moment and started again ends with the same bytes as one that was left alone."""
 
-import random
 import signal
-import time
 
 import pytest
 
 from tests.integration import commands
 
-LENGTH = ("total=120 steps", "checkpoint.every=15 steps", "evaluation.every=60 steps", "logging.every=10 steps")
-OPTIONS = (*LENGTH, "polyak.factor=0.99", "model.dropout_fraction=0.1", "optimizer.first_moment_dtype=bfloat16")
-LAYOUTS = {1: (), 8: ("sharding.parameters=fsdp",)}
+SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
+LENGTH = ("total=60 steps", "checkpoint.every=10 steps", "evaluation.every=30 steps", "logging.every=5 steps")
+OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def uninterrupted(request, command, tmp_path_factory):
+@pytest.fixture(scope="module")
+def uninterrupted(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted")
-    result = command.run(workdir, *OPTIONS, *LAYOUTS[request.param], devices=request.param)
-    assert result.returncode == 0, result.stderr
-    return request.param, workdir
+    commands.succeed(commands.pretraining(data_dir, workdir, *OPTIONS))
+    return workdir
 
 
-def test_killed_again_and_again(uninterrupted, command, tmp_path):
-    devices, reference = uninterrupted
-    rng = random.Random(devices)
-    for when in ("while it starts", "after a checkpoint", "after a checkpoint", "after a checkpoint"):
-        process = command.start(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)
-        if when == "after a checkpoint":
-            commands.wait_for_new_checkpoint(tmp_path, process)
-        time.sleep(rng.uniform(0.0, 0.3 if when == "after a checkpoint" else 6.0))
-        process.kill()
-        process.communicate()
-    result = command.run(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)
-    assert result.returncode == 0, result.stderr
-    assert "continuing from this workdir's checkpoint" in result.stdout
-    assert commands.summary(tmp_path)["parameters_sha256"] == commands.summary(reference)["parameters_sha256"]
-    assert commands.summary(tmp_path)["test_loss"] == commands.summary(reference)["test_loss"]
+@pytest.mark.slow
+def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
+    """While it starts, while a checkpoint is written, and by SIGTERM, which saves; then it runs to its end."""
+    words = commands.pretraining(data_dir, tmp_path, *OPTIONS)
 
-    def curve(workdir):
-        return [(line["step"], line.get("train_loss"), line.get("test_loss")) for line in commands.metrics(workdir)]
+    process = commands.start(words)
+    assert any("starting from scratch" in line for line in process.stdout)  # and next it compiles
+    commands.kill(process)
 
-    assert curve(tmp_path) == curve(reference), "metrics.jsonl must read as if nothing had happened"
+    process = commands.start(words)
+    commands.wait_until(lambda: commands.checkpoints(tmp_path), process)
+    commands.kill(process)
 
-
-def test_sigterm_saves_and_the_same_command_goes_on(uninterrupted, command, tmp_path):
-    devices, reference = uninterrupted
-    process = command.start(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)
+    process = commands.start(words)
     commands.wait_for_new_checkpoint(tmp_path, process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
+    (stopped,) = commands.finish([process])
     stopped_at = commands.checkpoint_steps(tmp_path)[-1]
-    assert f"stopped after step {stopped_at} of 120, which is saved" in err
-    result = command.run(tmp_path, *OPTIONS, *LAYOUTS[devices], devices=devices)
-    assert f"checkpoint of step {stopped_at}" in result.stdout
-    assert commands.summary(tmp_path)["parameters_sha256"] == commands.summary(reference)["parameters_sha256"]
+    assert stopped.code == 75, stopped.err
+    assert f"stopped after step {stopped_at} of 60, which is saved" in stopped.err
+
+    out = commands.succeed(words)
+    assert f"continuing from this workdir's checkpoint of step {stopped_at}" in out
+    found, expected = commands.summary(tmp_path), commands.summary(uninterrupted)
+    for name in ("parameters_sha256", "test_loss", "test_accuracy"):
+        assert found[name] == expected[name], name
+    assert commands.curve(tmp_path) == commands.curve(uninterrupted), "metrics.jsonl reads as if it never stopped"
 
 
-def test_a_finished_run_is_only_evaluated_again(uninterrupted, command):
-    devices, reference = uninterrupted
-    before = commands.summary(reference)
-    result = command.run(reference, *OPTIONS, *LAYOUTS[devices], devices=devices)
-    assert result.returncode == 0, result.stderr
-    assert commands.summary(reference)["wall_seconds"] > before["wall_seconds"]
-    after = commands.summary(reference)
+def test_a_finished_run_is_only_evaluated_again(uninterrupted, data_dir):
+    before = commands.summary(uninterrupted)
+    commands.succeed(commands.pretraining(data_dir, uninterrupted, *OPTIONS))
+    after = commands.summary(uninterrupted)
+    assert after["wall_seconds"] > before["wall_seconds"]
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss", "images_per_second", "steps"):
         assert after[name] == before[name]

@@ -241,6 +241,12 @@ def test_test_script_checks_everything_in_the_root_or_only_its_arguments(sandbox
     )
 
 
+def test_scripts_share_an_environment(sandbox):
+    for script in ("local.sh", "test.sh", "local.sh", "test.sh"):
+        sandbox.run(script, "x")
+    assert sandbox.calls() == ["venv", "pip .[cpu]", "pip .[cpu,test]"]
+
+
 GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'"
 
 

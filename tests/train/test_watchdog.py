@@ -64,23 +64,32 @@ def test_a_process_of_its_own_shows_its_stacks(process, tmp_path, capfd):
     assert "test_a_process_of_its_own_shows_its_stacks" in said
 
 
-def test_slow_steps_are_no_hang(process, tmp_path):
-    with Watchdog(tmp_path, 0, 0.05) as watchdog:
+@pytest.fixture
+def now(monkeypatch):
+    """The time in seconds, as a list of one."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_slow_steps_are_no_hang(process, tmp_path, now):
+    with Watchdog(tmp_path, 0, 50.0) as watchdog:
         watchdog.step_done(1)
-        time.sleep(0.1)
-        watchdog.step_done(2)  # three times as long, 0.3 s, is the limit now
-        assert watchdog.judge({0: report(2, 0.2)}) is None
-        assert watchdog.judge({0: report(2, 100.0)}) is not None
+        now[0] = 100.0
+        watchdog.step_done(2)  # three times as long, 300 s, is the limit now
+        assert watchdog.judge({0: report(2, 200.0)}) is None
+        assert watchdog.judge({0: report(2, 1000.0)}) is not None
 
 
-def test_what_is_no_step_may_take_its_time(process, tmp_path):
+def test_what_is_no_step_may_take_its_time(process, tmp_path, now):
     assert process.own_report().idle_seconds is None, "before the first step"
     with Watchdog(tmp_path, 3, 60.0) as watchdog:
         assert process.own_report().idle_seconds is not None
         assert process.own_report().step == 3
         with watchdog.pause():
             assert process.own_report().idle_seconds is None
-        assert process.own_report().idle_seconds < 1
+            now[0] = 500.0
+        assert process.own_report().idle_seconds == 0
         watchdog.step_done(4)
         assert (process.own_report().step, process.own_report().progress) == (4, 1)
     assert process.own_report().idle_seconds is None, "after the last"

@@ -180,7 +180,7 @@ def test_what_readers_compute_otherwise_is_said(tmp_path):
     _, notes = save_weights(weights_of(dataclasses.replace(VIT, gelu="exact")), tmp_path / "w.npz", "released")
     assert "compute with tanh" in notes[0]
     _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
-    assert notes == ["timm passes over the hidden layer of the head (pre_logits) without a word."]
+    assert notes == ["timm silently ignores the hidden layer of the head (pre_logits)."]
     _, notes = save_weights(weights_of(HYBRID), tmp_path / "w.safetensors", "timm")
     fields = ["gelu", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
     assert [note.split("=")[0].split()[-1] for note in notes] == fields

@@ -4,8 +4,8 @@ import contextlib
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,36 +13,46 @@ import numpy as np
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore
 
 
-class StoredWeights(NamedTuple):
-    """A checkpoint's weights, not read yet.
+def read_workdir(
+    folder: pathlib.Path,
+    shapes_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]],
+    *,
+    polyak: bool = True,
+) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    """Reads the parameters of the newest checkpoint into this machine's memory, whatever devices they were saved from.
 
-    Attributes:
-      store: close it.
-      step: of the checkpoint.
-      item: "polyak" or "model".
-      metadata: of the checkpoint.
+    Args:
+      folder: a workdir that has checkpoints.
+      shapes_of: from the checkpoint's metadata, name and shape of every parameter.
+      polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
+
+    Returns:
+      Parameters by name, the metadata, and what they are: "Polyak average of step 5".
+
+    Raises:
+      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; every difference is listed.
     """
-
-    store: CheckpointStore
-    step: int
-    item: str
-    metadata: dict[str, Any]
-
-    def read(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """Parameters by name, in this machine's memory whatever devices they were saved from.
-
-        Raises:
-          ValueError: names or shapes differ from what is stored; every difference is listed.
-        """
+    store = CheckpointStore(folder, read_only=True)
+    try:
+        step = store.latest_step()
+        if step is None:
+            raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
+        item = "polyak" if polyak and "polyak" in store.item_names(step) else "model"
+        with _readable(store, step):
+            metadata = store.metadata(step)
+        shapes = shapes_of(metadata)
         memory = jax.sharding.SingleDeviceSharding(_cpu())
         abstract = {
             name: jax.ShapeDtypeStruct(shape, np.float32, sharding=memory)
             for name, shape in shapes.items()
             if math.prod(shape)
         }
-        with _readable(self.store, self.step):
-            restored = self.store.restore(self.step, {self.item: abstract})[self.item]
-        return {name: np.asarray(restored.get(name, np.zeros(shape, np.float32))) for name, shape in shapes.items()}
+        with _readable(store, step):
+            restored = store.restore(step, {item: abstract})[item]
+    finally:
+        store.close()
+    parameters = {name: np.asarray(restored.get(name, np.zeros(shape, np.float32))) for name, shape in shapes.items()}
+    return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
 
 
 def _cpu() -> jax.Device:
@@ -61,32 +71,11 @@ def _readable(store: CheckpointStore, step: int) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(str(store.folder)):
             raise
-        store.close()
         reason = next(iter(str(error).splitlines()), type(error).__name__).partition(" [tensorstore_spec")[0]
         raise ValueError(
             f"{store.folder / str(step)} cannot be read: {reason[:200]}. Is it half written, or copied in part? "
             "Copy it again, or remove it so that the step before it is taken."
         ) from error
-
-
-def open_workdir(folder: pathlib.Path, *, polyak: bool = True) -> StoredWeights:
-    """The newest checkpoint of a folder that has some.
-
-    Args:
-      folder: a workdir.
-      polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
-
-    Raises:
-      ValueError: no checkpoint is complete.
-    """
-    store = CheckpointStore(folder, read_only=True)
-    step = store.latest_step()
-    if step is None:
-        store.close()
-        raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
-    item = "polyak" if polyak and "polyak" in store.item_names(step) else "model"
-    with _readable(store, step):
-        return StoredWeights(store, step, item, store.metadata(step))
 
 
 def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:

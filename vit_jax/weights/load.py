@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.store import has_checkpoints
-from vit_jax.checkpoint.workdir import open_workdir
+from vit_jax.checkpoint.workdir import read_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights import OPTIONS, hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
@@ -97,23 +97,23 @@ def load_weights(
 
 
 def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any]) -> Weights:
-    stored = open_workdir(path, polyak=polyak)
-    try:
+    def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
         with naming(str(path)):
-            architecture = stored_architecture(stored.metadata)
+            architecture = stored_architecture(metadata)
             refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
-            parameters = stored.read(stacked_shapes(architecture))
-    finally:
-        stored.store.close()
-    what = "Polyak average" if stored.item == "polyak" else "parameters"
+            return architecture
+
+    parameters, metadata, what = read_workdir(
+        path, lambda metadata: stacked_shapes(architecture_of(metadata)), polyak=polyak
+    )
     return Weights(
-        architecture,
+        architecture_of(metadata),
         parameters,
-        tuple(stored.metadata.get("class_names") or ()) or None,
-        stored.metadata.get("preprocessing"),
-        f"{path} (vit_jax, {what} of step {stored.step})",
+        tuple(metadata.get("class_names") or ()) or None,
+        metadata.get("preprocessing"),
+        f"{path} (vit_jax, {what})",
         [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
-        training=stored_training_data(stored.metadata),
+        training=stored_training_data(metadata),
     )
 
 

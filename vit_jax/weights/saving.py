@@ -133,7 +133,7 @@ def _rewritten(format_name: str, a: Architecture) -> list[str]:
             "files: it computes the same, and whoever trains it further trains the table too."
         )
     if format_name == "released" and a.head == "mlp":
-        notes.append("timm passes over the hidden layer of the head (pre_logits) without a word.")
+        notes.append("timm silently ignores the hidden layer of the head (pre_logits).")
     return notes
 
 

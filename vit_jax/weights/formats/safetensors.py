@@ -82,7 +82,7 @@ def write_safetensors(
     (length,) = _LENGTH.unpack_from(content)
     with write_whole(path) as file:
         file.write(content[: _LENGTH.size])
-        file.write(_ordered(content[_LENGTH.size :][:length]))
+        file.write(_ordered(content[_LENGTH.size : _LENGTH.size + length]))
         file.write(memoryview(content)[_LENGTH.size + length :])
 
 

@@ -142,32 +142,18 @@ def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ..
 # How PyTorch's layers keep what ours keep. A group of the pattern may occur in the foreign name as \1.
 
 
+DENSE, CONVOLUTION, PROJECTION, OUT = "io->oi", "hwio->oihw", "DTh->(Th)D", "ThD->D(Th)"
+
+
 def norm_rules(ours: str, theirs: str) -> list[Rule]:
     """Scale and bias of a norm."""
     return [Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")]
 
 
-def dense_rules(ours: str, theirs: str) -> list[Rule]:
-    """Kernel (inputs, outputs) and bias."""
-    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "io->oi"), Rule(f"{ours}/bias", f"{theirs}.bias")]
-
-
-def patch_rules(ours: str, theirs: str) -> list[Rule]:
-    """A convolution's kernel and bias."""
-    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "hwio->oihw"), Rule(f"{ours}/bias", f"{theirs}.bias")]
-
-
-def projection_rules(ours: str, theirs: str) -> list[Rule]:
-    """From width to heads; what `ours` finds for the same foreign name is joined."""
-    return [
-        Rule(f"{ours}/kernel", f"{theirs}.weight", "DTh->(Th)D"),
-        Rule(f"{ours}/bias", f"{theirs}.bias", "Th->(Th)"),
-    ]
-
-
-def out_rules(ours: str, theirs: str) -> list[Rule]:
-    """From heads back to width."""
-    return [Rule(f"{ours}/kernel", f"{theirs}.weight", "ThD->D(Th)"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+def kernel_rules(ours: str, theirs: str, layout: str) -> list[Rule]:
+    """Kernel and bias of a layer; what `ours` finds for the same foreign name is joined."""
+    bias_layout = "Th->(Th)" if layout == PROJECTION else ""
+    return [Rule(f"{ours}/kernel", f"{theirs}.weight", layout), Rule(f"{ours}/bias", f"{theirs}.bias", bias_layout)]
 
 
 # What names and shapes determine of a network. A file may contain anything: no shape is trusted.
@@ -216,15 +202,11 @@ def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
 
 
 def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -> int:
-    """How many classes the head has; 0 where there is none.
+    """How many classes the head has, on the first or last axis of its kernel; 0 where there is none.
 
     The bias gives it too, so that a kernel under another name is reported as missing.
     """
-    return _length_of(shapes.get(kernel, ()), axis) or _length_of(shapes.get(bias, ()), 0)
-
-
-def _length_of(shape: Shape, axis: int) -> int:
-    return shape[axis] if -len(shape) <= axis < len(shape) else 0
+    return (shapes.get(kernel) or (0,))[axis] or (shapes.get(bias) or (0,))[0]
 
 
 def count(names: Iterable[str], pattern: str) -> int:

@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vit_jax.weights.names.entry import (
+    CONVOLUTION,
+    DENSE,
+    OUT,
+    PROJECTION,
     Facts,
     Rule,
     classes_of,
     count,
-    dense_rules,
     invert,
+    kernel_rules,
     norm_rules,
-    out_rules,
-    patch_rules,
-    projection_rules,
     shape_of,
 )
 from vit_jax.weights.names.ours import Shape
@@ -38,18 +39,18 @@ def rules() -> list[Rule]:
     """The names of ViTs with a class token and learned positions."""
     block, theirs = r"encoder/blocks/(\d+)", r"vit.encoder.layer.\1"
     return [
-        *patch_rules("embedding", PATCHES),
+        *kernel_rules("embedding", PATCHES, CONVOLUTION),
         Rule("class_token", "vit.embeddings.cls_token"),
         Rule("positions/table", "vit.embeddings.position_embeddings"),
         *norm_rules(f"{block}/attention_norm", f"{theirs}.layernorm_before"),
-        *projection_rules(f"{block}/attention/(query|key|value)", rf"{theirs}.attention.attention.\2"),
-        *out_rules(f"{block}/attention/out", f"{theirs}.attention.output.dense"),
+        *kernel_rules(f"{block}/attention/(query|key|value)", rf"{theirs}.attention.attention.\2", PROJECTION),
+        *kernel_rules(f"{block}/attention/out", f"{theirs}.attention.output.dense", OUT),
         *norm_rules(f"{block}/mlp_norm", f"{theirs}.layernorm_after"),
-        *dense_rules(f"{block}/mlp/expand", f"{theirs}.intermediate.dense"),
-        *dense_rules(f"{block}/mlp/contract", f"{theirs}.output.dense"),
+        *kernel_rules(f"{block}/mlp/expand", f"{theirs}.intermediate.dense", DENSE),
+        *kernel_rules(f"{block}/mlp/contract", f"{theirs}.output.dense", DENSE),
         *norm_rules("encoder/norm", "vit.layernorm"),
-        *dense_rules("head/hidden", POOLER),
-        *dense_rules("head/linear", "classifier"),
+        *kernel_rules("head/hidden", POOLER, DENSE),
+        *kernel_rules("head/linear", "classifier", DENSE),
     ]
 
 

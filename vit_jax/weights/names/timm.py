@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names.entry import (
+    CONVOLUTION,
+    DENSE,
+    OUT,
+    PROJECTION,
     Facts,
     Rule,
     classes_of,
     count,
     counts,
-    dense_rules,
+    kernel_rules,
     norm_rules,
-    out_rules,
-    patch_rules,
-    projection_rules,
     shape_of,
 )
 from vit_jax.weights.names.ours import Shape
@@ -40,7 +41,6 @@ RESNET_DEFAULTS = {
     "standardization_epsilon": 1e-8,
     "standardization_epsilon_added_to": "variance",
 }
-CONVOLUTION = "hwio->oihw"
 STEM = "patch_embed.backbone"
 
 
@@ -54,28 +54,28 @@ def rules(a: Architecture) -> list[Rule]:
     ]
     pooling = [
         Rule("pooling/probe", "attn_pool.latent"),
-        *projection_rules("pooling/attention/query", "attn_pool.q"),
-        *projection_rules("pooling/attention/(?:key|value)", "attn_pool.kv"),
-        *out_rules("pooling/attention/out", "attn_pool.proj"),
+        *kernel_rules("pooling/attention/query", "attn_pool.q", PROJECTION),
+        *kernel_rules("pooling/attention/(?:key|value)", "attn_pool.kv", PROJECTION),
+        *kernel_rules("pooling/attention/out", "attn_pool.proj", OUT),
         *norm_rules("pooling/norm", "attn_pool.norm"),
-        *dense_rules("pooling/mlp/expand", "attn_pool.mlp.fc1"),
-        *dense_rules("pooling/mlp/contract", "attn_pool.mlp.fc2"),
+        *kernel_rules("pooling/mlp/expand", "attn_pool.mlp.fc1", DENSE),
+        *kernel_rules("pooling/mlp/contract", "attn_pool.mlp.fc2", DENSE),
     ]
     head = [Rule("head/linear/kernel", "head.fc.weight", "io->oi11"), Rule("head/linear/bias", "head.fc.bias")]
     return [
         *resnet,
-        *patch_rules("embedding", "patch_embed.proj"),
+        *kernel_rules("embedding", "patch_embed.proj", CONVOLUTION),
         Rule("class_token", "cls_token"),
         Rule("positions/table", "pos_embed"),
         *norm_rules(f"{block}/attention_norm", r"blocks.\1.norm1"),
-        *projection_rules(f"{block}/attention/(?:query|key|value)", r"blocks.\1.attn.qkv"),
-        *out_rules(f"{block}/attention/out", r"blocks.\1.attn.proj"),
+        *kernel_rules(f"{block}/attention/(?:query|key|value)", r"blocks.\1.attn.qkv", PROJECTION),
+        *kernel_rules(f"{block}/attention/out", r"blocks.\1.attn.proj", OUT),
         *norm_rules(f"{block}/mlp_norm", r"blocks.\1.norm2"),
-        *dense_rules(f"{block}/mlp/expand", r"blocks.\1.mlp.fc1"),
-        *dense_rules(f"{block}/mlp/contract", r"blocks.\1.mlp.fc2"),
+        *kernel_rules(f"{block}/mlp/expand", r"blocks.\1.mlp.fc1", DENSE),
+        *kernel_rules(f"{block}/mlp/contract", r"blocks.\1.mlp.fc2", DENSE),
         *norm_rules("encoder/norm", "norm"),
         *pooling,
-        *(dense_rules("head/linear", "head") if a.has_transformer else head),
+        *(kernel_rules("head/linear", "head", DENSE) if a.has_transformer else head),
     ]
 
 

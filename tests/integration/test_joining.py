@@ -1,0 +1,49 @@
+"""Processes that do not find each other, or no common workdir, end with the reason."""
+
+import socket
+
+import pytest
+
+from tests.integration.commands import finish, pretraining, start, start_all
+from tests.integration.launchers import explicit
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [(1, "finds nobody at {address}, where process 0 should be"), (0, "Not all processes came within 2 s")],
+)
+def test_others_that_do_not_come_are_reported(data_dir, tmp_path, own, message):
+    environment = explicit(2)[own]
+    (outcome,) = finish([start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")])
+    assert outcome.code == 76
+    assert message.format(address=environment["VIT_JAX_COORDINATOR"]) in outcome.err
+
+
+def test_a_port_that_is_taken_is_reported(data_dir, tmp_path):
+    environment = explicit(2)[0]
+    with socket.socket() as other:
+        port = environment["VIT_JAX_COORDINATOR"].rpartition(":")[2]
+        other.bind(("", int(port)))
+        other.listen()
+        (outcome,) = finish([start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")])
+    assert outcome.code == 76
+    assert f"waits for port {port}, which another program still holds" in outcome.err
+
+
+def test_a_workdir_that_is_not_shared_is_noticed(data_dir, tmp_path):
+    processes = [
+        start(pretraining(data_dir, tmp_path / name), devices=1, **own)
+        for name, own in zip("ab", explicit(2), strict=True)
+    ]
+    for outcome in finish(processes):
+        assert outcome.code == 2, outcome.err
+        assert "is not the same folder in every process" in outcome.err
+
+
+def test_a_workdir_that_the_first_process_refuses_ends_both(data_dir, tmp_path):
+    (tmp_path / "file").write_text("")
+    outcomes = finish(start_all(pretraining(data_dir, tmp_path / "file" / "run"), explicit(2)))
+    assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
+    assert "cannot be written" in outcomes[0].err
