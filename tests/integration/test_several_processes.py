@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from vit_jax.checkpoint.saving import OWN, save_weights
+from vit_jax.weights.saving import OWN, save_weights
 
 from tests.inference.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
 from tests.integration import commands
