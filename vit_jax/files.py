@@ -7,6 +7,16 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 
+class WriteError(OSError, ValueError):
+    """A file cannot be written: an error of the system, and a value that a user can change, its path."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filename} cannot be written: {self.strerror}. "
+            "Nothing was changed; choose an existing folder with free space and write permission."
+        )
+
+
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a new file in the folder of `path`; it replaces `path` at the end, or is removed after an error.
@@ -14,22 +24,19 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     The file's `name` is its path, for libraries that write by path.
 
     Raises:
-      ValueError: the system refuses: no such folder, no permission, no space.
+      WriteError: the system refuses: no such folder, no permission, no space.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
+        with open(temporary, "x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a crash could leave the new name without content
         temporary.replace(path)
     except OSError as error:
-        raise ValueError(
-            f"{path} cannot be written: {error.strerror or error}. "
-            "Nothing was changed; choose an existing folder with free space and write permission."
-        ) from error
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

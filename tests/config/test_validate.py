@@ -171,10 +171,15 @@ def test_a_setting_without_effect_is_refused(fields, name):
             {"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}},
             "evaluators.v2.arguments have no effect with kind='classification'",
         ),
-        ({"checkpoint.best_metric": "accuracy"}, "best_metric='accuracy' is no result .* begin with test_, for"),
+        (
+            {"checkpoint.best_metric": "test_acuracy"},
+            "best_metric='test_acuracy' is no result .*: test_accuracy, test_loss.",
+        ),
+        ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
+        ({"input.train_examples_per_class": 0}, "train_examples_per_class=0: give at least 1"),
         (
             {"evaluation.evaluators": ANY, "checkpoint.best_metric": "v3_loss"},
-            "best_metric='v3_loss' .* begin with test_ or v2_",
+            "best_metric='v3_loss' is no result .* test_loss, v2_",
         ),
         # references
         ({"model.network": "no_such_module:f"}, "config.model.network='no_such_module:f': there is no such module"),

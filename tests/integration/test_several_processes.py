@@ -3,12 +3,12 @@
 import shutil
 
 import pytest
-from vit_jax.weights.saving import OWN, save_weights
 
 from tests.inference.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, succeed
 from tests.integration.launchers import explicit
+from vit_jax.weights.saving import OWN, save_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")

@@ -79,7 +79,7 @@ def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weight
     with pytest.raises(ValueError, match=r"another config:\n  total: there '20 epochs', given '40 epochs'\n"):
         claim(str(tmp_path), LONGER)
     assert stored_config(tmp_path) == as_json(FINETUNING)
-    with pytest.raises(ValueError, match="other data than there are now:\n  num_train_examples: then 48, now 72"):
+    with pytest.raises(ValueError, match="other data than those of now:\n  num_train_examples: then 48, now 72"):
         require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
     require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
     with pytest.raises(ValueError, match=r"other weights than config.init_from='runs/pretrain' holds now\. Is a run"):
@@ -144,7 +144,7 @@ def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, 
         pathlib.Path(folder).mkdir()
     pathlib.Path("link").symlink_to("run")
     for place in (source, f"~/{source}", str(tmp_path / source)):
-        with pytest.raises(ValueError, match="are the same folder, or one lies in the other"):
+        with pytest.raises(ValueError, match="are the same folder, or one is inside the other"):
             refuse_as_source(place, workdir)
 
 

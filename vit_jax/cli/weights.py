@@ -79,9 +79,9 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
     import jax
 
     from vit_jax import hosts
+    from vit_jax.files import open_atomically
     from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
     from vit_jax.inference.labelled import Choice, open_labelled
-    from vit_jax.weights.formats.whole import write_whole
 
     choice = Choice(
         split=options.get("split"),
@@ -100,7 +100,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if "csv" in options:
-        with write_whole(pathlib.Path(options["csv"]).expanduser()) as file:
+        with open_atomically(pathlib.Path(options["csv"]).expanduser()) as file:
             file.write(result.to_csv(source.class_names).encode("utf-8", "surrogateescape"))
 
 

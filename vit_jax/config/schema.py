@@ -223,7 +223,7 @@ class PretrainConfig:
     """A pre-training run."""
 
     seed: int = 0
-    data: str | None  # "digits", "tfds:NAME" or "folder:PATH"; None: the command line must say
+    data: str | None  # "digits", "tfds:NAME", "folder:PATH" or a reference; None: the command line must say
     total: Duration
     global_batch: int
     resume_from: str | None = None  # a workdir whose complete state (step, optimiser) this run continues

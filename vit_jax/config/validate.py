@@ -44,6 +44,8 @@ def validate(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_schedule(config.schedule)
     _check_evaluations(config)
+    if config.seed >= 2**32:
+        raise ValueError(f"config.seed={config.seed}: give 0 to 2**32 - 1.")
     if isinstance(config, FinetuneConfig):
         _check_search(config)
     elif config.init_from is not None and config.resume_from is not None:
@@ -123,6 +125,9 @@ def _check_input(config: InputConfig) -> None:
             f"config.input.shift_pixels={config.shift_pixels} with train_crop={config.train_crop!r}: give at least 1 "
             "with train_crop='shift', and 0 otherwise."
         )
+    per_class = config.train_examples_per_class
+    if per_class is not None and per_class < 1:
+        raise ValueError(f"config.input.train_examples_per_class={per_class}: give at least 1, or None for all.")
     layers, magnitude = config.randaugment_layers, config.randaugment_magnitude
     if magnitude and not layers:
         raise ValueError(
@@ -183,12 +188,17 @@ def _check_evaluations(config: RunConfig) -> None:
             raise ValueError(
                 f"config.evaluation.evaluators.{name}.arguments have no effect with kind={evaluator.kind!r}."
             )
-    prefixes = ("test", *config.evaluation.evaluators)
-    best = config.checkpoint.best_metric
-    if config.checkpoint.keep_best and not best.startswith(tuple(f"{prefix}_" for prefix in prefixes)):
+    evaluators = config.evaluation.evaluators
+    own = tuple(f"{name}_" for name in evaluators if is_reference(evaluators[name].kind))  # results of any name
+    ours = ["test", *(name for name in evaluators if not is_reference(evaluators[name].kind))]
+    known, best = (
+        [f"{name}_{result}" for name in ours for result in ("accuracy", "loss")],
+        config.checkpoint.best_metric,
+    )
+    if config.checkpoint.keep_best and best not in known and not best.startswith(own):
         raise ValueError(
-            f"config.checkpoint.best_metric={best!r} is no result of an evaluator: it must begin with "
-            f"{' or '.join(f'{prefix}_' for prefix in prefixes)}, for example test_accuracy."
+            f"config.checkpoint.best_metric={best!r} is no result of an evaluator; these are: "
+            f"{', '.join([*known, *(f'{prefix}...' for prefix in own)])}."
         )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from vit_jax.api import Model
-from vit_jax.weights.formats.whole import write_whole
+from vit_jax.files import open_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes
@@ -59,9 +59,9 @@ def export_stablehlo(model: Model, path: str | pathlib.Path, *, overwrite: bool 
     description = json.dumps(_description(model), indent=2)
     program = jax.jit(lambda image_BHWC: jax.nn.softmax(model(image_BHWC).logits_BK))
     exported = jax_export.export(program, platforms=PLATFORMS)(_abstract_images(model))
-    with write_whole(path) as file:
+    with open_atomically(path) as file:
         file.write(exported.serialize())
-    with write_whole(_beside(path)) as file:
+    with open_atomically(_beside(path)) as file:
         file.write(f"{description}\n".encode())
     return [path, _beside(path)]
 

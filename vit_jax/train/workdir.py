@@ -15,6 +15,7 @@ from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
+from vit_jax.files import write_atomically
 from vit_jax.weights.hub import is_hub_address
 
 CONFIG_FILE = "config.json"
@@ -180,10 +181,3 @@ def _require_shared(path: pathlib.Path) -> None:
             f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
             f"With several hosts it must be on storage that all of them share."
         )
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """The file is there, and whole, or as it was."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from vit_jax.config import to_dict
-from vit_jax.train.workdir import write_atomically
+from vit_jax.files import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"

@@ -5,22 +5,12 @@ States of runs are in `checkpoint`.
 
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.weights.options import OPTIONS
+
 if TYPE_CHECKING:
     from vit_jax.weights.load import Weights, load_weights
 
 __all__ = ["OPTIONS", "Weights", "load_weights"]
-
-OPTIONS = (
-    "image_size",
-    "num_heads",
-    "gelu",
-    "layer_norm_epsilon",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
-    "position_embedding",
-)
-"""Fields of the architecture that `load_weights` takes, for weights whose file does not state them."""
 
 
 def __getattr__(name: str) -> Any:

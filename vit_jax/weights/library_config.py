@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.formats.whole import write_whole
+from vit_jax.files import open_atomically
 from vit_jax.weights.sidecar import CONFIG, PREPROCESSOR
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
@@ -162,5 +162,5 @@ def _write(path: pathlib.Path, value: Mapping[str, Any] | None) -> None:
     if value is None:
         path.unlink(missing_ok=True)
         return
-    with write_whole(path) as file:
+    with open_atomically(path) as file:
         file.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -15,10 +15,11 @@ from vit_jax import pytree
 from vit_jax.checkpoint.store import has_checkpoints
 from vit_jax.checkpoint.workdir import read_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights import OPTIONS, hub
+from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import stack, stacked_shapes
+from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
 from vit_jax.weights.report import ArrayStatus
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar

@@ -9,11 +9,11 @@ import numpy as np
 
 from vit_jax.checkpoint.workdir import write_workdir
 from vit_jax.config.architecture import Architecture
+from vit_jax.files import open_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
-from vit_jax.weights.formats.whole import write_whole
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, unstack
@@ -90,7 +90,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     beside = class_names_file(path)
     if any(len(name.splitlines()) > 1 for name in weights.class_names):
         raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
-    with write_whole(beside) as file:
+    with open_atomically(beside) as file:
         file.write("".join(f"{name}\n" for name in weights.class_names).encode())
     training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
     write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})

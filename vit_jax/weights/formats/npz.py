@@ -15,6 +15,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from vit_jax.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats.arrays import (
     ALLOWED,
@@ -29,7 +30,6 @@ from vit_jax.weights.formats.arrays import (
     shown,
     to_stored,
 )
-from vit_jax.weights.formats.whole import write_whole
 
 MAX_DEFLATE_RATIO = 1032  # 258 bytes from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
@@ -90,7 +90,7 @@ def write_npz(
     """
     with naming(str(path)):
         comment, stored = metadata_texts.to_comment(metadata or {}), to_stored(arrays)
-    with write_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
         for name, array in stored.items():
             member = zipfile.ZipInfo(f"{name}{_SUFFIX}")  # dated 1980: equal input, equal bytes

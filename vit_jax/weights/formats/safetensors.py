@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from vit_jax.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats.arrays import (
     ALLOWED,
@@ -24,7 +25,6 @@ from vit_jax.weights.formats.arrays import (
     shown,
     to_stored,
 )
-from vit_jax.weights.formats.whole import write_whole
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA, _OURS = "__metadata__", "vit_jax"
@@ -80,7 +80,7 @@ def write_safetensors(
         stored = to_stored(arrays)
         content = save(stored, metadata=texts)
     (length,) = _LENGTH.unpack_from(content)
-    with write_whole(path) as file:
+    with open_atomically(path) as file:
         file.write(content[: _LENGTH.size])
         file.write(_ordered(content[_LENGTH.size : _LENGTH.size + length]))
         file.write(memoryview(content)[_LENGTH.size + length :])
