@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.cost.parameter_formulas import count_parameters
 from tests.cost.tiny_networks import TINY_RESNET
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.cost.convolutions import Convolution
 from vit_jax.cost.flops import exaflops, forward_macs, training_flops_per_image
 from vit_jax.cost.memory import kept_bytes
-from vit_jax.cost.parameters import count_parameters
 
 JFT_IMAGES = 303e6
 PUBLISHED = json.loads((pathlib.Path(__file__).parents[1] / "golden/published_flops.json").read_text())

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.cost.parameter_formulas import GROUPS, count_parameters, parameter_groups
 from tests.cost.tiny_networks import TINY_RESNET
 from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
 from vit_jax.config.variants import RESNET_UNITS
-from vit_jax.cost.parameters import GROUPS, count_parameters, parameter_groups
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
 COMPUTED = "computed"

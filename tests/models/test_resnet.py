@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.cost.parameter_formulas import count_parameters
 from tests.models.small_models import abstract, apply, filled, images, size
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.cost.parameters import count_parameters
 from vit_jax.models.convolution import GroupNorm, StandardizedConv, standardize
 from vit_jax.models.resnet import Stage, Unit
 

@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.cost.parameter_formulas import count_parameters
 from tests.models.small_models import abstract, apply, filled, images, initialised, size
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
-from vit_jax.cost.parameters import count_parameters
 from vit_jax.models.transformer import dropout
 
 POOLS = ("token", "gap", "map")

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from vit_jax.plan import record
+from tests.plan import record
 from vit_jax.plan.memory import Memory
 
 ROWS = record.load()

@@ -1,4 +1,4 @@
-"""Renews the recorded plans: `python -m vit_jax.plan.record [NAME ...]` compiles the cases below, one after the other.
+"""Renews the recorded plans: `python -m tests.plan.record [NAME ...]` compiles the cases below, one after the other.
 
 Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the tables of the README
 beside this file. Rows of other cases stay as they are. Needs libtpu and a checkout of the repository.
@@ -21,7 +21,7 @@ from vit_jax.plan.topology import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/plan.json"
-README = pathlib.Path(__file__).parent / "README.md"
+README = ROOT / "vit_jax/plan/README.md"
 Row = dict[str, Any]
 Columns = tuple[tuple[str, Callable[[Row], str]], ...]
 
