@@ -170,7 +170,7 @@ def fitting(pixels: int, model: str) -> int:
 
 
 def adapted(model: str) -> AdaptConfig:
-    """The paper's head: the whole one of pre-training makes way for a linear layer of zeros."""
+    """The paper's head: a linear layer of zeros replaces that of pre-training."""
     return AdaptConfig(name=None if model == "any" else model, remat="dots")
 
 

@@ -51,7 +51,7 @@ def map_with_names(function: Callable[..., Any], tree: T, *rest: Any) -> T:
 
 
 def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
-    """The value of the first rule whose regular expression matches the whole name.
+    """The value of the first rule whose regular expression matches the full name.
 
     Raises:
       ValueError: no rule matches: rules must cover every name.

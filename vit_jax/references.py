@@ -22,7 +22,7 @@ def resolve(text: str, field: str) -> Any:
 
     Args:
       text: "package.module:name"; the name may be an attribute of an attribute, "Class.method".
-      field: where the text stands, for the error: "config.objective.loss".
+      field: the name of the option, for the error: "config.objective.loss".
 
     Raises:
       ValueError: not of this form; no such module; the module fails to import; it has no such name.

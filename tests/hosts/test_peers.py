@@ -71,7 +71,7 @@ def live(processes, seconds):
         for process in running:
             process.talk()
         for process in running:
-            process.judge()
+            process.check()
         processes[0].clock.sleep(POLL_SECONDS)
 
 
@@ -165,7 +165,7 @@ def test_consequences():
 def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
     live(run, 5)
     clock.sleep(3 * LOST_SECONDS)  # as after SIGSTOP of all
-    run[0].judge()
+    run[0].check()
     assert run[0].own_report().idle_seconds < 10
     live(run, LOST_SECONDS)
     assert ended == {}
@@ -175,7 +175,7 @@ def test_without_the_service_the_first_process_counts_as_lost(run, ended, clock)
     live(run, 5)
     run[0].store.is_gone = True
     for _ in range(round(LOST_SECONDS) + 2):
-        run[1].judge()
+        run[1].check()
         clock.sleep(POLL_SECONDS)
     assert ended == {1: exits.LOST}
 
@@ -183,9 +183,9 @@ def test_without_the_service_the_first_process_counts_as_lost(run, ended, clock)
 def test_a_run_of_one_process_cannot_lose_any(ended, clock):
     alone = Peers(None, 0, 1, lost_seconds=0.0, leave=lambda exit_code: ended.setdefault(0, exit_code))
     clock.sleep(1)
-    alone.judge()
+    alone.check()
     alone.fail(ValueError("mine"))
-    alone.judge()
+    alone.check()
     assert ended == {}
 
 

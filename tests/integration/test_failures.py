@@ -89,7 +89,7 @@ def test_an_error_in_one_process_ends_both_with_its_words(data_dir, tmp_path, tr
     assert line.startswith("vit-jax: process 1 of 2 (")
     assert line.endswith("failed after step 10: ValueError: 101 images cannot be decoded")
     # That of step 10 was being written, behind the steps that followed.
-    assert re.search("The last checkpoint is of step (5|10); mend that and start the same command again.", first.err)
+    assert re.search("The last checkpoint is of step (5|10); fix that and start the same command again.", first.err)
 
 
 def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(data_dir, tmp_path, trouble):
@@ -100,7 +100,7 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(data_d
     assert warning.startswith("vit-jax: hangs: process 1 of 2 (")
     assert "after step 10, while the others have reached step 11. At " in warning
     assert end.endswith("The run ends; start the same command again.")
-    assert "stands after step 10; its Python stacks:" in second.err
+    assert "is after step 10; its Python stacks:" in second.err
     assert "in troubled" in second.err
 
 

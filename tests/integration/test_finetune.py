@@ -94,7 +94,7 @@ def test_ended_in_each_trial_and_after_them(uninterrupted, tuning, tmp_path):
         process.send_signal(number)
         (outcome,) = commands.finish([process])
         assert outcome.code == (75 if number == signal.SIGTERM else -number), outcome.err
-        assert ("which is saved; the same command goes on" in outcome.err) is (number == signal.SIGTERM)
+        assert ("which is saved; the same command resumes it" in outcome.err) is (number == signal.SIGTERM)
     succeed(tuning(workdir))
     for folder, names in ((".", ("test_loss", "test_accuracy", "learning_rate")), *((trial, ()) for trial in trials)):
         found, expected = commands.summary(workdir / folder), commands.summary(reference / folder)

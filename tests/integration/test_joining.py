@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize(
     ("own", "message"),
-    [(1, "finds nobody at {address}, where process 0 should be"), (0, "Not all processes came within 2 s")],
+    [(1, "found no process at {address}, the address of process 0"), (0, "Not all processes came within 2 s")],
 )
 def test_others_that_do_not_come_are_reported(data_dir, tmp_path, own, message):
     environment = explicit(2)[own]

@@ -43,24 +43,24 @@ def process(monkeypatch):
 
 def test_a_warning_and_then_the_end(process, tmp_path, capfd):
     with Watchdog(tmp_path, 10, 60.0) as watchdog:
-        assert watchdog.judge({0: report(7, 30.0), 1: report(5, 30.0)}) is None
+        assert watchdog.check_progress({0: report(7, 30.0), 1: report(5, 30.0)}) is None
         assert capfd.readouterr().err == ""
         for idle in (61.0, 62.0):
-            assert watchdog.judge({0: report(7, idle), 1: report(5, idle)}) is None
+            assert watchdog.check_progress({0: report(7, idle), 1: report(5, idle)}) is None
         said = capfd.readouterr().err
         assert said.count("hangs: process 1 of 2 (host unknown) finished no step for 61 s after step 15") == 1
         assert said.count("hangs") == 1, "said once"
         assert "the others have reached step 17. At 120 s the run ends (logging.hang_seconds)" in said
-        verdict = watchdog.judge({0: report(7, 121.0), 1: report(5, 121.0)})
+        verdict = watchdog.check_progress({0: report(7, 121.0), 1: report(5, 121.0)})
     assert verdict.exit_code == exits.LOST
     assert "process 1 of 2" in verdict.message
 
 
 def test_a_process_of_its_own_shows_its_stacks(process, tmp_path, capfd):
     with Watchdog(tmp_path, 10, 60.0) as watchdog:
-        watchdog.judge({0: report(0, 61.0)})
+        watchdog.check_progress({0: report(0, 61.0)})
     said = capfd.readouterr().err
-    assert "stands after step 10; its Python stacks" in said
+    assert "is after step 10; its Python stacks" in said
     assert "test_a_process_of_its_own_shows_its_stacks" in said
 
 
@@ -77,8 +77,8 @@ def test_slow_steps_are_no_hang(process, tmp_path, now):
         watchdog.step_done(1)
         now[0] = 100.0
         watchdog.step_done(2)  # three times as long, 300 s, is the limit now
-        assert watchdog.judge({0: report(2, 200.0)}) is None
-        assert watchdog.judge({0: report(2, 1000.0)}) is not None
+        assert watchdog.check_progress({0: report(2, 200.0)}) is None
+        assert watchdog.check_progress({0: report(2, 1000.0)}) is not None
 
 
 def test_what_is_no_step_may_take_its_time(process, tmp_path, now):

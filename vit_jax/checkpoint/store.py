@@ -167,7 +167,7 @@ class CheckpointStore:
             action()
         except Exception as error:
             step = self.latest_step()
-            kept = f"the checkpoint of step {step} is whole" if step is not None else "there is no earlier checkpoint"
+            kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."

@@ -13,7 +13,7 @@ def mixup(
     """Mixes every example with the one before it, all with one weight a ~ Beta(alpha, alpha), a >= 1/2.
 
     An example whose mask or whose partner's mask is 0 is left unmixed: the zeros of an unreadable image
-    would otherwise darken a good one and give it a label nobody can see.
+    would otherwise darken a good one and give it a label of an invisible image.
 
     Args:
       key: of this step.

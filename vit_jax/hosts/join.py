@@ -192,5 +192,5 @@ def _situation(place: Place, is_serving: bool) -> str:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        return f"finds nobody at {place.coordinator}, where process 0 should be: {error.strerror or error}"
+        return f"found no process at {place.coordinator}, the address of process 0: {error.strerror or error}"
     return f"has reached process 0 at {place.coordinator}; others are missing"

@@ -71,7 +71,7 @@ class Peers:
 
     def start(self) -> None:
         """Starts the threads; again has no effect."""
-        actions = [self.judge] if self._board is None else [self.judge, self.talk]
+        actions = [self.check] if self._board is None else [self.check, self.talk]
         if not self._threads:
             self._threads = [threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions]
             for thread in self._threads:
@@ -105,7 +105,7 @@ class Peers:
         """Reports to the others that this process ends; does not return if another process caused the error."""
         if self._failure is not None or self._board is None:
             return
-        if is_consequence(error) or self._is_first_silent():  # another's end: `judge` is about to find it
+        if is_consequence(error) or self._is_first_silent():  # another's end: `check` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
         message = next((line for line in str(error).splitlines() if line.strip()), "")
         words = f"{type(error).__name__}: {message}"
@@ -177,7 +177,7 @@ class Peers:
             self._seen_at[process] = time.monotonic()
         self._reports[process] = report
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Ends this process if the run is over; once a second, by another thread, since `talk` may block."""
         if self._failure is not None:
             if time.monotonic() > self._failed_at + UNWIND_SECONDS:
@@ -220,7 +220,7 @@ class Peers:
         return self._rule({0: self.own_report()} | self._reports)
 
     def _verdict_on_failure(self, process: int, failure: Failure) -> Verdict:
-        what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('mend that and ')}"
+        what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
         return Verdict(message=f"{self.name(process)} {what}", exit_code=failure.exit_code)
 
     def _fails_itself(self) -> bool:
@@ -259,7 +259,7 @@ class Peers:
     def _show_stacks(self) -> None:
         if self._showed_at != self._progress:
             self._showed_at = self._progress
-            say(f"{self.name(self.process_id)} stands{_after(self._step)}; its Python stacks:")
+            say(f"{self.name(self.process_id)} is{_after(self._step)}; its Python stacks:")
             faulthandler.dump_traceback(file=2)
 
 

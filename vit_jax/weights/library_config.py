@@ -36,7 +36,7 @@ def write_library_config(
 ) -> tuple[str, ...]:
     """Writes the configuration of a network whose weights are in `folder`; returns notes for the report.
 
-    Preprocessing that is not known is not written: whoever reads the folder then chooses, instead of trusting a guess.
+    Preprocessing that is not known is not written, so that readers of the folder choose it instead of trusting a guess.
 
     Args:
       folder: exists; a configuration of other weights in it is replaced or removed.

@@ -58,7 +58,7 @@ class Weights:
     training: TrainingData | None = None
 
     def warnings(self) -> list[str]:
-        """What matters to whoever uses these weights without training them."""
+        """The notes that matter when these weights are used without training."""
         head = self.parameters.get(HEAD)
         if head is None or not head.size or head.any():
             return []

@@ -130,7 +130,7 @@ def _rewritten(format_name: str, a: Architecture) -> list[str]:
     if a.has_transformer and a.position_embedding != "learned_1d":
         notes.append(
             f"The positions ({a.position_embedding}) are written as a learned table, the form of {format_name} "
-            "files: it computes the same, and whoever trains it further trains the table too."
+            "files: it computes the same, and further training changes the table too."
         )
     if format_name == "released" and a.head == "mlp":
         notes.append("timm silently ignores the hidden layer of the head (pre_logits).")

@@ -291,7 +291,7 @@ def a_tar():
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 40, "HDF5"),
         (numbers([1, 2]), "one array (.npy)"),
         (b"\x81\xa6params\x82", "msgpack"),
-        (b"\x1f\x8b\x08\0", "compressed as a whole"),
+        (b"\x1f\x8b\x08\0", "compressed. Unpack"),
         (a_tar(), "a tar archive"),
         (b'{"metadata": {}, "weight_map": {}}', "JSON text"),
         (b"GGUF\3\0\0\0", "of no known format: it starts with b'GGUF"),

@@ -30,7 +30,7 @@ _OTHERS = {
     rb"\x89HDF": "an HDF5 file, as Keras writes it. Save its arrays with numpy.savez",
     rb"\x93NUMPY": "one array (.npy) without a name. Save arrays by name with numpy.savez",
     rb"[\x81-\x8f][\xa0-\xbf]|[\xde\xdf]": "msgpack, as Flax writes it. Save its arrays with numpy.savez",
-    rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd": "compressed as a whole. Unpack it first",
+    rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd": "compressed. Unpack it first",
     rb".{257}ustar": "a tar archive. Unpack it first",
     rb"\s*\{": "JSON text, perhaps the index of weights in several files. Give a file that holds the weights",
 }

@@ -1,6 +1,6 @@
 """The metadata of a file of arrays as JSON text, and that text as the comment of a ZIP archive.
 
-A comment is invisible to whoever reads only arrays, but holds no more than 65,535 bytes, so long texts are
+Readers of arrays do not see a comment, but holds no more than 65,535 bytes, so long texts are
 compressed. Sizes are bounded on both sides of the decompression.
 """
 

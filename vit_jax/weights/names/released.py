@@ -12,7 +12,7 @@ from vit_jax.weights.names.entry import STACKED, Facts, Rule, classes_of, count,
 from vit_jax.weights.names.ours import Shape
 
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
-BESIDE = {  # prefix of the network → what may stand beside it
+BESIDE = {  # prefix of the network → prefixes allowed beside it
     "params/img/": rf"{_STATE}|params/(?!img/)",
     "params/": _STATE,
     "opt/target/": _STATE,
