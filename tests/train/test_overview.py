@@ -78,7 +78,7 @@ def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, change):
     (workdir / "checkpoints" / "5").mkdir(parents=True)
     require_same_start(workdir, start(folder), "w.npz")
     change(folder)
-    with pytest.raises(ValueError, match=r"other data than there are now:\n  t\w+_files_sha256: then "):
+    with pytest.raises(ValueError, match=r"other data than those of now:\n  t\w+_files_sha256: then "):
         require_same_start(workdir, start(folder), "w.npz")
 
 
@@ -87,7 +87,7 @@ def test_a_folder_may_move(folder):
     assert start(folder.rename(folder.with_name("pictures"))) == before
 
 
-def test_only_a_folder_is_told_by_its_files(data_dir):
+def test_only_a_folder_is_identified_by_its_files(data_dir):
     config = runs.config(f"input.data_dir={data_dir}")
     assert files_of(config, open_datasets(config)) == {}
 

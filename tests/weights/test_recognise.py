@@ -232,9 +232,9 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
     metadata = describe_weights(weights_of(a))
     options = {"image_size": a.image_size}
     outcomes = set()
-    for _ in range(100):
+    for number in range(100):
         arrays = headers(a, format_name)
-        for name in chance.sample(list(arrays), 2):
+        for name in chance.sample(list(arrays), min(number // 5, 2)):  # the first five as they are
             shape = list(arrays.pop(name).shape)
             for _ in range(chance.randrange(3)):
                 shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
@@ -243,6 +243,7 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
                 arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
         fields = {**metadata["architecture"], chance.choice(list(metadata["architecture"])): chance.choice(ODD)}
         odd = chance.choice([{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}])
+        odd = odd if number else metadata
         try:
             recognise(arrays, odd, options=options if not odd else {})
             outcomes.add("recognised")
