@@ -36,8 +36,8 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`, of the final run.
     """
+    hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
-    hosts.start()
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before hours of search, not after

@@ -30,8 +30,8 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`.
     """
+    hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
-    hosts.start()
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
     architecture = architecture_of(config, data.train.num_classes)
