@@ -70,6 +70,13 @@ def start(words, *, devices=8, **environment):
     )
 
 
+def start_held(words, folder):
+    """As `start`, but at the first new checkpoint in the folder's workdir it waits for a signal."""
+    before = " ".join(map(str, checkpoint_steps(folder)))
+    held = str(pathlib.Path(__file__).parent / "held")
+    return start(words, PYTHONPATH=held, HELD_FOLDER=str(folder), HELD_BEFORE=before)
+
+
 # As in pyproject.toml.
 STRICT = ("-W", "error", "-W", "ignore:Error reading persistent compilation cache entry")
 

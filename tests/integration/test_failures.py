@@ -104,8 +104,17 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(data_d
     assert "in troubled" in second.err
 
 
+COMPILES_FOREVER = """
+import time
+from vit_jax.train.assemble import Assembly
+
+Assembly.compile_train_step = lambda self: time.sleep(100000)
+"""
+
+
 def test_sigterm_before_the_first_step(data_dir, tmp_path):
-    process = start(pretraining(data_dir, tmp_path, *FOREVER), devices=1)
+    (tmp_path / "sitecustomize.py").write_text(COMPILES_FOREVER)
+    process = start(pretraining(data_dir, tmp_path / "run", *FOREVER), devices=1, PYTHONPATH=str(tmp_path))
     assert any("starting from scratch" in line for line in process.stdout)  # and next it compiles
     process.send_signal(signal.SIGTERM)
     (outcome,) = finish([process])

@@ -89,7 +89,7 @@ def test_ended_in_each_trial_and_after_them(uninterrupted, tuning, tmp_path):
     reference, workdir = uninterrupted[0], tmp_path / "run"
     trials = [f"search/learning_rate={rate}" for rate in ("0.003", "0.03")]
     for folder, number in zip([*trials, "."], (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL), strict=True):
-        process = commands.start(tuning(workdir))
+        process = commands.start_held(tuning(workdir), workdir / folder)
         commands.wait_for_new_checkpoint(workdir / folder, process)
         process.send_signal(number)
         (outcome,) = commands.finish([process])

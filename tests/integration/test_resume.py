@@ -27,11 +27,11 @@ def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
     assert any("starting from scratch" in line for line in process.stdout)  # and next it compiles
     commands.kill(process)
 
-    process = commands.start(words)
+    process = commands.start_held(words, tmp_path)
     commands.wait_until(lambda: commands.checkpoints(tmp_path), process)
     commands.kill(process)
 
-    process = commands.start(words)
+    process = commands.start_held(words, tmp_path)
     commands.wait_for_new_checkpoint(tmp_path, process)
     process.send_signal(signal.SIGTERM)
     (stopped,) = commands.finish([process])
