@@ -3,6 +3,7 @@
 Every schedule of ours is a decay times a linear warm-up from 0 (ViT, App. B.1, and its released code).
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -61,12 +62,16 @@ def _make_decay(
 ) -> Callable[[jax.Array], jax.Array]:
     """The rate as a function of the (float32) steps since the end of the warm-up."""
     base, end = config.learning_rate, config.end_learning_rate
+    decay_steps = total_steps - warmup_steps
+
+    def remaining(step: jax.Array) -> jax.Array:
+        return 1.0 - jnp.minimum(step / decay_steps, 1.0)
+
     match config.decay:
         case "linear":
-            return optax.linear_schedule(base, end, total_steps - warmup_steps)
-        case "cosine":
-            ratio = end / base if base else 0.0
-            return optax.cosine_decay_schedule(base, total_steps - warmup_steps, ratio)
+            return lambda step: end + (base - end) * remaining(step)
+        case "cosine":  # 1 + cos(pi * progress), without the cancellation that costs optax's four digits at the end
+            return lambda step: end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
         case "rsqrt":
             return lambda step: base / jnp.sqrt(1.0 + step / timescale_steps)
         case "staircase":
