@@ -27,7 +27,7 @@ def curve(lines: list[dict], name: str) -> tuple[list[int], list[float]]:
 
 
 def main(workdir: str) -> None:
-    """Draws loss and accuracy over the run, and where the last block of the trained network looks."""
+    """Draws test loss and accuracy over the run, and where the last block of the trained network looks."""
     lines = [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
     model = vit_jax.load_model(workdir)
     digits = load_digits().images[-SHOWN:]
@@ -35,31 +35,29 @@ def main(workdir: str) -> None:
     attention = np.asarray(model(images, taps=("attention",)).attention_LBTQS)[-1].mean(axis=(1, 2))
     names = [model.class_names[number] for number in model.predict(images).argmax(axis=1)]
 
-    figure = plt.figure(figsize=(11, 3.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15))
+    figure = plt.figure(figsize=(11, 3.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.4))
     axes = left.subplots()
-    axes.plot(*curve(lines, "train_loss"), color="#999999", linewidth=1, label="training loss (mixup)")
+    axes.plot(*curve(lines, "test_loss"), color="#888888", linestyle="--", label="test loss (left)")
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats)")
     accuracy = axes.twinx()
-    steps, values = zip(
-        *[(line["step"], line["test_accuracy"]) for line in lines if "test_accuracy" in line], strict=True
-    )
-    accuracy.plot(steps, [100 * value for value in values], color="#0072b2", linewidth=2, label="test accuracy")
-    accuracy.set_ylabel("test accuracy (%)")
+    steps, values = curve(lines, "test_accuracy")
+    accuracy.plot(steps, [100 * value for value in values], color="#0072b2", label="test accuracy (right)")
+    accuracy.set_ylabel("accuracy (%)")
     accuracy.set_ylim(0, 101)
     handles = [*axes.get_lines(), *accuracy.get_lines()]
     axes.legend(handles, [handle.get_label() for handle in handles], loc="center right", frameon=False)
-    axes.set_title(f"{model.architecture.name} on the digits, two CPU cores", fontsize=10)
+    axes.set_title(f"{model.architecture.name}, 100 epochs of the digits", fontsize=10)
 
-    panels = right.subplots(2, SHOWN // 2)
-    right.suptitle("Predicted class, and the attention of the last block (yellow: most)", fontsize=10)
-    for panel, digit, weights, name in zip(panels.flat, images, attention, names, strict=True):
-        grid = weights.reshape(model.architecture.grid)
-        panel.imshow(digit)
-        panel.imshow(grid, extent=(-0.5, 7.5, 7.5, -0.5), cmap="cividis", alpha=0.45, interpolation="bilinear")
-        panel.set_title(f"“{name}”", fontsize=10)
-        panel.axis("off")
+    panels = right.subplots(2, SHOWN)
+    right.suptitle("Predicted class of a digit; attention of the last block, bright: most", fontsize=10)
+    for column, digit, weights, name in zip(panels.T, images, attention, names, strict=True):
+        column[0].imshow(255 - digit)
+        column[0].set_title(name, fontsize=11)
+        column[1].imshow(weights.reshape(model.architecture.grid), cmap="cividis")
+        for panel in column:
+            panel.axis("off")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=120)
 
 
