@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.cost import flops as formulas
+from vit_jax.models import build_model
 from vit_jax.models.flops import count_macs, forward_macs
 
 
@@ -24,7 +25,8 @@ from vit_jax.models.flops import count_macs, forward_macs
 def test_programs_count_what_formulas_count(options, count_padding):
     architecture = build_architecture(ModelConfig(**options), image_size=(96, 160), num_classes=10)
     expected = formulas.forward_macs(architecture, count_padding=count_padding)
-    assert forward_macs(architecture, count_padding=count_padding) == expected
+    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    assert forward_macs(model, architecture, count_padding=count_padding) == expected
 
 
 SQUARE = jnp.zeros((4, 4))

@@ -52,7 +52,7 @@ def test_a_network_of_ones_own():
     output = apply(model, x)
     assert output.logits_BK.shape == (2, 5)
     assert output.tokens_BND is None
-    assert forward_macs(architecture) == 5 * 3 * 3 + 3 * 5
+    assert forward_macs(model, architecture) == 5 * 3 * 3 + 3 * 5
 
 
 @pytest.mark.parametrize("field", ["network", "block", "position_embedding"])

@@ -12,20 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import Architecture
-from vit_jax.models import build_model
 
 
-def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> int:
+def forward_macs(model: Any, architecture: Architecture, *, count_padding: bool = True) -> int:
     """Multiply-adds of one image's forward pass, as `cost.flops.forward_macs`, but also for a network of one's own.
 
     Args:
-      architecture: the network.
+      model: the network, of arrays or their abstract shapes.
+      architecture: its image size and dtype.
       count_padding: whether multiplications with the zeros around a map count.
 
     Raises:
       ValueError: as `count_macs`.
     """
-    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
     image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype))
     return count_macs(lambda model, image: model(image), model, image, count_padding=count_padding)
 

@@ -129,18 +129,13 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
-    # By name, because transformations that mask put placeholders into the tree, which a module need not accept.
-    def init(params: optax.Params) -> optax.OptState:
-        return inner.init(pytree.named_leaves(params))
-
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
         with jax.numpy_dtype_promotion("standard"):
-            steps, state = inner.update(
-                pytree.named_leaves(updates), state, None if params is None else pytree.named_leaves(params)
-            )
-        return pytree.map_with_names(lambda name, update: steps[name].astype(update.dtype), updates), state
+            steps, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda step, update: step.astype(update.dtype), steps, updates), state
 
-    return optax.GradientTransformation(init, update)
+    # By name, because transformations that mask put placeholders into the tree, which a module need not accept.
+    return train_only(optax.GradientTransformation(inner.init, update), lambda name: True)
 
 
 def _scale_by_name(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -32,8 +32,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism, choose_parallelism
-from vit_jax.models import build_model
-from vit_jax.models.flops import count_macs
+from vit_jax.models import build_model, flops
 from vit_jax.objectives import Classification, build_objective
 from vit_jax.optim.optimizers import build_optimizer, check_patterns
 from vit_jax.optim.schedules import Schedule, build_schedule
@@ -154,8 +153,8 @@ def assemble(
     def init() -> TrainState:
         return state_of(build(architecture, jax.random.key(config.seed)))
 
-    check_patterns(config.optimizer, jax.eval_shape(lambda: build(architecture, jax.random.key(0))))
     abstract = jax.eval_shape(init)
+    check_patterns(config.optimizer, abstract.model)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
@@ -163,8 +162,7 @@ def assemble(
         """By formula, or of a user's own network by counting in its program."""
         if network is None and architecture.is_standard:
             return forward_macs(architecture, count_padding=count_padding)
-        image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), architecture.compute_dtype)
-        return count_macs(lambda model, image: model(image), abstract.model, image, count_padding=count_padding)
+        return flops.forward_macs(abstract.model, architecture, count_padding=count_padding)
 
     on_mesh = placed_by(place_activations(mesh))  # a decorator: activations find their places when a step is traced
     jit_step = functools.partial(
