@@ -8,7 +8,7 @@ import pytest
 from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
-from vit_jax.checkpoint import CheckpointStore
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.data.memory import MemorySource
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets
@@ -99,10 +99,9 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     workdir, _ = uninterrupted
     evaluated = results(workdir)["v2_accuracy"]
     best = max(accuracy for _, accuracy in evaluated)
-    store = CheckpointStore(workdir, read_only=True)
+    reader = CheckpointReader(workdir)
     kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
-    assert store.latest_step() == 6
-    store.close()
+    assert reader.latest_step() == 6
     assert kept & {step for step, accuracy in evaluated if accuracy == best}
     assert len(kept) <= 2
     assert json.loads((workdir / "config.json").read_text())["checkpoint"]["best_metric"] == "v2_accuracy"
@@ -116,9 +115,8 @@ def test_an_evaluation_that_is_owed_is_made_up_for(uninterrupted, tmp_path, monk
     ask_to_end_at(question, monkeypatch)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 6"):
         pretrain(tmp_path, monkeypatch)
-    store = CheckpointStore(tmp_path, read_only=True)
-    assert store.metadata(step)["owes_evaluation"] is owes
-    store.close()
+    reader = CheckpointReader(tmp_path)
+    assert reader.metadata(step)["owes_evaluation"] is owes
     ask_to_end_at(None, monkeypatch)
     summary = pretrain(tmp_path, monkeypatch)
     assert results(tmp_path) == results(uninterrupted[0])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration import commands
 from tests.train import small_runs as runs
-from vit_jax.checkpoint import CheckpointStore
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.pretrain import pretrain
 
@@ -50,10 +50,9 @@ def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_pa
     ask_to_end_at(question, monkeypatch)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
         pretrain(config, str(tmp_path))
-    store = CheckpointStore(tmp_path, read_only=True)
-    assert store.latest_step() == step
-    assert store.metadata(step)["owes_evaluation"] is owes
-    store.close()
+    reader = CheckpointReader(tmp_path)
+    assert reader.latest_step() == step
+    assert reader.metadata(step)["owes_evaluation"] is owes
     ask_to_end_at(None, monkeypatch)
     summary = pretrain(config, str(tmp_path))
     assert curve(tmp_path) == uninterrupted[1]

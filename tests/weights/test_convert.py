@@ -6,7 +6,7 @@ import pytest
 
 from tests.weights.reference import networks
 from tests.weights.small_networks import RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
-from vit_jax.checkpoint.store import has_checkpoints
+from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.saving import OWN, convert, save_weights

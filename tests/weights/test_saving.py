@@ -11,7 +11,7 @@ from tests.weights.reference import networks
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
 from vit_jax import pytree
-from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.models import build_model
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import TrainingData
@@ -123,16 +123,15 @@ def test_a_hidden_layer_must_be_left_out_for_libraries(tmp_path):
 def test_a_checkpoint_of_weights_alone_has_one_step_and_no_optimiser(tmp_path):
     save_weights(detailed(RESNET), tmp_path / "out", OWN)
     save_weights(detailed(VIT), tmp_path / "out", OWN)  # over it
-    store = CheckpointStore(tmp_path / "out", read_only=True)
-    assert store.all_steps() == [0]
-    assert store.item_names(0) == {"model", "metadata"}
-    assert store.metadata(0)["architecture"]["name"] == VIT.name
+    reader = CheckpointReader(tmp_path / "out")
+    assert reader.all_steps() == [0]
+    assert reader.item_names(0) == {"model", "metadata"}
+    assert reader.metadata(0)["architecture"]["name"] == VIT.name
     model = jax.eval_shape(lambda: build_model(VIT, jax.random.key(0)))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), model)
-    restored = pytree.named_leaves(store.restore(0, {"model": abstract})["model"])  # as a run's init_from does
+    restored = pytree.named_leaves(reader.restore(0, {"model": abstract})["model"])  # as a run's init_from does
     assert_same({name: np.asarray(leaf) for name, leaf in restored.items()}, networks.parameters(VIT))
-    store.close()
 
 
 def test_a_training_run_is_not_written_over(tmp_path):

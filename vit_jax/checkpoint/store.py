@@ -1,4 +1,4 @@
-"""Checkpoints of a run through orbax: asynchronous, some kept, restored onto any layout of devices.
+"""Writes the checkpoints of a run through orbax: asynchronous, with a digest of every array, some kept.
 
 A checkpoint has one item for each part of the state (`ITEMS`), so that
 weights can be read without the optimiser. Leaves are stored under their names, not under the
@@ -8,19 +8,16 @@ structure of Python objects, so files outlive refactors.
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import pytree
-
-T = TypeVar("T")
+from vit_jax.checkpoint.digests import array_digests
+from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest, nest
 
 ITEMS = ("progress", "model", "optimizer", "polyak")
-METADATA = "metadata"
-FOLDER = "checkpoints"
 
 
 class SaveError(RuntimeError):
@@ -47,7 +44,6 @@ class CheckpointStore:
       keep_latest: how many of the newest to keep.
       keep_best: how many of the best by `best_metric` to keep besides.
       best_metric: a name among the metrics given to `save`; more is better, unless it ends in "loss".
-      read_only: never create or delete anything.
     """
 
     def __init__(
@@ -57,10 +53,9 @@ class CheckpointStore:
         keep_latest: int = 1,
         keep_best: int = 0,
         best_metric: str = "",
-        read_only: bool = False,
     ):
         orbax_log = logging.getLogger("absl")
-        orbax_log.setLevel(logging.ERROR if read_only else logging.WARNING)  # it logs every step of its work otherwise
+        orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
@@ -74,8 +69,6 @@ class CheckpointStore:
                 )
             )
         options = ocp.CheckpointManagerOptions(
-            create=not read_only,
-            read_only=read_only,
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
             best_fn=(lambda metrics: metrics[best_metric]) if keep_best else None,
@@ -88,10 +81,6 @@ class CheckpointStore:
     def latest_step(self) -> int | None:
         """The newest step that is completely on disk."""
         return self._manager.latest_step()
-
-    def all_steps(self) -> list[int]:
-        """Every step that is completely on disk, ascending."""
-        return sorted(self._manager.all_steps())
 
     def save(
         self, step: int, items: Mapping[str, Any], *, metadata: Mapping[str, Any], metrics: Mapping[str, float]
@@ -107,8 +96,10 @@ class CheckpointStore:
         Raises:
           SaveError: this save, or the one before, failed.
         """
-        args = {name: ocp.args.PyTreeSave(_nest(pytree.named_leaves(tree))) for name, tree in items.items()}
-        args[METADATA] = ocp.args.JsonSave(dict(metadata))
+        named = {name: pytree.named_leaves(tree) for name, tree in items.items()}
+        described = {**metadata, DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()}}
+        args = {name: ocp.args.PyTreeSave(nest(leaves)) for name, leaves in named.items()}
+        args[METADATA] = ocp.args.JsonSave({**described, METADATA_DIGEST: metadata_digest(described)})
         self._guard(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
         )
@@ -120,43 +111,6 @@ class CheckpointStore:
     def wait(self) -> None:
         """Returns once everything is on disk; raises `SaveError` if something is not."""
         self._guard(self._manager.wait_until_finished)
-
-    def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
-        """Reads items into the structure, dtypes and shardings of `abstract`.
-
-        Args:
-          step: one of `all_steps`.
-          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings.
-
-        Raises:
-          ValueError: names or shapes differ from what is stored; every difference is listed.
-        """
-        stored = self._manager.item_metadata(step)
-        args = {}
-        for name, tree in abstract.items():
-            expected = pytree.named_leaves(tree)
-            if name not in stored or stored[name] is None:
-                raise ValueError(f"{self.folder / str(step)} has no item {name!r}.")
-            lines = pytree.differences(expected, pytree.named_leaves(dict(stored[name])))
-            if lines:
-                detail = "\n  ".join(lines)
-                raise ValueError(f"{self.folder / str(step)}, item {name!r}, is not of this model:\n  {detail}")
-            nested = _nest(expected)
-            restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
-            args[name] = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
-        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        return {
-            name: pytree.from_named_leaves(tree, pytree.named_leaves(restored[name])) for name, tree in abstract.items()
-        }
-
-    def metadata(self, step: int) -> dict[str, Any]:
-        """What `save` was given as metadata."""
-        args = ocp.args.Composite(**{METADATA: ocp.args.JsonRestore()})
-        return dict(self._manager.restore(step, args=args)[METADATA])
-
-    def item_names(self, step: int) -> set[str]:
-        """Items that the checkpoint of `step` holds."""
-        return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
 
     def close(self) -> None:
         """Waits for what is being written and frees the manager's threads."""
@@ -179,27 +133,5 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "tracked_metric" not in record.getMessage()
 
 
-def has_checkpoints(workdir: str | pathlib.Path) -> bool:
-    """Whether a folder looks like a workdir with at least one checkpoint."""
-    folder = pathlib.Path(workdir) / FOLDER
-    return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
-
-
-def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *parents, last = name.split("/")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return nested
-
-
 def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def abstract_like(tree: T) -> T:
-    """Shapes, dtypes and shardings of a tree of arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)

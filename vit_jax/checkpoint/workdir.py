@@ -1,16 +1,17 @@
 """Weights alone in and out of a run's folder: the newest checkpoint's, or as a checkpoint that a run can start from."""
 
-import contextlib
+import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.checkpoint.store import FOLDER, CheckpointStore
+from vit_jax.checkpoint.reader import FOLDER, CheckpointReader, DamagedCheckpoint
+from vit_jax.checkpoint.store import CheckpointStore
 
 
 def read_workdir(
@@ -32,25 +33,40 @@ def read_workdir(
     Raises:
       ValueError: no checkpoint is complete, or names or shapes differ from what is stored; every difference is listed.
     """
-    store = CheckpointStore(folder, read_only=True)
-    try:
-        step = store.latest_step()
-        if step is None:
-            raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
-        item = "polyak" if polyak and "polyak" in store.item_names(step) else "model"
-        with _readable(store, step):
-            metadata = store.metadata(step)
-        shapes = shapes_of(metadata)
-        memory = jax.sharding.SingleDeviceSharding(_cpu())
-        abstract = {
-            name: jax.ShapeDtypeStruct(shape, np.float32, sharding=memory)
-            for name, shape in shapes.items()
-            if math.prod(shape)
-        }
-        with _readable(store, step):
-            restored = store.restore(step, {item: abstract})[item]
-    finally:
-        store.close()
+    reader = CheckpointReader(folder)
+    steps = reader.all_steps()
+    if not steps:
+        raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
+    problems: list[str] = []
+    for step in reversed(steps):
+        try:
+            read = _read_step(reader, step, shapes_of, polyak=polyak)
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+            continue
+        if problems:
+            logging.warning("%s The step before it is read instead.", problems[-1])
+        return read
+    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used:", *problems, "Copy them again."]))
+
+
+def _read_step(
+    reader: CheckpointReader,
+    step: int,
+    shapes_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]],
+    *,
+    polyak: bool,
+) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    metadata = reader.metadata(step)
+    item = "polyak" if polyak and "polyak" in reader.item_names(step) else "model"
+    shapes = shapes_of(metadata)
+    memory = jax.sharding.SingleDeviceSharding(_cpu())
+    abstract = {
+        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=memory)
+        for name, shape in shapes.items()
+        if math.prod(shape)
+    }
+    restored = reader.restore(step, {item: abstract})[item]
     parameters = {name: np.asarray(restored.get(name, np.zeros(shape, np.float32))) for name, shape in shapes.items()}
     return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
 
@@ -61,21 +77,6 @@ def _cpu() -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return jax.local_devices()[0]
-
-
-@contextlib.contextmanager
-def _readable(store: CheckpointStore, step: int) -> Iterator[None]:
-    """One clear error for any failure to read an incomplete checkpoint."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ValueError) and str(error).startswith(str(store.folder)):
-            raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__).partition(" [tensorstore_spec")[0]
-        raise ValueError(
-            f"{store.folder / str(step)} cannot be read: {reason[:200]}. Is it half written, or copied in part? "
-            "Copy it again, or remove it so that the step before it is taken."
-        ) from error
 
 
 def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:

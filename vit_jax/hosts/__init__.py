@@ -6,6 +6,7 @@ platform, `exits` has exit codes.
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ __all__ = [
     "Verdict",
     "ends_together",
     "exits",
+    "gather",
     "is_first",
     "start",
     "this_process",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
+GATHER_SECONDS = 24 * 3600  # one that is lost or fails in the meantime is noticed by `peers`
+_gathered = itertools.count()
 _this_process: Peers | None = None
 
 
@@ -136,3 +140,16 @@ def wait_for_all(name: str) -> None:
     """Returns once every process has called this with the same name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def gather(value: str) -> list[str]:
+    """The values of all processes, by process id. Every process must call this, as often as the others."""
+    client = global_state.client
+    if client is None or jax.process_count() == 1:
+        return [value]
+    key = f"vit_jax/gathered/{next(_gathered)}"
+    client.key_value_set(f"{key}/{jax.process_index()}", f"={value}")  # the service takes no empty value
+    return [
+        client.blocking_key_value_get(f"{key}/{process}", GATHER_SECONDS * 1000).removeprefix("=")
+        for process in range(jax.process_count())
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from vit_jax import hosts
-from vit_jax.checkpoint import CheckpointStore
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.cadence import Cadence
@@ -27,7 +27,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers, last_training_line, write_summary
 
-FirstState = Callable[[CheckpointStore, dict[str, Any]], tuple[TrainState, str]]
+FirstState = Callable[[CheckpointReader, dict[str, Any]], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
 with and a sentence on where it comes from."""
 
@@ -66,14 +66,14 @@ def train(
     config, total, is_first = run.config, run.steps.total, hosts.is_first()
     keeping = config.checkpoint
     with contextlib.ExitStack() as stack:
+        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
+        state, origin = first_state(own, metadata)
+        start_step = int(jax.device_get(state.step))
+        before = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         store = CheckpointStore(
             folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
         )
         stack.callback(store.close)
-        metadata = overview.checkpoint_metadata(run, data)
-        state, origin = first_state(store, metadata)
-        start_step = int(jax.device_get(state.step))
-        before = {"wall_seconds": 0.0} if store.latest_step() is None else store.metadata(start_step)
         writers = stack.enter_context(Writers(folder, config, start_step, enabled=is_first))
         display = stack.enter_context(Display(total, start_step, enabled=is_first))
         display.say(overview.opening(run, data, folder, split=split))

@@ -1,21 +1,23 @@
 """How a run starts: its own checkpoint, else a given one, else given weights, else from scratch."""
 
-import contextlib
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax import pytree
-from vit_jax.checkpoint.store import FOLDER, CheckpointStore, has_checkpoints
+from vit_jax import hosts, pytree
+from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
+from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import PretrainConfig
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
 from vit_jax.weights import load_weights
 
+DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 MEANING = (
     "family",
     "network",
@@ -41,7 +43,7 @@ def items_of(state: TrainState) -> dict[str, Any]:
 
 
 def start_state_of_weights(
-    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointStore, metadata: dict[str, Any]
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: dict[str, Any]
 ) -> tuple[TrainState, str]:
     """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
     source = str(assembly.config.init_from)
@@ -51,7 +53,7 @@ def start_state_of_weights(
     )
 
 
-def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str]:
+def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str]:
     """The state a pre-training run begins with, and a sentence that says where it comes from.
 
     Args:
@@ -67,9 +69,8 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
     if (continued := continue_run(assembly, own, metadata)) is not None:
         return continued
     if config.resume_from is not None:
-        with _open(config.resume_from) as (store, step):
-            state = _restore_all(assembly, store, step, metadata)
-        return state, f"continuing from step {step} of {config.resume_from}"
+        state, step, damage = _restore_newest(assembly, _reader_of(config.resume_from), metadata)
+        return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
     if config.init_from is not None:
         weights = load_weights(config.init_from)
         _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
@@ -78,12 +79,33 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
 
 
-def continue_run(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
-    """The state of the newest checkpoint of the run's own workdir; None if there is none."""
-    step = own.latest_step()
-    if step is None:
+def continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+    """The state of the newest checkpoint of the run's own workdir that is not damaged; None if there is none at all.
+
+    Damaged ones that are newer are moved out of the way.
+
+    Raises:
+      ValueError: all are damaged, or they do not fit the run.
+    """
+    if not own.all_steps():
         return None
-    return _restore_all(assembly, own, step, metadata), f"continuing from this workdir's checkpoint of step {step}"
+    state, step, damage = _restore_newest(assembly, own, metadata)
+    lines = [f"{problem} It was moved to {set_aside(own.folder, number)}." for number, problem in damage.items()]
+    return state, "\n".join([*lines, f"continuing from this workdir's checkpoint of step {step}"])
+
+
+def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
+    """Moves a damaged checkpoint out of a workdir's checkpoints; the path it has now."""
+    target = folder.parent / DAMAGED / f"{step}"
+    numbered = (target.with_name(f"{step}-{number}") for number in itertools.count(2))
+    while target.exists():
+        target = next(numbered)
+    hosts.wait_for_all("damaged checkpoint read")
+    if hosts.is_first():
+        target.parent.mkdir(exist_ok=True)
+        (folder / str(step)).rename(target)
+    hosts.wait_for_all("damaged checkpoint moved")
+    return target
 
 
 def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
@@ -108,18 +130,35 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     return assembly.state_of(pytree.map_with_names(place, model))
 
 
-def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata: dict[str, Any]) -> TrainState:
-    stored = store.metadata(step)
-    _require_same_network(assembly, stored["architecture"], str(store.folder))
+def _restore_newest(
+    assembly: Assembly, reader: CheckpointReader, metadata: dict[str, Any]
+) -> tuple[TrainState, int, dict[int, str]]:
+    """The state of the newest checkpoint that is not damaged, its step, and what is wrong with newer ones."""
+    damage: dict[int, str] = {}
+    for step in reversed(reader.all_steps()):
+        try:
+            return _restore_all(assembly, reader, step, metadata), step, damage
+        except DamagedCheckpoint as error:
+            damage[step] = str(error)
+    problems = "\n".join(damage.values())
+    raise ValueError(
+        f"No checkpoint in {reader.folder} can be used:\n{problems}\nRestore one from a copy. To start over, choose "
+        "another workdir, or remove this folder."
+    )
+
+
+def _restore_all(assembly: Assembly, reader: CheckpointReader, step: int, metadata: dict[str, Any]) -> TrainState:
+    stored = reader.metadata(step)
+    _require_same_network(assembly, stored["architecture"], str(reader.folder))
     always = ("data", "num_examples", "class_names", "global_batch", "seed")
     for name in (*always, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
-                f"The checkpoint in {store.folder} was trained with {name}={_short(stored.get(name))}, this run has "
+                f"The checkpoint in {reader.folder} was trained with {name}={_short(stored.get(name))}, this run has "
                 f"{_short(metadata.get(name))}: continuing would not see the same images. To start anew from its "
                 f"weights, use config.init_from and another workdir."
             )
-    restored = store.restore(step, items_of(assembly.abstract_state))
+    restored = reader.restore(step, items_of(assembly.abstract_state))
     return TrainState(
         step=restored["progress"]["step"],
         model=restored["model"],
@@ -140,20 +179,14 @@ def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source:
         raise ValueError(f"{source} is of another network:\n" + "\n".join(different))
 
 
-@contextlib.contextmanager
-def _open(workdir: str) -> Iterator[tuple[CheckpointStore, int]]:
-    path = pathlib.Path(workdir).expanduser()
-    store = CheckpointStore(path, read_only=True) if has_checkpoints(path) else None
-    step = None if store is None else store.latest_step()
-    if store is None or step is None:
+def _reader_of(workdir: str) -> CheckpointReader:
+    reader = CheckpointReader(pathlib.Path(workdir).expanduser())
+    if not reader.all_steps():
         raise ValueError(
             f"config.resume_from={workdir!r} is not a workdir with a checkpoint: "
             f"give the folder of a run, the one with the sub-folder {FOLDER}/ in it."
         )
-    try:
-        yield store, step
-    finally:
-        store.close()
+    return reader
 
 
 def _short(value: Any) -> str:

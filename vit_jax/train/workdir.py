@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import hosts
-from vit_jax.checkpoint.store import has_checkpoints
+from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS

@@ -1,0 +1,195 @@
+"""Reads checkpoints, checks them against their digests, and restores them onto any layout of devices."""
+
+import gc
+import hashlib
+import json
+import pathlib
+import re
+import stat
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+
+from vit_jax import hosts, pytree
+from vit_jax.checkpoint.digests import array_digests
+
+T = TypeVar("T")
+
+FOLDER = "checkpoints"
+METADATA = "metadata"
+DIGESTS = "array_digests"  # within the metadata, with the next
+METADATA_DIGEST = "metadata_sha256"
+MAX_DESCRIPTION_BYTES = 2**26  # of a file that describes arrays; it is read into memory
+_DESCRIPTIONS = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "manifest.ocdbt", METADATA, "metrics")
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is incomplete or holds other bytes than were written."""
+
+
+class CheckpointReader:
+    """The checkpoints of one workdir. Creates, changes and deletes nothing."""
+
+    def __init__(self, workdir: str | pathlib.Path):
+        self.folder = pathlib.Path(workdir).absolute() / FOLDER
+
+    def all_steps(self) -> list[int]:
+        """Every step whose writing was completed, ascending."""
+        return sorted(ocp.utils.checkpoint_steps(self.folder)) if self.folder.is_dir() else []
+
+    def latest_step(self) -> int | None:
+        """The newest step whose writing was completed."""
+        return max(self.all_steps(), default=None)
+
+    def item_names(self, step: int) -> set[str]:
+        """Items that the checkpoint of `step` holds."""
+        return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """What `CheckpointStore.save` was given as metadata.
+
+        Raises:
+          DamagedCheckpoint: it cannot be read, or has changed since.
+        """
+        metadata = self._metadata(step)
+        del metadata[DIGESTS]
+        return metadata
+
+    def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
+        """Reads items into the structure, dtypes and shardings of `abstract`.
+
+        Args:
+          step: one of `all_steps`.
+          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings. Where these span several
+            processes, each of them must call this.
+
+        Raises:
+          ValueError: names or shapes differ from what is stored; every difference is listed.
+          DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
+        """
+        shardings = [leaf.sharding for leaf in jax.tree.leaves(dict(abstract))]
+        is_local = all(sharding.is_fully_addressable for sharding in shardings)
+        restored, unchecked, problem = {}, {}, ""
+        try:
+            digests = self._metadata(step)[DIGESTS]
+            for name, tree in abstract.items():
+                restored[name], same_dtype = self._restore_item(step, name, tree)
+                unchecked[name] = {leaf: digests.get(name, {}).get(leaf) for leaf in same_dtype}
+        except _OtherModel:
+            raise  # alike in every process: their descriptions are the same files
+        except Exception as error:
+            problem = _reason(error)
+            _discard(error)
+        problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
+        if problem:
+            raise self._damaged(step, problem)
+        changed = [f"{item}/{leaf}" for item, leaves in unchecked.items() for leaf in _changed(restored[item], leaves)]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise self._damaged(step, f"other bytes than were written in {', '.join(changed[:3])}{more}")
+        return {name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()}
+
+    def _restore_item(self, step: int, name: str, tree: Any) -> tuple[dict[str, jax.Array], list[str]]:
+        """The item's leaves by name, and the names of those that were stored with the dtype asked for."""
+        path = self.folder / str(step) / name
+        expected = pytree.named_leaves(tree)
+        if not path.is_dir():
+            raise _OtherModel(f"{path.parent} has no item {name!r}.")
+        # A handler of its own: those within a checkpointer wait for all processes, and would wait for one that failed.
+        handler = ocp.PyTreeCheckpointHandler()
+        stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+        if lines := pytree.differences(expected, stored):
+            detail = "\n  ".join(lines)
+            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:\n  {detail}")
+        nested = nest(expected)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
+        args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
+        leaves = pytree.named_leaves(handler.restore(path, args=args))
+        return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
+
+    def _metadata(self, step: int) -> dict[str, Any]:
+        """With digests; empty ones of a checkpoint from before there were any."""
+        folder = self.folder / str(step)
+        try:
+            require_plain_files(folder)
+            metadata = dict(json.loads((folder / METADATA / METADATA).read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise self._damaged(step, _reason(error)) from error
+        digest = metadata.pop(METADATA_DIGEST, None)
+        if digest is not None and digest != metadata_digest(metadata):
+            raise self._damaged(step, f"other bytes than were written in {METADATA}")
+        return {DIGESTS: {}} | metadata
+
+    def _damaged(self, step: int, problem: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(f"{self.folder / str(step)} is damaged: {problem}.")
+
+
+class _OtherModel(ValueError):
+    """A checkpoint that is not damaged but does not hold what is asked for."""
+
+
+def metadata_digest(metadata: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON values, the same before they are written and after they are read."""
+    as_read = json.loads(json.dumps(metadata))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+def require_plain_files(folder: pathlib.Path) -> None:
+    """Raises ValueError if there is anything but folders and regular files, or a description too large to read.
+
+    A link to a device would be read without end.
+    """
+    for path in folder.rglob("*"):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path.relative_to(folder)} is not a regular file")
+        if path.name in _DESCRIPTIONS and not 0 < status.st_size <= MAX_DESCRIPTION_BYTES:
+            raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
+
+
+def has_checkpoints(workdir: str | pathlib.Path) -> bool:
+    """Whether a folder looks like a workdir with at least one checkpoint."""
+    folder = pathlib.Path(workdir) / FOLDER
+    return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts of leaves whose names are paths."""
+    nested: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return nested
+
+
+def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:
+    """Names of leaves that no longer have their digests."""
+    known = {name: digest for name, digest in digests.items() if digest is not None}
+    found = array_digests({name: leaves[name] for name in known})
+    return [name for name, digest in known.items() if found[name] != digest]
+
+
+def _discard(error: BaseException) -> None:
+    """Ends what else was being read: coroutines that are left write a traceback each when Python collects them."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, DamagedCheckpoint):
+        return str(error)
+    first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return re.split(r" \[tensorstore_spec|\. See full", first_line)[0][:200].rstrip(".")
