@@ -1,13 +1,10 @@
 """Reads checkpoints, checks them against their digests, and restores them onto any layout of devices."""
 
-import gc
 import hashlib
 import json
 import pathlib
 import re
 import stat
-import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from vit_jax import hosts, pytree
+from vit_jax.checkpoint import background
 from vit_jax.checkpoint.digests import array_digests
 
 T = TypeVar("T")
@@ -35,6 +33,7 @@ class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path):
+        background.silence()
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
 
     def all_steps(self) -> list[int]:
@@ -83,7 +82,6 @@ class CheckpointReader:
             raise  # alike in every process: their descriptions are the same files
         except Exception as error:
             problem = _reason(error)
-            _discard(error)
         problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
         if problem:
             raise self._damaged(step, problem)
@@ -176,16 +174,6 @@ def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None])
     known = {name: digest for name, digest in digests.items() if digest is not None}
     found = array_digests({name: leaves[name] for name in known})
     return [name for name, digest in known.items() if found[name] != digest]
-
-
-def _discard(error: BaseException) -> None:
-    """Ends what else was being read: coroutines that are left write a traceback each when Python collects them."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    try:
-        traceback.clear_frames(error.__traceback__)
-        gc.collect()
-    finally:
-        sys.unraisablehook = hook
 
 
 def _reason(error: BaseException) -> str:

@@ -71,6 +71,7 @@ def _run(loop: Callable[[], object], workdir: str) -> None:
     from vit_jax.data.pipeline import LostWorker
     from vit_jax.hosts import exits
     from vit_jax.train.interruption import Interrupted
+    from vit_jax.train.lock import WorkdirLost
 
     try:
         loop()
@@ -78,7 +79,7 @@ def _run(loop: Callable[[], object], workdir: str) -> None:
         fail(str(interrupted), exits.PREEMPTED)
     except KeyboardInterrupt:
         fail("stopped at once; the last checkpoint is kept", exits.STOPPED)
-    except (SaveError, LostWorker) as error:
+    except (SaveError, LostWorker, WorkdirLost) as error:
         fail(str(error), exits.FAILED)
     except OSError as error:
         fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is kept.", exits.FAILED)

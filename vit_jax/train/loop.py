@@ -18,6 +18,7 @@ from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.cadence import Cadence
 from vit_jax.train.evaluations import Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import peak_flops, timed
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler
@@ -57,15 +58,19 @@ def train(
       The content of `summary.json`.
 
     Raises:
-      ValueError: something in the config, the data or the checkpoints that the user can change.
+      ValueError: something in the config, the data or the checkpoints that the user can change; or another run uses
+        the folder.
       FloatingPointError: the loss is not finite.
       SaveError: a checkpoint could not be written.
+      WorkdirLost: the folder is not the run's any more.
       Interrupted: SIGTERM or Ctrl-C; the state is saved.
     """
     began = time.perf_counter()
     config, total, is_first = run.config, run.steps.total, hosts.is_first()
     keeping = config.checkpoint
     with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(WorkdirLock(folder, enabled=is_first))
+        hosts.wait_for_all("workdir locked")
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
@@ -94,12 +99,14 @@ def train(
         def between_steps() -> Any:
             """Neither the clock nor the watchdog counts what happens here, and it may move arrays to the host."""
             with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
+                lock.check()
                 yield
 
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
             if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
+                lock.check()
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
                 train_metrics.update(metrics)

@@ -1,0 +1,79 @@
+"""What happens to a run whose checkpoints are damaged, or whose workdir goes while it uses it."""
+
+import itertools
+import shutil
+
+import pytest
+
+from tests.integration import commands
+from tests.train import small_runs as runs
+from vit_jax.train.interruption import Interruption
+from vit_jax.train.lock import WorkdirLock, WorkdirLost
+from vit_jax.train.pretrain import pretrain
+
+LENGTH = ["total=6 steps", "evaluation.every=6 steps", "checkpoint.every=2 steps", "logging.every=1 steps"]
+
+
+@pytest.fixture(scope="module")
+def config(data_dir):
+    return runs.config(*LENGTH, "checkpoint.keep_latest=3", f"input.data_dir={data_dir}", "logging.tensorboard=True")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    return pretrain(config, str(workdir)), workdir
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_path, capsys):
+    summary, reference = uninterrupted
+    shutil.copytree(reference, tmp_path / "run")
+    (tmp_path / "run/checkpoints/6/metadata/metadata").write_text("")
+    shutil.rmtree(tmp_path / "run/checkpoints/4")
+    (tmp_path / "run/checkpoints/4").mkdir()
+    again = pretrain(config, str(tmp_path / "run"))
+    out = capsys.readouterr().out
+    for step in (6, 4):
+        (line,) = [line for line in out.splitlines() if f"checkpoints/{step} is damaged" in line]
+        assert line.endswith(f"It was moved to {tmp_path}/run/damaged_checkpoints/{step}.")
+    assert "continuing from this workdir's checkpoint of step 2" in out
+    assert again["parameters_sha256"] == summary["parameters_sha256"]
+    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
+    assert commands.curve(tmp_path / "run") == commands.curve(reference)
+
+
+def test_without_a_good_checkpoint_nothing_is_moved(config, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted[1], tmp_path / "run")
+    for step in (2, 4, 6):
+        (tmp_path / f"run/checkpoints/{step}/model/manifest.ocdbt").write_text("")
+    with pytest.raises(ValueError, match=r"(?s)No checkpoint in .* can be used:\n.*To start over, choose another"):
+        pretrain(config, str(tmp_path / "run"))
+    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_workdir_that_goes_ends_the_run_at_the_next_write(config, tmp_path, monkeypatch, replaced):
+    count = itertools.count(1)
+
+    def is_requested(self):
+        if next(count) == 3:
+            while commands.checkpoint_steps(tmp_path / "run") != [2]:  # it is written behind the steps
+                pass
+            (tmp_path / "run").rename(tmp_path / "gone")
+            if replaced:
+                (tmp_path / "run").mkdir()
+        return False
+
+    monkeypatch.setattr(Interruption, "is_requested", is_requested)
+    with pytest.raises(WorkdirLost, match="was removed or replaced while the run used it"):
+        pretrain(config, str(tmp_path / "run"))
+    assert next(count) <= 6
+    assert commands.checkpoint_steps(tmp_path / "gone") == [2]
+
+
+def test_a_workdir_in_use_is_refused_and_left_as_it_is(config, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted[1], tmp_path / "run")
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    with WorkdirLock(tmp_path / "run"), pytest.raises(ValueError, match="is used by another run"):
+        pretrain(config, str(tmp_path / "run"))
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
