@@ -106,6 +106,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(data_dir, tmp_pa
     assert limited.returncode == 1, limited.stderr
     assert "could not be written" in limited.stderr
     assert "the checkpoint of step 8 is intact" in limited.stderr
+    assert len(limited.stderr.splitlines()) == 2, "the message alone, without what orbax prints of its threads"
     assert commands.checkpoint_steps(tmp_path) == [4, 8]
     assert "checkpoint of step 8" in succeed(words)
 

@@ -1,14 +1,17 @@
 """What a run's folder may be, and whom it belongs to."""
 
 import dataclasses
+import errno
 import json
+import os
 import pathlib
 
 import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe, to_dict
-from vit_jax.train import search
+from vit_jax.files import WriteError
+from vit_jax.train import search, workdir
 from vit_jax.train.workdir import claim, refuse_as_source, require_same_start
 from vit_jax.train.writers import write_summary
 
@@ -162,3 +165,17 @@ def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, 
 def test_folders_that_lie_apart(tmp_path, monkeypatch, source, workdir):
     monkeypatch.chdir(tmp_path)
     refuse_as_source(source, workdir)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)])
+def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypatch, number, kind):
+    """The former ends with 1, after which launchers try again, the latter with 2; neither leaves anything."""
+
+    def refuse(path, content):
+        raise WriteError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(workdir, "write_atomically", refuse)
+    with pytest.raises(kind) as raised:
+        claim(str(tmp_path), FINETUNING)
+    assert isinstance(raised.value, ValueError) is (kind is ValueError)
+    assert list(tmp_path.iterdir()) == []

@@ -131,8 +131,9 @@ class CheckpointStore:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the line that a checkpoint has no metrics, as is normal between evaluations."""
-    return "tracked_metric" not in record.getMessage()
+    """False for what is normal, and for what `CheckpointStore` raises: a message with a traceback."""
+    message = record.getMessage()
+    return not record.exc_info and not any(known in message for known in ("tracked_metric", "already exists. Removing"))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """A run's folder: that it can be used at all, belongs to this config, and is the same for every process."""
 
+import errno
 import json
 import pathlib
 import uuid
@@ -18,6 +19,7 @@ from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import write_atomically
 from vit_jax.weights.hub import is_hub_address
 
+PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
 CONFIG_FILE = "config.json"
 START_FILE = "start.json"
 TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each learning rate
@@ -91,14 +93,14 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
         )
 
 
-def _take(path: pathlib.Path, config: Any) -> ValueError | None:
+def _take(path: pathlib.Path, config: Any) -> ValueError | OSError | None:
     """The part of the first process; returns its error, because all processes must learn of it before any raises."""
     try:
         _require_writable(path)
         if _is_begun(path):
             _require_same_config(path, config)
         write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return error
     return None
 
@@ -119,10 +121,11 @@ def _read_json(file: pathlib.Path) -> Any:
 def _require_writable(path: pathlib.Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{uuid.uuid4().hex}"
-        probe.write_text("a full disk takes empty files")
-        probe.unlink()
+        write_atomically(path / ".probe", "a full disk takes empty files")
+        (path / ".probe").unlink()
     except OSError as error:
+        if error.errno in PASSING:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
         ) from None
