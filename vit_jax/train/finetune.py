@@ -15,6 +15,7 @@ from vit_jax.config.validate import validate
 from vit_jax.train import overview, search
 from vit_jax.train import workdir as workdirs
 from vit_jax.train.adapt import adapt
+from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
@@ -45,6 +46,7 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     architecture, fitted, report = adapt(config, data.train)
     folder = workdirs.claim(workdir, config)
     start = overview.start_of(config, data, fitted.parameters)
+    require_agreement(config, data, start["parameters_sha256"])
     workdirs.require_same_start(folder, start, config.init_from)
     if hosts.is_first():
         print(report, flush=True)

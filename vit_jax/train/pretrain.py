@@ -9,6 +9,7 @@ from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.validate import validate
 from vit_jax.train import workdir as workdirs
+from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
@@ -34,6 +35,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
+    require_agreement(config, data)
     architecture = architecture_of(config, data.train.num_classes)
     run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
     folder = workdirs.claim(workdir, config)
