@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint.utils import to_shape_dtype_struct
 
-from vit_jax.checkpoint.store import CheckpointStore, abstract_like, has_checkpoints
+from vit_jax.checkpoint.store import CheckpointStore, has_checkpoints
 from vit_jax.sharding import build_mesh
 
 
@@ -40,7 +41,7 @@ def test_round_trip_with_metadata(open_store, tmp_path):
     again = open_store(read_only=True)
     assert again.latest_step() == 7
     assert again.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
-    restored = again.restore(7, jax.tree.map(lambda x: x, {k: abstract_like(v) for k, v in items(0).items()}))
+    restored = again.restore(7, jax.tree.map(to_shape_dtype_struct, items(0)))
     np.testing.assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
     assert int(restored["progress"]["step"]) == 7
 
@@ -102,11 +103,11 @@ def test_every_mismatch_is_listed_at_once(open_store):
     store.wait()
     wrong = {"model": {"a": {"kernal": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}}}
     with pytest.raises(ValueError, match="is not of this model") as raised:
-        store.restore(1, {"model": abstract_like(wrong["model"])})
+        store.restore(1, {"model": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
     for part in ("missing: a/kernal (8, 3) (nearest: a/kernel)", "missing: a/bias (3,)", "left over: a/kernel (8, 3)"):
         assert part in str(raised.value)
     with pytest.raises(ValueError, match="no item 'polyak'"):
-        store.restore(1, {"polyak": abstract_like(wrong["model"])})
+        store.restore(1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
 
 
 def test_a_half_written_checkpoint_is_not_seen(open_store, tmp_path):

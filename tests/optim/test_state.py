@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from tests.optim.small_networks import abstract, fill
 from vit_jax import pytree
-from vit_jax.checkpoint.store import CheckpointStore, abstract_like
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.sharding import build_mesh, shard_tree
@@ -83,7 +84,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(config: Opti
     store = CheckpointStore(tmp_path)
     store.save(1, {"model": model, "optimizer": state}, metadata={}, metrics={})
     store.wait()
-    restored = store.restore(1, {"model": abstract_like(model), "optimizer": abstract_like(state)})
+    restored = store.restore(1, jax.tree.map(to_shape_dtype_struct, {"model": model, "optimizer": state}))
     store.close()
     expected = step(model, state, gradients[1])
     ours = step(restored["model"], restored["optimizer"], gradients[1])

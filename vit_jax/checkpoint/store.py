@@ -1,17 +1,17 @@
 """Checkpoints of a run through orbax: asynchronous, some kept, restored onto any layout of devices.
 
-A checkpoint has one item for each part of the state (`ITEMS`), so that
-weights can be read without the optimiser. Leaves are stored under their names, not under the
-structure of Python objects, so files outlive refactors.
+A checkpoint has one item for each part of the state (`ITEMS`), so that weights can be read without the optimiser.
+Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
 """
 
 import logging
+import operator
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import jax
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import pytree
@@ -63,23 +63,23 @@ class CheckpointStore:
         orbax_log.setLevel(logging.ERROR if read_only else logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        is_loss = best_metric.endswith("loss")
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
-            policies.append(
-                checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[best_metric],
-                    reverse=best_metric.endswith("loss"),
-                    n=keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
+            best = checkpoint_managers.BestN(
+                get_metric_fn=operator.itemgetter(best_metric),
+                reverse=is_loss,
+                n=keep_best,
+                keep_checkpoints_without_metrics=False,
             )
+            policies.append(best)
         options = ocp.CheckpointManagerOptions(
             create=not read_only,
             read_only=read_only,
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
-            best_fn=(lambda metrics: metrics[best_metric]) if keep_best else None,
-            best_mode="min" if best_metric.endswith("loss") else "max",
+            best_fn=operator.itemgetter(best_metric) if keep_best else None,
+            best_mode="min" if is_loss else "max",
         )
         handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
@@ -107,7 +107,10 @@ class CheckpointStore:
         Raises:
           SaveError: this save, or the one before, failed.
         """
-        args = {name: ocp.args.PyTreeSave(_nest(pytree.named_leaves(tree))) for name, tree in items.items()}
+        args = {
+            name: ocp.args.PyTreeSave(unflatten_dict(pytree.named_leaves(tree), sep="/"))
+            for name, tree in items.items()
+        }
         args[METADATA] = ocp.args.JsonSave(dict(metadata))
         self._guard(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
@@ -137,11 +140,10 @@ class CheckpointStore:
             expected = pytree.named_leaves(tree)
             if name not in stored or stored[name] is None:
                 raise ValueError(f"{self.folder / str(step)} has no item {name!r}.")
-            lines = pytree.differences(expected, pytree.named_leaves(dict(stored[name])))
-            if lines:
+            if lines := pytree.differences(expected, pytree.named_leaves(dict(stored[name]))):
                 detail = "\n  ".join(lines)
                 raise ValueError(f"{self.folder / str(step)}, item {name!r}, is not of this model:\n  {detail}")
-            nested = _nest(expected)
+            nested = unflatten_dict(expected, sep="/")
             restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
             args[name] = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
@@ -168,8 +170,9 @@ class CheckpointStore:
         except Exception as error:
             step = self.latest_step()
             kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise SaveError(
-                f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
+                f"A checkpoint could not be written to {self.folder}: {reason}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
 
@@ -183,23 +186,3 @@ def has_checkpoints(workdir: str | pathlib.Path) -> bool:
     """Whether a folder looks like a workdir with at least one checkpoint."""
     folder = pathlib.Path(workdir) / FOLDER
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
-
-
-def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *parents, last = name.split("/")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return nested
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def abstract_like(tree: T) -> T:
-    """Shapes, dtypes and shardings of a tree of arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)

@@ -41,7 +41,11 @@ def read_workdir(
         with _readable(store, step):
             metadata = store.metadata(step)
         shapes = shapes_of(metadata)
-        memory = jax.sharding.SingleDeviceSharding(_cpu())
+        try:
+            device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:  # JAX_PLATFORMS leaves it out
+            device = jax.local_devices()[0]
+        memory = jax.sharding.SingleDeviceSharding(device)
         abstract = {
             name: jax.ShapeDtypeStruct(shape, np.float32, sharding=memory)
             for name, shape in shapes.items()
@@ -53,14 +57,6 @@ def read_workdir(
         store.close()
     parameters = {name: np.asarray(restored.get(name, np.zeros(shape, np.float32))) for name, shape in shapes.items()}
     return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
-
-
-def _cpu() -> jax.Device:
-    """The CPU, or, where JAX_PLATFORMS leaves it out, the first device there is."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return jax.local_devices()[0]
 
 
 @contextlib.contextmanager
@@ -81,10 +77,7 @@ def _readable(store: CheckpointStore, step: int) -> Iterator[None]:
 def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Writes a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
 
-    Args:
-      folder: made if need be; a checkpoint of step 0 in it is replaced.
-      parameters: by name; those without elements, of a head without classes, are not stored.
-      metadata: JSON values.
+    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
 
     Raises:
       ValueError: it holds checkpoints of a training run.

@@ -35,27 +35,16 @@ def class_names_file(path: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A network's parameters, and what belongs to them.
-
-    Attributes:
-      architecture: of the network.
-      parameters: float32 by the names of our model's leaves, in its order.
-      class_names: in the order of the logits; None where they are not known.
-      preprocessing: of the images, as checkpoints have it; None where it is not known.
-      source: "PATH (format)".
-      statuses: how each array that was read is used.
-      notes: sentences: what was assumed, and what is odd.
-      training: the data of the run that made them; None where it is not known.
-    """
+    """A network's parameters, and what belongs to them; None is what is not known."""
 
     architecture: Architecture
-    parameters: Mapping[str, np.ndarray]
-    class_names: tuple[str, ...] | None = None
-    preprocessing: Mapping[str, Any] | None = None
-    source: str = ""
-    statuses: Sequence[ArrayStatus] = ()
-    notes: Sequence[str] = ()
-    training: TrainingData | None = None
+    parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
+    class_names: tuple[str, ...] | None = None  # in the order of the logits
+    preprocessing: Mapping[str, Any] | None = None  # of the images, as checkpoints have it
+    source: str = ""  # "PATH (format)"
+    statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
+    notes: Sequence[str] = ()  # sentences: what was assumed, and what is odd
+    training: TrainingData | None = None  # the data of the run that made them
 
     def warnings(self) -> list[str]:
         """The notes that matter when these weights are used without training."""
@@ -151,8 +140,7 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any])
     if found.is_class_row_missing:
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         notes.append("The file's positions have no row for the class token; it gets zeros, which computes the same.")
-    stacked = stack(apart)
-    parameters = {name: stacked.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    parameters = stack(apart, shapes)
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None

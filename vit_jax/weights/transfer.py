@@ -26,15 +26,10 @@ The others see samples as the middles of cells, as image libraries and PyTorch p
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Parameters for another network.
+    """Parameters for another network."""
 
-    Attributes:
-      parameters: float32, for every parameter of the target.
-      statuses: of every parameter of either network.
-    """
-
-    parameters: Mapping[str, np.ndarray]
-    statuses: tuple[ArrayStatus, ...]
+    parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
+    statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
 
     def summary(self) -> str:
         """How many were copied, and the names of those that were not."""
@@ -60,9 +55,10 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     """
     source = weights.architecture
     expected, given = stacked_shapes(target), dict(weights.parameters)
-    is_new_head = not _is_same_head(given, expected)
+    of_head = {name for name in (*given, *expected) if name.startswith("head/")}
+    is_new_head = not all(name in given and expected.get(name) == given[name].shape for name in of_head)
     statuses = []
-    for name in [name for name in given if name.startswith("head/") and (is_new_head or name not in expected)]:
+    for name in [name for name in given if name in of_head and is_new_head]:
         if name not in expected or name.startswith("head/linear/"):
             status = "replaced" if name in expected else "left out"
             statuses.append(ArrayStatus.of(name, given.pop(name), status))
@@ -85,17 +81,10 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     return Fitted(fitted, (*statuses, *copied))
 
 
-def _is_same_head(given: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> bool:
-    names = {name for name in (*given, *expected) if name.startswith("head/")}
-    return all(name in given and expected.get(name) == given[name].shape for name in names)
-
-
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     """The weights without their last layer: `fit` then begins a new one, whatever the number of classes.
 
-    Args:
-      weights: stay as they are.
-      keep_hidden: a hidden layer stays, for a target that has one; else the network ends in what is pooled.
+    With `keep_hidden` a hidden layer stays, for a target that has one; else the network ends in what is pooled.
     """
     a = weights.architecture
     architecture = dataclasses.replace(a, num_classes=0, head=a.head if keep_hidden else "linear")
@@ -103,8 +92,7 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
-    parameters = kept | empty
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
+    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty, class_names=None)
 
 
 def with_position_table(weights: Weights) -> Weights:
@@ -119,14 +107,9 @@ def with_position_table(weights: Weights) -> Weights:
 
 
 def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What a network adds to its tokens, in one table.
+    """What a network adds to its tokens, in one table: float32 (1, S, D), the very numbers that the model computes.
 
-    Args:
-      a: a network whose positions are fixed, or learned by row and column.
-      parameters: by name; needed for the latter only.
-
-    Returns:
-      float32 (1, S, D), the very numbers that the model computes.
+    Positions are fixed, or learned by row and column; only for the latter `parameters` are needed.
     """
     if a.position_embedding != "learned_2d":
         return fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
@@ -139,12 +122,7 @@ def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.
 
 
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
-    """Resizes a table of positions to another grid, in two dimensions.
-
-    Args:
-      table_hwD: float32.
-      grid: new rows and columns, at least 1 each.
-      method: one of `PositionResize`.
+    """Resizes a table of positions, float32, to a grid of rows and columns, by a method of `PositionResize`.
 
     Returns:
       float32 (rows, columns, D); the very same numbers where the grid stays.
@@ -167,14 +145,7 @@ def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "cor
 
 
 def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are.
-
-    Args:
-      table_SD: float32, as many rows as the old grid has cells, or one more at the front.
-      old: rows and columns of its grid.
-      new: of the grid wanted.
-      method: one of `PositionResize`.
-    """
+    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are."""
     first = len(table_SD) - old[0] * old[1]
     resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
     return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])

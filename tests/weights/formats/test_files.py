@@ -161,7 +161,7 @@ def test_more_than_the_memory_is_refused(write, path):
     with open_arrays(path, memory_bytes=12_000_000) as file:
         assert file.read("x").shape == (1000, 1000)
     with pytest.raises(ValueError, match=r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"):
-        open_arrays(path, memory_bytes=11_999_999)
+        open_arrays(path, memory_bytes=11_999_999).__enter__()
 
 
 def test_the_memory_of_the_machine_is_the_default(write, path, monkeypatch):
@@ -169,7 +169,7 @@ def test_the_memory_of_the_machine_is_the_default(write, path, monkeypatch):
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     with pytest.raises(ValueError, match="memory"):
-        open_arrays(path)
+        read_all(path)
 
 
 # safetensors: what the library does for us, and what we add.
@@ -302,7 +302,7 @@ def test_other_files_are_named(tmp_path, content, kind):
     path = tmp_path / "weights.npz"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^\S*weights\.npz: this is .*\.npz and \.safetensors\.$") as caught:
-        open_arrays(path)
+        read_all(path)
     assert kind in str(caught.value)
 
 
@@ -310,20 +310,20 @@ def test_an_archive_of_other_things_is_refused(tmp_path):
     path = tmp_path / "model.keras"
     path.write_bytes(archive([("config.json", b"{}")], zipfile.ZIP_DEFLATED))
     with pytest.raises(ValueError, match=r"model\.keras: the member 'config\.json' is not an array"):
-        open_arrays(path)
+        read_all(path)
 
 
 def test_places_that_are_no_files(tmp_path):
     with pytest.raises(ValueError, match="missing: there is no such file"):
-        open_arrays(tmp_path / "missing")
+        read_all(tmp_path / "missing")
     with pytest.raises(ValueError, match="this is a folder"):
-        open_arrays(tmp_path)
+        read_all(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="this is a device or a pipe"):
-        open_arrays(tmp_path / "pipe")
+        read_all(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(ValueError, match="loop"):
-        open_arrays(tmp_path / "loop")
+        read_all(tmp_path / "loop")
 
 
 @pytest.mark.parametrize("given", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."])
@@ -331,7 +331,7 @@ def test_tensorflow_checkpoints_are_named(tmp_path, given):
     for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"\0\1\2")
     with pytest.raises(ValueError, match="a TensorFlow checkpoint"):
-        open_arrays(tmp_path / given)
+        read_all(tmp_path / given)
 
 
 def test_a_file_that_must_not_be_read(tmp_path, monkeypatch):
@@ -343,4 +343,4 @@ def test_a_file_that_must_not_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.open", forbid)
     with pytest.raises(ValueError, match=r"weights\.npz: Permission denied\.$"):
-        open_arrays(path)
+        read_all(path)

@@ -3,7 +3,7 @@ import pytest
 
 from tests.weights.reference import networks
 from tests.weights.small_networks import NETWORKS, assert_same
-from vit_jax.weights.names.ours import stack, stacked_name, unstack, unstacked_shapes
+from vit_jax.weights.names.ours import stack, stacked_name, stacked_shapes, unstack, unstacked_shapes
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -12,7 +12,7 @@ def test_stacking_and_taking_apart_are_inverse(network):
     parameters = networks.parameters(a)
     apart = unstack(parameters)
     assert {name: array.shape for name, array in apart.items()} == unstacked_shapes(a)
-    assert_same(stack(apart), parameters)
+    assert_same(stack(apart, stacked_shapes(a)), parameters)
 
 
 def test_layers_are_numbered_and_in_their_places():

@@ -1,7 +1,6 @@
 """The parts of a format: rules for names and layouts, the arrays that follow from them, and facts about a network.
 
-A format is a list of rules that give our parameters their foreign names. Reading and writing both follow from the
-entries made of them, so neither can drift from the other. The formats are in the modules beside this one.
+Reading and writing both follow from the entries made of the rules, so neither can drift from the other.
 """
 
 import dataclasses
@@ -74,14 +73,13 @@ class Entry:
         """What happens to the numbers on their way into or out of our names."""
         order, _ = _parse(self.layout, len(self.part))
         words = []
-        has_layers = stacked_name(self.ours[0])[1] is not None
         if self.layout != STACKED and len(self.ours) > 1:
             words.append("split" if reading else "joined")
         if list(order) != sorted(order):
             words.append("transposed")
         elif self.layout != STACKED and self._piece() != self.part:
             words.append("reshaped")
-        if has_layers and self.layout != STACKED:
+        if self.layout != STACKED and stacked_name(self.ours[0])[1] is not None:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
 
@@ -106,13 +104,13 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     for name in (name for name, shape in shapes.items() if math.prod(shape)):
         match, rule = next(((m, rule) for rule in rules if (m := re.fullmatch(rule.pattern, name))), (None, None))
         if match is None or rule is None:
-            homeless.append(name)
+            homeless.append(stacked_name(name)[0])
             continue
         foreign = match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
         groups.setdefault(foreign, []).append(name)
         layouts[foreign] = rule.layout
     if homeless:
-        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(stacked_name(name)[0] for name in homeless))}")
+        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(homeless))}")
     return [
         Entry(name, tuple(sorted(ours, key=_place_in_projection)), layouts[name], shapes[ours[0]])
         for name, ours in groups.items()
@@ -128,10 +126,8 @@ def _place_in_projection(name: str) -> int:
 def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Our axes in the file's order, and those that make up each of the file's axes."""
     axes = tuple(range(ndim))
-    if not layout:
-        return axes, tuple((axis,) for axis in axes)
-    if layout == STACKED:
-        return axes, ((), *((axis,) for axis in axes))
+    if layout in ("", STACKED):
+        return axes, (*(((),) if layout else ()), *((axis,) for axis in axes))
     ours, _, theirs = layout.partition("->")
     assert len(ours) == ndim, f"{layout} has {len(ours)} axes, the parameter {ndim}"
     words = [word.strip("()") for word in re.findall(r"\(\w+\)|\w", theirs)]
@@ -168,7 +164,6 @@ class Facts:
       fixed_positions: what then takes its place: "sincos2d" or "none".
       class_rows: how many of them may be the class token's.
       defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
-      The others as in `Architecture`.
     """
 
     family: str = "vit"
@@ -189,11 +184,7 @@ class Facts:
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
-    """The shape of an array that must be there.
-
-    Raises:
-      ValueError: it is missing, has another number of axes, or an empty one.
-    """
+    """The shape of an array; ValueError where it is missing, has another number of axes, or an empty one."""
     if name not in shapes:
         raise ValueError(f"{name} is missing")
     if len(shapes[name]) != ndim or 0 in shapes[name]:
@@ -210,28 +201,20 @@ def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -
 
 
 def count(names: Iterable[str], pattern: str) -> int:
-    """How many numbers the one group of `pattern` takes at the beginning of names.
-
-    Gaps do not matter: what is missing between is found when names are compared.
-    """
+    """How many numbers the one group of `pattern` takes at the beginning of names; gaps are found later, by name."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
 def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     """For each number of the first group, how many the second takes: the units of every stage."""
-    found = {(match[1], match[2]) for name in names if (match := re.match(pattern, name))}
-    return tuple(
-        count((f"{b}/" for a, b in found if a == stage), r"(\w+)/")
-        for stage in sorted({a for a, _ in found}, key=lambda digits: (len(digits), digits))
-    )
+    found: dict[str, set[str]] = {}
+    for match in filter(None, (re.match(pattern, name) for name in names)):
+        found.setdefault(match[1], set()).add(match[2])
+    return tuple(len(found[stage]) for stage in sorted(found, key=lambda digits: (len(digits), digits)))
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
-    """Name in the file → another name, turned round.
-
-    Raises:
-      ValueError: two names become the same.
-    """
+    """Name in the file → another name, turned round; ValueError where two names become the same."""
     found: dict[str, str] = {}
     for given, name in names.items():
         if name in found:

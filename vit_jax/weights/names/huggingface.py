@@ -24,14 +24,13 @@ from vit_jax.weights.names.ours import Shape
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 POOLER = "vit.pooler.dense"
-_CLASSIC = {  # newer → classic
-    r"vit\.layers\.(\d+)\.attention\.q_proj\.": r"vit.encoder.layer.\1.attention.attention.query.",
-    r"vit\.layers\.(\d+)\.attention\.k_proj\.": r"vit.encoder.layer.\1.attention.attention.key.",
-    r"vit\.layers\.(\d+)\.attention\.v_proj\.": r"vit.encoder.layer.\1.attention.attention.value.",
-    r"vit\.layers\.(\d+)\.attention\.o_proj\.": r"vit.encoder.layer.\1.attention.output.dense.",
-    r"vit\.layers\.(\d+)\.mlp\.fc1\.": r"vit.encoder.layer.\1.intermediate.dense.",
-    r"vit\.layers\.(\d+)\.mlp\.fc2\.": r"vit.encoder.layer.\1.output.dense.",
-    r"vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
+_CLASSIC = {  # newer → classic, below a layer
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
 }
 
 
@@ -58,9 +57,6 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Classic names → names in the file; None where the file is of another format.
 
     A pooler beside a classifier is left out: the library's classifier does not see it.
-
-    Raises:
-      ValueError: two names become the same.
     """
     classic = {name: _classic_name(name) for name in names}
     if f"{PATCHES}.weight" not in classic.values():
@@ -72,17 +68,12 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 def _classic_name(name: str) -> str:
     name = name if name.startswith(("vit.", "classifier.")) else f"vit.{name}"
-    for pattern, replacement in _CLASSIC.items():
-        name = re.sub(rf"^{pattern}", replacement, name)
-    return name
+    match = re.fullmatch(r"vit\.layers\.(\d+)\.(.+)\.(\w+)", name)
+    return f"vit.encoder.layer.{match[1]}.{_CLASSIC.get(match[2], match[2])}.{match[3]}" if match else name
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
     width, _, height, patch_width = shape_of(shapes, f"{PATCHES}.weight", 4)
     return Facts(
         patch_size=(height, patch_width),

@@ -99,11 +99,7 @@ def _resnet_rules(ours: str, root: str, stages: str) -> list[Rule]:
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """The names as they are; None where the file is of another format.
-
-    Raises:
-      ValueError: it is timm's, but of a network that ours does not compute.
-    """
+    """The names as they are; None for another format; ValueError for a network of timm's that ours does not compute."""
     names = set(names)
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
@@ -121,11 +117,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
     if "patch_embed.proj.weight" not in shapes:
         return _resnet_facts(shapes)
     width, _, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4)
