@@ -1,4 +1,4 @@
-from vit_jax.weights.report import ArrayStatus, Report, joined_names, table
+from vit_jax.weights.report import ArrayStatus, joined_names, table
 
 
 def test_names_that_differ_in_one_place_are_joined():
@@ -18,16 +18,3 @@ def test_the_table_has_a_line_for_each_array():
         "  a.weight  a/kernel       2x3     float32  transposed",
         "  opt/x     -              scalar  float32  ignored",
     ]
-
-
-def test_the_report_names_both_sides_and_ends_in_the_notes():
-    status = ArrayStatus("x", ("y",), (1,), "float32", "copied")
-    lines = (
-        Report("a.npz (released)", "b (timm)", "ViT-B/16: 3", [status], [status, status], ["first", "second"])
-        .text()
-        .splitlines()
-    )
-    assert lines[0] == "Read from a.npz (released):"
-    assert lines[3] == "Written to b (timm):"
-    assert lines[-3:] == ["ViT-B/16: 3", "- first", "- second"]
-    assert len(lines) == 10

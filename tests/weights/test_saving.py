@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,9 +9,7 @@ from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
-from vit_jax import pytree
 from vit_jax.checkpoint.store import CheckpointStore
-from vit_jax.models import build_model
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import open_arrays
@@ -46,10 +43,7 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
-            assert {status.name for status in statuses} == set(file.arrays)
-            assert {status.name for status in read.statuses} == set(file.arrays)
-            assert file.metadata["grid"] == list(a.grid)
-            assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "resnet"))
+            assert {status.name for status in statuses} == {status.name for status in read.statuses} == set(file.arrays)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +83,6 @@ def test_a_chain_through_all_formats_changes_no_bit(tmp_path):
     assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "5.npz").read_bytes()
 
 
-def test_other_readers_see_arrays_alone(tmp_path):
-    save_weights(detailed(HYBRID), tmp_path / "w.npz", "released")
-    with np.load(tmp_path / "w.npz") as file:
-        assert set(file.files) == {entry.name for entry in FORMATS["released"].entries(HYBRID)}
-        np.testing.assert_array_equal(
-            file["block1/unit2/gn3/scale"][0, 0, 0], networks.parameters(HYBRID)["stem/stage1/rest/norm3/scale"][0]
-        )
-
-
 @pytest.mark.parametrize("format_name", ["released", "timm", "huggingface", OWN])
 def test_without_the_head_the_features_remain(format_name, tmp_path):
     a = dataclasses.replace(VIT, head="mlp")
@@ -113,26 +98,16 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
     assert_same(read.parameters, kept | empty)
 
 
-def test_a_hidden_layer_must_be_left_out_for_libraries(tmp_path):
-    weights = weights_of(dataclasses.replace(VIT, head="mlp"))
-    with pytest.raises(ValueError, match=r"timm cannot hold .*hidden layer.*leave the head out"):
-        save_weights(weights, tmp_path / "w.safetensors", "timm")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_checkpoint_of_weights_alone_has_one_step_and_no_optimiser(tmp_path):
     save_weights(detailed(RESNET), tmp_path / "out", OWN)
     save_weights(detailed(VIT), tmp_path / "out", OWN)  # over it
     store = CheckpointStore(tmp_path / "out", read_only=True)
     assert store.all_steps() == [0]
     assert store.item_names(0) == {"model", "metadata"}
-    assert store.metadata(0)["architecture"]["name"] == VIT.name
-    model = jax.eval_shape(lambda: build_model(VIT, jax.random.key(0)))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), model)
-    restored = pytree.named_leaves(store.restore(0, {"model": abstract})["model"])  # as a run's init_from does
-    assert_same({name: np.asarray(leaf) for name, leaf in restored.items()}, networks.parameters(VIT))
     store.close()
+    read = load_weights(tmp_path / "out")
+    assert read.architecture == VIT
+    assert_same(read.parameters, networks.parameters(VIT))
 
 
 def test_a_training_run_is_not_written_over(tmp_path):

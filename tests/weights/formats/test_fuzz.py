@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
-from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
+from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.formats.arrays import BFLOAT16
 from vit_jax.weights.formats.metadata import to_comment
 
@@ -83,30 +83,12 @@ def damage(rng, content):
     return bytes(changed)
 
 
-def damage_text(rng, text):
-    """One change to a header of an array that leaves it printable."""
-    at = rng.randrange(len(text))
-    piece = rng.choice("90-(),'\"{}[ Le.\\\n:é")
-    piece = rng.choice((piece, piece, text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30))
-    return text[:at] + piece + text[at + rng.randrange(8) :]
-
-
-def stored_archive(path):
-    write_npz(path, a_few(), METADATA)
-    return path.read_bytes()
-
-
-def deflated_archive(path):
-    members = {f"{name}.npy": numbers(array) for name, array in a_few().items()}
-    comment = to_comment(METADATA)
-    return archive(members.items(), zipfile.ZIP_DEFLATED, comment)
-
-
-@pytest.mark.parametrize("make", [stored_archive, deflated_archive])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_damaged_archives(tmp_path, make, seed):
+def test_damaged_archives(tmp_path, method, seed):
     path = tmp_path / "x.npz"
-    content = make(path)
+    members = [(f"{name}.npy", numbers(array)) for name, array in a_few().items()]
+    content = archive(members, method, to_comment(METADATA))
     end = content.rindex(b"PK\x05\x06")
     marker = content[end + 22 : content.index(b"\n", end) + 1]
     rng = random.Random(seed)
@@ -125,11 +107,11 @@ def test_damaged_archives(tmp_path, make, seed):
     assert 0.5 < refused / NUM_CASES < 1  # dates and the like are nobody's business
 
 
-def reference(content):
-    """NumPy's reading of a `.npy` file, with what it leaves over."""
-    stream = io.BytesIO(content)
-    array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array, stream.read()
+def damage_text(rng, text):
+    """One change to a header of an array that leaves it printable."""
+    at = rng.randrange(len(text))
+    pieces = (*"90-(),'\"{}[ Le.\\\n:é", text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30)
+    return text[:at] + rng.choice(pieces) + text[at + rng.randrange(8) :]
 
 
 @pytest.mark.filterwarnings("ignore")  # of NumPy and of Python's parser
@@ -144,8 +126,9 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
         found = outcome(path, archive([("x.npy", content)]))
         if found is not None:
             read += 1
-            expected, rest = reference(content)
-            assert rest == b""
+            stream = io.BytesIO(content)
+            expected = np.lib.format.read_array(stream, allow_pickle=False)
+            assert stream.read() == b""
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
             assert same(found[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
@@ -159,6 +142,8 @@ def read_safetensors(path):
 
 def test_damaged_safetensors(tmp_path):
     path = tmp_path / "x.safetensors"
+    for head in (b"", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY"):
+        assert outcome(path, head + bytes(range(200))) is None  # noise of any kind
     write_safetensors(path, a_few(), METADATA)
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -176,11 +161,3 @@ def test_damaged_safetensors(tmp_path):
             read += 1
             assert all(stored == (array.shape, array.dtype) for stored, array in found.values())
     assert 0 < read < NUM_CASES
-
-
-def test_noise_of_any_kind(tmp_path):
-    path = tmp_path / "x"
-    rng = random.Random(5)
-    heads = (b"", b"PK\x03\x04", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY")
-    for _ in range(NUM_CASES):
-        assert outcome(path, rng.choice(heads) + rng.randbytes(rng.choice((0, 1, 9, 21, 22, 23, 200)))) is None
