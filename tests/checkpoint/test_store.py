@@ -57,20 +57,16 @@ def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_st
     assert asked == []
 
 
-def test_keeps_the_latest_and_the_best(open_store):
-    store = open_store(keep_latest=2, keep_best=1, best_metric="test_accuracy")
-    for step, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.1), (5, 0.2), (6, 0.3)):
-        save(store, step, **({} if accuracy is None else {"test_accuracy": accuracy}))
+@pytest.mark.parametrize(
+    ("name", "values", "kept"),
+    [("accuracy", (0.5, 0.9, None, 0.1, 0.2, 0.3), [2, 5, 6]), ("loss", (0.5, 0.1, 0.9, None, 0.8, 0.7), [2, 5, 6])],
+)
+def test_keeps_the_latest_and_the_best(open_store, name, values, kept):
+    store = open_store(keep_latest=2, keep_best=1, best_metric=f"test_{name}")
+    for step, value in enumerate(values, start=1):
+        save(store, step, **({} if value is None else {f"test_{name}": value}))
     store.wait()
-    assert store.all_steps() == [2, 5, 6]
-
-
-def test_the_best_loss_is_the_lowest(open_store):
-    store = open_store(keep_latest=1, keep_best=1, best_metric="test_loss")
-    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.8)):
-        save(store, step, test_loss=loss)
-    store.wait()
-    assert store.all_steps() == [2, 4]
+    assert store.all_steps() == kept
 
 
 def test_the_best_outlives_a_restart(open_store):
