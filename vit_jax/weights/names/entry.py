@@ -135,21 +135,29 @@ def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ..
     return tuple(itertools.chain(*groups)), groups
 
 
-# How PyTorch's layers keep what ours keep. A group of the pattern may occur in the foreign name as \1.
+_PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bias there; the first counts
+    "attention/out": ("ThD->D(Th)", ""),
+    "attention/": ("DTh->(Th)D", "Th->(Th)"),
+    "norm": ("", ""),
+    "conv": ("hwio->oihw", ""),
+    "embedding": ("hwio->oihw", ""),
+    "": ("io->oi", ""),
+}
 
 
-DENSE, CONVOLUTION, PROJECTION, OUT = "io->oi", "hwio->oihw", "DTh->(Th)D", "ThD->D(Th)"
+def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
+    """Rules for layers as PyTorch keeps them, by pattern and name as in `Rule`; those of one name are joined."""
+    rules = []
+    for ours, theirs in layers.items():
+        kernel, bias = next(layouts for part, layouts in _PYTORCH.items() if part in ours)
+        for leaf, suffix, layout in (("(?:kernel|scale)", ".weight", kernel), ("bias", ".bias", bias)):
+            name = f"{theirs}{suffix}" if isinstance(theirs, str) else functools.partial(_suffixed, theirs, suffix)
+            rules.append(Rule(f"{ours}/{leaf}", name, layout))
+    return rules
 
 
-def norm_rules(ours: str, theirs: str) -> list[Rule]:
-    """Scale and bias of a norm."""
-    return [Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")]
-
-
-def kernel_rules(ours: str, theirs: str, layout: str) -> list[Rule]:
-    """Kernel and bias of a layer; what `ours` finds for the same foreign name is joined."""
-    bias_layout = "Th->(Th)" if layout == PROJECTION else ""
-    return [Rule(f"{ours}/kernel", f"{theirs}.weight", layout), Rule(f"{ours}/bias", f"{theirs}.bias", bias_layout)]
+def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Match[str]) -> str:
+    return name_of(match) + suffix
 
 
 # What names and shapes determine of a network. A file may contain anything: no shape is trusted.

@@ -6,20 +6,7 @@ Files carry the classic names; newer versions of the library use shorter ones in
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import (
-    CONVOLUTION,
-    DENSE,
-    OUT,
-    PROJECTION,
-    Facts,
-    Rule,
-    classes_of,
-    count,
-    invert,
-    kernel_rules,
-    norm_rules,
-    shape_of,
-)
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, count, invert, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
@@ -37,20 +24,20 @@ _CLASSIC = {  # newer → classic, below a layer
 def rules() -> list[Rule]:
     """The names of ViTs with a class token and learned positions."""
     block, theirs = r"encoder/blocks/(\d+)", r"vit.encoder.layer.\1"
-    return [
-        *kernel_rules("embedding", PATCHES, CONVOLUTION),
-        Rule("class_token", "vit.embeddings.cls_token"),
-        Rule("positions/table", "vit.embeddings.position_embeddings"),
-        *norm_rules(f"{block}/attention_norm", f"{theirs}.layernorm_before"),
-        *kernel_rules(f"{block}/attention/(query|key|value)", rf"{theirs}.attention.attention.\2", PROJECTION),
-        *kernel_rules(f"{block}/attention/out", f"{theirs}.attention.output.dense", OUT),
-        *norm_rules(f"{block}/mlp_norm", f"{theirs}.layernorm_after"),
-        *kernel_rules(f"{block}/mlp/expand", f"{theirs}.intermediate.dense", DENSE),
-        *kernel_rules(f"{block}/mlp/contract", f"{theirs}.output.dense", DENSE),
-        *norm_rules("encoder/norm", "vit.layernorm"),
-        *kernel_rules("head/hidden", POOLER, DENSE),
-        *kernel_rules("head/linear", "classifier", DENSE),
-    ]
+    layers = {
+        "embedding": PATCHES,
+        f"{block}/attention_norm": f"{theirs}.layernorm_before",
+        f"{block}/attention/(query|key|value)": rf"{theirs}.attention.attention.\2",
+        f"{block}/attention/out": f"{theirs}.attention.output.dense",
+        f"{block}/mlp_norm": f"{theirs}.layernorm_after",
+        f"{block}/mlp/expand": f"{theirs}.intermediate.dense",
+        f"{block}/mlp/contract": f"{theirs}.output.dense",
+        "encoder/norm": "vit.layernorm",
+        "head/hidden": POOLER,
+        "head/linear": "classifier",
+    }
+    tokens = [Rule("class_token", "vit.embeddings.cls_token")]
+    return [*tokens, Rule("positions/table", "vit.embeddings.position_embeddings"), *pytorch_rules(layers)]
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
