@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import open_atomically
+from vit_jax.files import write_atomically
 from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
@@ -47,9 +47,8 @@ def write_library_config(
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
         if value is None:
             path.unlink(missing_ok=True)
-            continue
-        with open_atomically(path) as file:
-            file.write(json.dumps(value, indent=2).encode() + b"\n")
+        else:
+            write_atomically(path, json.dumps(value, indent=2) + "\n")
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
     if preprocessing is None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.checkpoint.workdir import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import open_atomically
+from vit_jax.files import write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
@@ -84,8 +84,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     beside = class_names_file(path)
     if any(len(name.splitlines()) > 1 for name in weights.class_names):
         raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
-    with open_atomically(beside) as file:
-        file.write("".join(f"{name}\n" for name in weights.class_names).encode())
+    write_atomically(beside, "".join(f"{name}\n" for name in weights.class_names))
     training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
     write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})
     return [
