@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore
@@ -41,21 +40,13 @@ def read_workdir(
         with _readable(store, step):
             metadata = store.metadata(step)
         shapes = shapes_of(metadata)
-        try:
-            device = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX_PLATFORMS leaves it out
-            device = jax.local_devices()[0]
-        memory = jax.sharding.SingleDeviceSharding(device)
-        abstract = {
-            name: jax.ShapeDtypeStruct(shape, np.float32, sharding=memory)
-            for name, shape in shapes.items()
-            if math.prod(shape)
-        }
+        # NumPy's arrays, whose place is the memory; these take none.
+        abstract = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items() if math.prod(shape)}
         with _readable(store, step):
             restored = store.restore(step, {item: abstract})[item]
     finally:
         store.close()
-    parameters = {name: np.asarray(restored.get(name, np.zeros(shape, np.float32))) for name, shape in shapes.items()}
+    parameters = {name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
     return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
 
 

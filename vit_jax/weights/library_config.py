@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
@@ -16,12 +17,8 @@ _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
-    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
-    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
-    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
-    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
-    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
-    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+    (RESNET_UNITS[depth], factor): f"resnetv2_{depth}x{factor}_bit"
+    for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 }
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _HALF = [0.5, 0.5, 0.5]  # mean and deviation that bring pixels from [0, 1] to [-1, 1]

@@ -57,7 +57,7 @@ class Weights:
 def load_weights(
     source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **options: Any
 ) -> Weights:
-    """Reads weights in any format, from a file, a folder or the Hub.
+    """Reads weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
@@ -65,9 +65,6 @@ def load_weights(
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
-
-    Returns:
-      The weights; those without a head have an architecture with `num_classes` 0.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that neither
@@ -93,9 +90,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any]) 
             refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
             return architecture
 
-    parameters, metadata, what = read_workdir(
-        path, lambda metadata: stacked_shapes(architecture_of(metadata)), polyak=polyak
-    )
+    parameters, metadata, what = read_workdir(path, lambda found: stacked_shapes(architecture_of(found)), polyak=polyak)
     return Weights(
         architecture_of(metadata),
         parameters,
@@ -153,10 +148,8 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
     """Every name, shape and type is as it must be, and nothing is left over."""
     given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
     if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
-        detail = "\n  ".join(lines)
-        raise ValueError(
-            f"its arrays are not those of {found.architecture.name} in the format {found.format}:\n  {detail}"
-        )
+        network = f"{found.architecture.name} in the format {found.format}"
+        raise ValueError("\n  ".join([f"its arrays are not those of {network}:", *lines]))
     if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
 

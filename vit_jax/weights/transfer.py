@@ -18,7 +18,6 @@ from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.report import ArrayStatus
 
-RESIZED = ("positions/table", "positions/row_table", "positions/column_table")
 PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
 """corners: bilinear between samples whose corners stay corners, as the released code does (scipy's order-1 zoom).
 The others see samples as the middles of cells, as image libraries and PyTorch ports do, and smooth when they shrink."""
@@ -68,7 +67,13 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    for name, (old, new) in _grids(source, target).items():
+    (rows, columns), (new_rows, new_columns) = source.grid, target.grid
+    grids = {  # old and new; the tables of rows and of columns are grids one wide
+        "positions/table": (source.grid, target.grid),
+        "positions/row_table": ((rows, 1), (new_rows, 1)),
+        "positions/column_table": ((columns, 1), (new_columns, 1)),
+    }
+    for name, (old, new) in grids.items():
         if name in given and old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
             statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
@@ -100,25 +105,20 @@ def with_position_table(weights: Weights) -> Weights:
     a = weights.architecture
     if not a.has_transformer or a.position_embedding == "learned_1d":
         return weights
+    given = dict(weights.parameters)
+    if a.position_embedding == "learned_2d":
+        half = (*a.grid, a.width // 2)
+        columns_hwD = np.broadcast_to(given["positions/column_table"], half)
+        rows_hwD = np.broadcast_to(given["positions/row_table"][:, None], half)
+        table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
+        first_1D = [given["positions/class_row"]] if a.pool == "token" else []
+        table_1SD = np.concatenate([*first_1D, table_ND])[None]
+    else:
+        table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
+    given["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d")
-    given = {**weights.parameters, RESIZED[0]: position_table(a, weights.parameters)}
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
-
-
-def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What a network adds to its tokens, in one table: float32 (1, S, D), the very numbers that the model computes.
-
-    Positions are fixed, or learned by row and column; only for the latter `parameters` are needed.
-    """
-    if a.position_embedding != "learned_2d":
-        return fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
-    half = (*a.grid, a.width // 2)
-    columns_hwD = np.broadcast_to(parameters["positions/column_table"], half)
-    rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half)
-    table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
-    first_1D = [parameters["positions/class_row"]] if a.pool == "token" else []
-    return np.concatenate([*first_1D, table_ND])[None]
 
 
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
@@ -157,14 +157,7 @@ def _corner_weights(old: int, new: int) -> np.ndarray:
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
-def _grids(source: Architecture, target: Architecture) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """Old and new grid of each table of positions; the tables of rows and of columns are grids one wide."""
-    (rows, columns), (new_rows, new_columns) = source.grid, target.grid
-    grids = ((source.grid, target.grid), ((rows, 1), (new_rows, 1)), ((columns, 1), (new_columns, 1)))
-    return dict(zip(RESIZED, grids, strict=True))
-
-
 def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    if name == RESIZED[0]:
+    if name == "positions/table":
         return resize_rows(array[0], old, new, method)[None]
     return resize_grid(array[:, None], new, method)[:, 0]
