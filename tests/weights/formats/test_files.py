@@ -61,19 +61,9 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
         assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([{}], object),
-        np.array(["text"]),
-        np.zeros(2, [("x", "f4")]),
-        np.zeros(2, "V2"),
-        np.zeros(2, "complex64"),
-        np.zeros(2, np.longdouble),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_other_dtypes_are_refused(write, path, array):
+@pytest.mark.parametrize("dtype", [object, "U4", [("x", "f4")], "V2", "complex64", np.longdouble], ids=str)
+def test_other_dtypes_are_refused(write, path, dtype):
+    array = np.zeros(2, dtype)
     with pytest.raises(ValueError, match=r"weights: array 'x' is of dtype .* cannot be written\. Allowed: float16"):
         write(path, {"fine": np.zeros(2), "x": array}, {})
     assert not path.exists()
@@ -182,12 +172,10 @@ def test_truncations_and_shrinking_under_the_reader(path):
 # What is in a file.
 
 
-def test_the_suffix_does_not_matter(tmp_path):
-    for write in (write_npz, write_safetensors):
-        for name in ("weights", "weights.npz", "weights.safetensors", "weights.bin"):
-            write(tmp_path / name, {"x": np.arange(3.0)}, {})
-            with open_arrays(str(tmp_path / name)) as file:
-                assert file.read("x").tolist() == [0, 1, 2]
+def test_the_suffix_does_not_matter(write, tmp_path):
+    for name in ("weights", "weights.npz", "weights.safetensors", "weights.bin"):
+        write(tmp_path / name, {"x": np.arange(3.0)}, {})
+        assert_read(str(tmp_path / name), {"x": np.arange(3.0)}, {})
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x8B1F, 0x7B, 0x3C])

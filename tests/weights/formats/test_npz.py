@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -103,55 +104,44 @@ def test_an_archive_written_to_a_stream(path):
 # Headers of arrays that lie.
 
 
-@pytest.mark.parametrize("descr", ["'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]"])
-def test_other_types_are_refused(path, descr):
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}"
-    message = refused(path, archive([("x/y.npy", npy(header, b"12345678"))]))
-    assert "member 'x/y.npy': it is of type" in message
-    assert "which is not read. Allowed: float16" in message
+DATA = b"12345678"
+SHAPES = (
+    "(3,)",
+    "(1,)",
+    "(-1,)",
+    "(-2, -1)",
+    f"({10**12},)",
+    f"({2**63}, {2**63})",
+    f"(0, {2**62}, {2**62})",
+    "(2.0,)",
+)
+TYPES = ("'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]")
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("content", "words"),
     [
-        "(3,)",
-        "(1,)",
-        "(-1,)",
-        "(-2, -1)",
-        f"({10**12},)",
-        f"({2**63}, {2**63})",
-        f"(0, {2**62}, {2**62})",
-        "(2.0,)",
+        *((npy(PLAIN.replace("(2,)", shape), DATA), "member 'x.npy': ") for shape in SHAPES),
+        *((npy(PLAIN.replace("'<f4'", one), DATA), "it is of type .*which is not read. Allowed: fl") for one in TYPES),
+        (b"", "'x"),
+        (b"\x93NUMPY\x01", "'x"),
+        (b"\x80\x04N.", "'x"),
+        (npy(PLAIN, DATA, version=4), r"version \(4, 0\) of the .npy format"),
+        (npy(PLAIN, DATA, version=2, length=2**32 - 1), "'x"),
+        (npy(PLAIN, b"", length=2000), "'x"),
+        (npy(PLAIN.replace("<f4", "__import__('os')"), DATA), "'x"),
     ],
+    ids=range(22),
 )
-def test_lying_shapes_are_refused_and_take_no_memory(path, shape):
-    content = archive([("x.npy", npy(PLAIN.replace("(2,)", shape), b"12345678"))])
+def test_lying_and_damaged_headers_are_refused_and_take_no_memory(path, content, words):
+    content = archive([("x.npy", content)])
     tracemalloc.start()
     try:
-        assert "member 'x.npy': " in refused(path, content)
+        message = refused(path, content)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x93NUMPY\x01",
-        b"\x80\x04N.",
-        npy(PLAIN, b"12345678", version=4),
-        npy(PLAIN, b"12345678", version=2, length=2**32 - 1),
-        npy(PLAIN, b"", length=2000),
-        npy(PLAIN.replace("<f4", "__import__('os')"), b"12345678"),
-        npy("{" * 9_000, b"12345678"),
-        npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), b"12345678"),
-    ],
-    ids=range(9),
-)
-def test_damaged_headers_are_refused(path, content):
-    message = refused(path, archive([("x.npy", content)]))
-    assert "'x" in message
+    assert re.search(words, message)
     assert len(message) < 1000
 
 
@@ -169,6 +159,8 @@ ENCRYPTED[6] |= 1
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (archive([("x.npy", npy("{" * 9_000, DATA))]), "member 'x.npy': "),
+        (archive([("x.npy", npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), DATA))]), "member 'x.npy': "),
         (archive([("../x.npy", ONE)]), "is not allowed"),
         (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "its name is ambiguous"),
         (archive([("readme.txt", ONE)]), "'readme.txt' is not an array: it does not end in .npy"),
@@ -182,12 +174,12 @@ ENCRYPTED[6] |= 1
         (ALONE + b"PK", "the archive does not end where the file does"),
         (ALONE[:4] + b"\0" * 8 + ALONE, "and what is before it ends at 0"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_lying_archives_are_refused(path, content, reason):
     message = refused(path, content)
     assert reason in message
-    assert len(message) < 600
+    assert len(message) < 1000
 
 
 def test_a_bomb_is_refused_by_its_size_and_a_checksum_when_the_array_is_read(path):
