@@ -20,6 +20,12 @@ from vit_jax.weights.transfer import fit, resize_grid, resize_rows, without_head
 
 MLP = NETWORKS["mlp_head"]
 HEAD = ("head/linear/kernel", "head/linear/bias")
+FILTERS = {
+    "bilinear": (1, lambda x: 1 - x),
+    "bicubic": (2, lambda x: 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2),
+    "lanczos3": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
+}
+"""Radius and value at a distance: the triangle, Keys' cubic with a slope of -0.5, and the windowed sinc."""
 
 
 def changed(a, **fields):
@@ -74,8 +80,13 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
             assert name.startswith("head/hidden/")
         else:
             assert resize
-            assert name in ("positions/table", "positions/row_table", "positions/column_table")
-            assert words.startswith("resized from ")
+            (height, width), (new_height, new_width) = source.grid, target.grid
+            assert name != "positions/table" or words == f"resized from {height}x{width} to {new_height}x{new_width}"
+            resized = made[0] if name == "positions/table" else made
+            old = given[0] if name == "positions/table" else given
+            grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
+            grid = grids.get(name.removeprefix("positions/").removesuffix("_table"), (source.grid, target.grid))
+            assert resized.tobytes() == resize_rows(old, *grid, "corners").tobytes()
 
 
 def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
@@ -95,39 +106,6 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     )
 
 
-def test_other_classes_begin_at_zero_and_the_bias_where_the_target_says():
-    fitted = fit(weights_of(VIT), changed(VIT, num_classes=4, head_bias_init=-10.0))
-    assert fitted.parameters["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
-    assert fitted.parameters["head/linear/bias"].tolist() == [-10.0] * 4
-    assert fitted.parameters["head/linear/bias"].dtype == np.float32
-
-
-def test_weights_without_a_head_say_so():
-    weights = weights_of(MLP, class_names=("a", "b", "c"))
-    empty = without_head(weights)
-    assert empty.architecture == changed(MLP, num_classes=0)
-    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(empty.architecture)
-    assert empty.class_names is None
-    assert without_head(weights, keep_hidden=False).architecture == changed(VIT, num_classes=0)
-
-
-@pytest.mark.parametrize("name", ["token", "gap", "hybrid"])
-@pytest.mark.parametrize("method", ["corners", "bicubic"])
-def test_positions_are_resized_in_two_dimensions(name, method):
-    """From 2 x 3 patches to 4 x 6; the row of a class token stays as it is."""
-    source = NETWORKS[name]
-    target = doubled(source)
-    (height, width), num_first = source.grid, int(source.pool == "token")
-    weights = weights_of(source)
-    fitted = fit(weights, target, position_resize=method)
-    old, new = weights.parameters["positions/table"][0], fitted.parameters["positions/table"]
-    assert new.shape == (1, num_first + 4 * height * width, source.width)
-    assert new[0, :num_first].tobytes() == old[:num_first].tobytes()
-    patches = resize_grid(old[num_first:].reshape(height, width, -1), target.grid, method)
-    assert new[0, num_first:].tobytes() == patches.tobytes()
-    assert words_of(fitted)["positions/table"] == f"resized from {height}x{width} to {2 * height}x{2 * width}"
-
-
 def test_tables_of_rows_and_columns_are_resized_each_along_itself():
     source = NETWORKS["learned_2d"]  # 2 rows and 3 columns
     weights = weights_of(source)
@@ -141,6 +119,20 @@ def test_tables_of_rows_and_columns_are_resized_each_along_itself():
     words = words_of(fitted)
     assert words["positions/row_table"] == "resized from 2x1 to 4x1"
     assert words["positions/column_table"] == words["positions/class_row"] == "copied"
+
+
+@pytest.mark.parametrize("method", FILTERS)
+def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_says(method):
+    target = changed(doubled(VIT), num_classes=4, head_bias_init=-10.0)
+    weights = weights_of(VIT, class_names=("a", "b", "c"))
+    fitted = fit(weights, target, position_resize=method).parameters
+    expected = resize_rows(weights.parameters["positions/table"][0], VIT.grid, target.grid, method)
+    assert fitted["positions/table"][0].tobytes() == expected.tobytes()
+    assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
+    assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
+    empty = without_head(weights, keep_hidden=False)
+    assert (empty.architecture, empty.class_names) == (changed(VIT, num_classes=0), None)
+    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(empty.architecture)
 
 
 def test_every_mismatch_is_listed_at_once():
@@ -164,13 +156,6 @@ def test_every_mismatch_is_listed_at_once():
 
 # Tables of positions on other grids: against numbers worked by hand, SciPy, and filters written out.
 
-
-FILTERS = {
-    "bilinear": (1, lambda x: 1 - x),
-    "bicubic": (2, lambda x: 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2),
-    "lanczos3": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
-}
-"""Radius and value at a distance: the triangle, Keys' cubic with a slope of -0.5, and the windowed sinc."""
 
 GRIDS = [
     ((14, 14), (24, 24)),
