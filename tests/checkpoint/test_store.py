@@ -38,6 +38,7 @@ def test_round_trip_with_metadata(open_store, tmp_path):
     save(store, 7)
     store.wait()
     assert has_checkpoints(tmp_path)
+    (tmp_path / "checkpoints/8.orbax-checkpoint-tmp/model").mkdir(parents=True)  # half written
     again = open_store(read_only=True)
     assert again.latest_step() == 7
     assert again.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
@@ -104,11 +105,3 @@ def test_every_mismatch_is_listed_at_once(open_store):
         assert part in str(raised.value)
     with pytest.raises(ValueError, match="no item 'polyak'"):
         store.restore(1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
-
-
-def test_a_half_written_checkpoint_is_not_seen(open_store, tmp_path):
-    store = open_store(keep_latest=3)
-    save(store, 1)
-    store.wait()
-    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp" / "model").mkdir(parents=True)
-    assert open_store(read_only=True).latest_step() == 1
