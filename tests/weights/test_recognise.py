@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.weights.reference import networks
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, weights_of
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import OPTIONS
@@ -27,11 +28,6 @@ DEFAULTS = {
     "timm": {"gelu": "exact", "layer_norm_epsilon": 1e-6},
     "huggingface": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
 }
-TIMM_STEM = {
-    "group_norm_epsilon": 1e-5,
-    "standardization_epsilon": 1e-8,
-    "standardization_epsilon_added_to": "variance",
-}
 
 
 def headers(a, format_name):
@@ -41,7 +37,7 @@ def headers(a, format_name):
 def as_read(a, format_name):
     """With the format's own GELU form and epsilons."""
     details = DEFAULTS[format_name] if a.has_transformer else {}
-    details = details | (TIMM_STEM if a.has_resnet and format_name == "timm" else {})
+    details = details | (networks.STEM_EPSILONS if a.has_resnet and format_name == "timm" else {})
     return dataclasses.replace(a, **details)
 
 

@@ -125,11 +125,7 @@ class CheckpointStore:
         self._guard(self._manager.wait_until_finished)
 
     def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
-        """Reads items into the structure, dtypes and shardings of `abstract`.
-
-        Args:
-          step: one of `all_steps`.
-          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings.
+        """Reads items into the structure, dtypes and shardings of `abstract`: for each a tree of `ShapeDtypeStruct`.
 
         Raises:
           ValueError: names or shapes differ from what is stored; every difference is listed.

@@ -77,11 +77,7 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted.
-
-    Raises:
-      ValueError: fields of the wrong type, that do not fit together, or of more layers than any network has.
-    """
+    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted."""
     a = read_architecture(fields)
     if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
         raise ValueError(

@@ -64,15 +64,13 @@ def recognise(
       options: fields of the architecture, from `OPTIONS`, that the caller gives; they take precedence over `stated`.
 
     Raises:
-      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts
-        the file.
+      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
     """
     given = validated_options(options or {})
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    is_row_missing = False
-    assumptions: list[str] = []
+    is_row_missing, assumptions = False, list[str]()
     if metadata:
         architecture = stored_architecture(metadata)
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")

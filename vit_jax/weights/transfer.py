@@ -122,13 +122,9 @@ def with_position_table(weights: Weights) -> Weights:
 
 
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
-    """Resizes a table of positions, float32, to a grid of rows and columns, by a method of `PositionResize`.
+    """Resizes a table of positions to a grid, float32 (rows, columns, D), by a method of `PositionResize`.
 
-    Returns:
-      float32 (rows, columns, D); the very same numbers where the grid stays.
-
-    Raises:
-      ValueError: unknown method.
+    Where the grid stays, so do the very numbers.
     """
     if method not in get_args(PositionResize):
         raise ValueError(

@@ -72,26 +72,15 @@ class StoredArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """A file of arrays, open for reading.
-
-    Attributes:
-      path: the file.
-      arrays: shape and dtype of each array by name; no data has been read for it.
-      metadata: what this package wrote the file with; empty for a file from elsewhere.
-      read_array: reads one array.
-    """
+    """A file of arrays, open for reading."""
 
     path: pathlib.Path
-    arrays: Mapping[str, StoredArray]
-    metadata: dict[str, Any]
+    arrays: Mapping[str, StoredArray]  # by name; no data has been read for it
+    metadata: dict[str, Any]  # what this package wrote the file with; empty for a file from elsewhere
     read_array: Callable[[str], np.ndarray]
 
     def read(self, name: str) -> np.ndarray:
-        """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored.
-
-        Raises:
-          ValueError: there is no such array, its data is damaged, or memory does not suffice.
-        """
+        """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored."""
         if name not in self.arrays:
             raise ValueError(f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}.")
         with naming(str(self.path)), naming(f"array {shown(name)}"):
@@ -124,11 +113,7 @@ def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
 
 
 def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already.
-
-    Raises:
-      ValueError: a name or a dtype that files do not hold.
-    """
+    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already."""
     for name, array in arrays.items():
         check_name(name)
         if array.dtype.newbyteorder("=") not in DTYPES:

@@ -18,19 +18,14 @@ __all__ += ["stack", "stacked_shapes", "unstack"]
 
 
 class Format(NamedTuple):
-    """A way to name parameters.
+    """A way to name parameters."""
 
-    Attributes:
-      canonical: from names in a file to the names of the rules, or None where it is no such file.
-      facts: what names and shapes determine.
-      rules: for a network, and in the style of the file that is read (shapes by canonical name; empty to write).
-      suffix: of a file.
-    """
-
+    # From names in a file to the names of the rules, or None where it is no such file.
     canonical: Callable[[Iterable[str]], dict[str, str] | None]
     facts: Callable[[Mapping[str, Shape]], Facts]
+    # For a network, in the style of the file that is read: its shapes by canonical name; empty to write.
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
-    suffix: str
+    suffix: str  # of a file
 
     def entries(self, a: Architecture, shapes: Mapping[str, Shape] | None = None) -> list[Entry]:
         """The arrays that a file holds of a network; ValueError where some of its parameters have no name there."""

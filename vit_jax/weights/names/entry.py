@@ -35,19 +35,12 @@ class Rule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array of a foreign file.
+    """An array of a foreign file."""
 
-    Attributes:
-      name: there.
-      ours: the parameters that it holds, in their order along its first axis, layers taken apart.
-      layout: as in `Rule`.
-      part: shape of one of `ours`; all have the same.
-    """
-
-    name: str
-    ours: tuple[str, ...]
-    layout: str
-    part: Shape
+    name: str  # there
+    ours: tuple[str, ...]  # the parameters that it holds, in their order along its first axis, layers taken apart
+    layout: str  # as in `Rule`
+    part: Shape  # of one of `ours`; all have the same
 
     @property
     def shape(self) -> Shape:
@@ -89,14 +82,9 @@ class Entry:
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
-    """The arrays of a file that holds exactly the parameters of `shapes` which have elements.
+    """The arrays of a file that holds exactly the parameters of `shapes`, ours taken apart, which have elements.
 
-    Args:
-      rules: of a format; the first whose pattern matches counts.
-      shapes: ours, layers taken apart.
-
-    Raises:
-      ValueError: the format has no name for some of the parameters; all are listed.
+    The first rule that matches counts. ValueError lists all parameters for which the format has no name.
     """
     groups: dict[str, list[str]] = {}
     layouts: dict[str, str] = {}
@@ -165,14 +153,7 @@ def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Ma
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What names and shapes determine of a network; None is what they do not.
-
-    Attributes:
-      position_rows: length of the table of positions; None where there is none.
-      fixed_positions: what then takes its place: "sincos2d" or "none".
-      class_rows: how many of them may be the class token's.
-      defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
-    """
+    """What names and shapes determine of a network; None is what they do not."""
 
     family: str = "vit"
     patch_size: tuple[int, int] = (1, 1)
@@ -185,9 +166,10 @@ class Facts:
     pool: str
     head: str = "linear"
     num_classes: int
-    position_rows: int | None = None
-    fixed_positions: str = "sincos2d"
-    class_rows: tuple[int, ...] = (0,)
+    position_rows: int | None = None  # length of the table of positions; None where there is none
+    fixed_positions: str = "sincos2d"  # what then takes its place, or "none"
+    class_rows: tuple[int, ...] = (0,)  # how many of the rows may be the class token's
+    # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
