@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import pytree
-from vit_jax.checkpoint.store import has_checkpoints
-from vit_jax.checkpoint.workdir import read_workdir
+from vit_jax.checkpoint.store import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoint.workdir import write_workdir
+from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import write_atomically
 from vit_jax.weights import transfer
