@@ -1,10 +1,7 @@
 """Models by name and of weights: called, prepared for and run over many images, against one image at a time."""
 
 import dataclasses
-import inspect
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +21,7 @@ from tests.inference.samples import (
     to_png,
     write_pngs,
 )
-from tests.weights.small_networks import HYBRID, RESNET, SQUARE, arrays_of, assert_same
+from tests.weights.small_networks import HYBRID, assert_same
 from vit_jax import pytree
 from vit_jax.api import from_weights
 from vit_jax.arrays import normalise
@@ -74,9 +71,7 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "ViT-B/15x"}, "Nearest: "),
         ({"detph": 2}, "no field 'model.detph'.*depth"),
-        ({"pool": "mean"}, "pool='mean' is not allowed"),
         ({"compute_dtype": "float16"}, "compute_dtype='float16' is not allowed"),
         ({"image_size": 30}, "do not divide the image"),
         ({"resize": "direct"}, "no effect with resize=direct"),
@@ -90,19 +85,14 @@ def test_options_that_do_not_fit_are_refused(options, words):
 # Made of weights.
 
 
-@pytest.mark.parametrize("a", [SEVEN, HYBRID, RESNET], ids=lambda a: a.family)
-def test_parameters_are_those_of_the_weights(a):
-    weights = sample_weights(a, class_names=None)
-    found = pytree.named_leaves(from_weights(weights).module)
-    assert_same({name: np.asarray(array) for name, array in found.items()}, weights.parameters)
-
-
 def test_parameters_are_placed_as_the_sharding_states():
     mesh = jax.make_mesh((8,), ("data",))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    model = from_weights(sample_weights(), sharding=everywhere)
-    assert {array.sharding for array in jax.tree.leaves(model.module)} == {everywhere}
-    assert {len(array.sharding.device_set) for array in jax.tree.leaves(from_weights(sample_weights()).module)} == {1}
+    weights = sample_weights(HYBRID, class_names=None)
+    for sharding, num_devices in ((everywhere, 8), (None, 1)):
+        found = pytree.named_leaves(from_weights(weights, sharding=sharding).module)
+        assert {len(array.sharding.device_set) for array in found.values()} == {num_devices}
+        assert_same({name: np.asarray(array) for name, array in found.items()}, weights.parameters)
 
 
 def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
@@ -129,14 +119,10 @@ def test_another_head_and_another_size(stored, seven):
     np.testing.assert_allclose(features, seven(sample_pixels(3)).pooled_BD, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="do not divide the image"):
         vit_jax.load_model(stored, image_size=10)
-
-
-def test_facts_that_a_file_does_not_state_are_given(tmp_path):
-    path = tmp_path / "foreign.npz"
-    np.savez(path, **arrays_of(SQUARE, "released"))
-    assert vit_jax.load_model(path, facts={"num_heads": 2}).architecture.num_heads == 2
-    with pytest.raises(TypeError, match="heads"):
-        vit_jax.load_model(path, facts={"heads": 2})
+    with pytest.raises(TypeError, match="unknown options: heads; known are image_size"):
+        vit_jax.load_model(stored, facts={"heads": 2})
+    with pytest.raises(ValueError, match="num_heads=4 is given, but the file's metadata says 2"):
+        vit_jax.load_model(stored, facts={"num_heads": 4})
 
 
 def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
@@ -161,51 +147,40 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
         assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
     traced = jax.jit(lambda images: seven(images).logits_BK)(pixels / np.float32(127.5) - 1)
     assert traced == pytest.approx(expected, abs=1e-4)
+    output = seven(pixels, taps=("blocks", "attention"))
+    assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == ((2, 3, 7, 16), (2, 3, 2, 7, 7))
+    np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
+
+
+def test_another_dtype_and_another_module(seven):
+    half = from_weights(sample_weights(), compute_dtype="bfloat16")
+    found, expected = half.predict(sample_pixels(3)), seven.predict(sample_pixels(3))
+    assert (found.dtype, half(sample_pixels(1)).tokens_BND.dtype) == (np.float32, jnp.bfloat16)
+    assert not np.array_equal(found, expected)
+    assert found == pytest.approx(expected, abs=0.1)
+    zeros = dataclasses.replace(seven, module=jax.tree.map(lambda leaf: 0 * leaf, seven.module))
+    assert zeros.predict(sample_pixels(1)) == pytest.approx(np.full((1, 7), 1 / 7))
 
 
 @pytest.mark.parametrize(
     ("images", "words"),
     [
         (np.zeros((1, 12, 8, 3), np.uint8), r"uint8 \(1, 12, 8, 3\); give \(B, 8, 12, 3\)"),
-        (np.zeros((8, 12, 3), np.uint8), "give .B, 8, 12, 3."),
         (np.zeros((1, 8, 12, 3), np.int32), "int32"),
         (np.full((1, 8, 12, 3), 255, np.float32), "reach from 255 to 255"),
         (np.full((1, 8, 12, 3), np.nan, np.float32), "reach from nan"),
     ],
 )
 def test_images_that_are_not_prepared_are_refused(seven, images, words):
-    for use in (seven, seven.predict) if images.ndim == 4 else (seven,):
+    for use in (seven, seven.predict):
         with pytest.raises(ValueError, match=words):
             use(images)
-
-
-def test_half_precision_computes_near_float32(seven):
-    half = from_weights(sample_weights(), compute_dtype="bfloat16")
-    found, expected = half.predict(sample_pixels(3)), seven.predict(sample_pixels(3))
-    assert found.dtype == np.float32
-    assert half(sample_pixels(1)).tokens_BND.dtype == jnp.bfloat16
-    assert not np.array_equal(found, expected)
-    assert found == pytest.approx(expected, abs=0.1)
-
-
-def test_a_trained_module_is_put_back(seven):
-    doubled = dataclasses.replace(seven, module=jax.tree.map(lambda leaf: 0 * leaf, seven.module))
-    assert not doubled(sample_pixels(1)).logits_BK.any()
-    assert doubled.predict(sample_pixels(1)) == pytest.approx(np.full((1, 7), 1 / 7))
-    assert seven(sample_pixels(1)).logits_BK.any()
-
-
-def test_taps(seven):
-    output = seven(sample_pixels(2), taps=("blocks", "attention"))
-    assert output.blocks_LBSD.shape == (2, 2, 7, 16)
-    assert output.attention_LBTQS.shape == (2, 2, 2, 7, 7)
-    np.testing.assert_array_equal(output.logits_BK, seven(sample_pixels(2)).logits_BK)
 
 
 # Over many images.
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (8, 4), (19, 8), (37, 20)])
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (19, 8), (37, 20)])
 def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
@@ -274,10 +249,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         (DIRECT, {}, ("direct", 1.0)),
         (CROPPED, {"resize": "short_side", "crop_fraction": 0.5}, ("short_side", 0.5)),
         ({"resize": "direct"}, {}, ("direct", 1.0)),
-        ({"resize": "short_side", "crop_fraction": 1}, {}, ("short_side", 1.0)),
         ({"resize": "short_side", "crop_fraction": None}, {"crop_fraction": 0.9}, ("short_side", 0.9)),
         (None, {"resize": "direct"}, ("direct", 1.0)),
-        (None, {"resize": "short_side", "crop_fraction": 0.7}, ("short_side", 0.7)),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):
@@ -285,7 +258,7 @@ def test_how_images_are_prepared(stored, options, expected):
     assert model.transform == EvaluationTransform((8, 12), *expected)
 
 
-@pytest.mark.parametrize("stored", [None, {}, {"resize": "short_side"}])
+@pytest.mark.parametrize("stored", [None, {"resize": "short_side"}])
 def test_weights_that_do_not_state_it_still_compute(stored, seven):
     model = from_weights(sample_weights(preprocessing=stored))
     assert model.predict(sample_pixels(2)) == pytest.approx(seven.predict(sample_pixels(2)), abs=1e-6)
@@ -297,16 +270,13 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
 @pytest.mark.parametrize(
     ("stored", "options", "words"),
     [
-        (None, {"crop_fraction": 0.9}, "does not state how"),
-        (None, {"resize": "short_side"}, "--crop_fraction=0.875"),
+        (None, {"resize": "short_side"}, "does not state how .*--crop_fraction=0.875"),
         (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop' is unknown; it is direct or short_side"),
         (None, {"resize": "direct", "crop_fraction": 0.9}, "0.9 has no effect with resize=direct"),
         (CROPPED, {"resize": "direct"}, "resize=direct: the weights were trained with resize=short_side"),
-        (CROPPED, {"crop_fraction": 0.9}, "crop_fraction=0.9: the weights were trained with crop_fraction=0.5"),
         ({"resize": ["direct"], "crop_fraction": 1}, {}, "resize=.* is unknown"),
         ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most' must be a number above 0"),
         ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "must be a number above 0, up to 1"),
-        ({"resize": "short_side", "crop_fraction": 0}, {}, "must be a number above 0, up to 1"),
     ],
 )
 def test_preparations_that_are_refused(stored, options, words):
@@ -314,14 +284,9 @@ def test_preparations_that_are_refused(stored, options, words):
         from_weights(sample_weights(preprocessing=stored), **options)
 
 
-# The package.
-
-
-def test_the_package_names_them_without_importing_jax():
+def test_the_package_names_its_parts():
+    """Without jax on import: tests/test_architecture.py."""
     assert {"create_model", "load_model", "Model"} <= set(dir(vit_jax)) & set(vit_jax.__all__)
-    assert inspect.signature(vit_jax.load_model).parameters["num_classes"].default is None
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018
-    code = "import sys, vit_jax; dir(vit_jax); assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
     assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.checkpoint.workdir import read_workdir
+from vit_jax.checkpoint.reader import read_workdir
 from vit_jax.sharding import build_mesh
 
 KERNEL = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)

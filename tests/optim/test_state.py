@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from tests.optim.small_networks import abstract, fill
 from vit_jax import pytree
@@ -84,8 +84,8 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(config: Opti
     store = CheckpointStore(tmp_path)
     store.save(1, {"model": model, "optimizer": state}, metadata={}, metrics={})
     store.close()
-    wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"model": model, "optimizer": state})
-    restored = CheckpointReader(tmp_path).restore(1, wanted)
+    abstract_state = jax.tree.map(to_shape_dtype_struct, {"model": model, "optimizer": state})
+    restored = CheckpointReader(tmp_path).restore(1, abstract_state)
     expected = step(model, state, gradients[1])
     ours = step(restored["model"], restored["optimizer"], gradients[1])
     assert jax.tree.structure(ours) == jax.tree.structure(expected)

@@ -10,19 +10,11 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights import Weights
 from vit_jax.weights.names import FORMATS, unstack
 from vit_jax.weights.names.entry import make_entries
-from vit_jax.weights.names.ours import Shape, unstacked_shapes
+from vit_jax.weights.names.ours import unstacked_shapes
 from vit_jax.weights.names.released import Style, rules
 
-VIT = Architecture(
-    name="ViT-custom/4",
-    image_size=(8, 12),
-    patch_size=(4, 4),
-    num_classes=3,
-    width=16,
-    depth=2,
-    mlp_dim=24,
-    num_heads=2,
-)
+SIZES = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
+VIT = Architecture(name="ViT-custom/4", image_size=(8, 12), patch_size=(4, 4), num_classes=3, **SIZES)
 SQUARE = dataclasses.replace(VIT, image_size=(12, 12))
 HYBRID = dataclasses.replace(
     VIT,
@@ -34,23 +26,14 @@ HYBRID = dataclasses.replace(
     width_factor=0.5,
 )
 ROOT_HYBRID = dataclasses.replace(HYBRID, name="Rx0.5+ViT-custom/4", patch_size=(2, 2), units=())
-RESNET = Architecture(
+RESNET = dataclasses.replace(
+    networks.RESNET,
     name="R-customx0.5",
-    family="resnet",
     image_size=(20, 24),
-    patch_size=(1, 1),
     num_classes=3,
     width=256,
-    depth=0,
-    mlp_dim=0,
-    num_heads=0,
-    units=(1, 2),
     width_factor=0.5,
-    pool="gap",
-    residual_unit="preactivation",
-    group_norm_epsilon=1e-5,
     standardization_epsilon=1e-10,
-    standardization_epsilon_added_to="variance",
 )
 NETWORKS = {
     "token": VIT,
@@ -84,10 +67,6 @@ def released_arrays(a: Architecture, style: Style) -> dict[str, np.ndarray]:
     """The arrays of a released file in another style than we write."""
     apart = unstack(networks.parameters(a))
     return {entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))}
-
-
-def shapes_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Shape]:
-    return {name: array.shape for name, array in arrays.items()}
 
 
 def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:

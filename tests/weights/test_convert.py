@@ -9,6 +9,7 @@ from tests.weights.small_networks import RESNET, SQUARE, VIT, arrays_of, assert_
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
+from vit_jax.weights.report import ArrayStatus, joined_names, table
 from vit_jax.weights.saving import OWN, convert, save_weights
 
 
@@ -54,34 +55,32 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
         ("out", "released", "the format released is a file; give one that ends in .npz"),
         ("out.npz", "timm", "a file of the format timm ends in .safetensors"),
         ("out.safetensors", "bit", "a file of the format bit ends in .npz"),
+        ("new/out.npz", "bit", "bit cannot hold"),
+        ("hf://owner/name", None, "name is not a path on this machine: give a local file or folder"),
+        ("gs://bucket/out.npz", None, "out.npz is not a path on this machine"),
     ],
 )
 def test_destinations_that_make_no_sense(destination, to, words, source, tmp_path):
     with pytest.raises(ValueError, match=words):
-        convert(source, str(tmp_path / destination), to=to)
-    assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
+        convert(source, destination if "://" in destination else str(tmp_path / destination), to=to)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["source.npz"]
 
 
-def test_what_exists_is_not_written_over_unless_asked(source, tmp_path):
+@pytest.mark.parametrize("taken", ["out.npz", "out.npz.classes.txt"])
+def test_what_exists_is_not_written_over_unless_asked(source, taken, tmp_path):
     destination = tmp_path / "out.npz"
-    destination.write_text("precious")
-    with pytest.raises(ValueError, match="exists: choose another destination, or give --overwrite"):
+    (tmp_path / taken).write_text("precious")
+    with pytest.raises(ValueError, match=f"{taken} exists: choose another destination, or give --overwrite"):
         convert(source, str(destination))
-    assert destination.read_text() == "precious"
+    assert (tmp_path / taken).read_text() == "precious"
     convert(source, str(destination), overwrite=True)
     assert load_weights(destination).architecture == SQUARE
+    convert(source, source, overwrite=True)  # onto itself
+    assert_same(load_weights(source).parameters, networks.parameters(SQUARE))
     (tmp_path / "empty").mkdir()
     convert(source, str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="exists"):
         convert(source, str(tmp_path / "empty"))
-
-
-@pytest.mark.parametrize("destination", ["hf://owner/name", "gs://bucket/out.npz"])
-def test_a_destination_elsewhere_is_refused(destination, source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"{destination} is not a path on this machine: give a local file or folder"):
-        convert(source, destination)
-    assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
 
 
 @pytest.mark.parametrize("destination", [".", "..", "./"])
@@ -89,30 +88,10 @@ def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
     inside = tmp_path / "empty/deeper"
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
-    convert(source, destination, overwrite=True)
+    convert(source, destination, overwrite=True, without_head=True, gelu="exact")
     folder = inside if destination != ".." else inside.parent
-    assert load_weights(destination).architecture == SQUARE
+    assert load_weights(destination).architecture == dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
     assert {path.name for path in folder.iterdir()} - {"deeper"} == {"checkpoints"}
-
-
-def test_class_names_beside_are_not_written_over_unless_asked(source, tmp_path):
-    beside = tmp_path / "out.npz.classes.txt"
-    beside.write_text("precious")
-    with pytest.raises(ValueError, match=r"out\.npz\.classes\.txt exists: choose another destination, or give --overw"):
-        convert(source, str(tmp_path / "out.npz"))
-    assert beside.read_text() == "precious"
-    assert not (tmp_path / "out.npz").exists()
-    convert(source, str(tmp_path / "out.npz"), overwrite=True)
-    convert(source, source, overwrite=True)  # onto itself
-    assert_same(load_weights(source).parameters, networks.parameters(SQUARE))
-
-
-def test_a_failure_leaves_nothing_behind(source, tmp_path):
-    with pytest.raises(ValueError, match="bit cannot hold"):
-        convert(source, str(tmp_path / "new/out.npz"), to="bit")
-    with pytest.raises(ValueError, match="num_heads=3"):
-        convert(source, str(tmp_path / "other"), num_heads=3)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "source.npz"]
 
 
 def test_the_report_names_every_array_on_both_sides(source, tmp_path):
@@ -125,15 +104,24 @@ def test_the_report_names_every_array_on_both_sides(source, tmp_path):
     ours = "encoder/blocks/1/attention/{query,key,value}/kernel"
     assert qkv == ["blocks.1.attn.qkv.weight", ours, "48x16", "float32", "joined,", "transposed,", "unstacked"]
     assert any(line.startswith("ViT-custom/4: ") and "3 classes" in line and "gelu tanh" in line for line in lines)
-    assert any("square grid" in line for line in lines)
+    assert "- A square grid of 3x3 patches is assumed, of 12x12 images." in lines[-3:]
     assert any("readers of timm files compute with exact" in line for line in lines)
 
 
-def test_leaving_the_head_out_and_answers_are_passed_on(source, tmp_path):
-    report = convert(source, str(tmp_path / "out"), without_head=True, gelu="exact", layer_norm_epsilon=1e-5)
-    read = load_weights(tmp_path / "out")
-    assert read.architecture == dataclasses.replace(SQUARE, num_classes=0, gelu="exact", layer_norm_epsilon=1e-5)
-    assert {status.ours for status in report.written if status.status == "left out"} == {
-        ("head/linear/kernel",),
-        ("head/linear/bias",),
-    }
+def test_names_that_differ_in_one_place_are_joined():
+    assert joined_names(()) == ""
+    assert joined_names(("a/b",)) == "a/b"
+    assert joined_names(("a/query/kernel", "a/key/kernel", "a/value/kernel")) == "a/{query,key,value}/kernel"
+    assert joined_names([f"blocks/{layer}/x" for layer in range(12)]) == "blocks/{0..11}/x"
+
+
+def test_the_table_has_a_line_for_each_array():
+    statuses = [
+        ArrayStatus("a.weight", ("a/kernel",), (2, 3), "float32", "transposed"),
+        ArrayStatus("opt/x", (), (), "float32", "ignored"),
+    ]
+    assert table(statuses).splitlines() == [
+        "  array     our parameter  shape   dtype    status",
+        "  a.weight  a/kernel       2x3     float32  transposed",
+        "  opt/x     -              scalar  float32  ignored",
+    ]

@@ -8,28 +8,9 @@ import pytest
 from tests.weights.small_networks import NETWORKS, RESNET, VIT
 from vit_jax.weights.description import TrainingData, describe, stored_architecture, stored_training_data
 
-EXPECTED = {  # rows and columns of patches (of the map for a ResNet), class tokens
-    "token": ([2, 3], 1),
-    "gap": ([2, 3], 0),
-    "map": ([2, 3], 0),
-    "hybrid": ([2, 3], 1),
-    "resnet": ([3, 3], 0),
-}
 
-
-@pytest.mark.parametrize("network", EXPECTED)
-def test_what_is_described_is_read_back(network):
-    a = NETWORKS[network]
-    metadata = describe(a, ("cat", "dog", "eel"), None, None)
-    assert (metadata["grid"], metadata["num_class_tokens"]) == EXPECTED[network]
-    assert metadata["format_version"] == 1
-    assert metadata["class_names"] == ["cat", "dog", "eel"]
-    assert stored_architecture(metadata) == a
-
-
-def test_metadata_without_grid_and_class_tokens_is_read():
-    metadata = {"architecture": describe(VIT, None, None, None)["architecture"]}
-    assert stored_architecture(metadata) == VIT
+def test_metadata_of_before_it_had_the_grid_and_class_tokens_is_read():
+    assert stored_architecture({"architecture": describe(VIT, None, None, None)["architecture"]}) == VIT
 
 
 @pytest.mark.parametrize(
@@ -38,7 +19,7 @@ def test_metadata_without_grid_and_class_tokens_is_read():
         (VIT, {"grid": [3, 2]}, r"grid is \[3, 2\], but ViT-custom/4 on images of \(8, 12\) has \[2, 3\]"),
         (VIT, {"num_class_tokens": 0}, "num_class_tokens is 0, .* has 1"),
         (NETWORKS["gap"], {"num_class_tokens": 1}, "num_class_tokens is 1, .* has 0"),
-        (RESNET, {"grid": None}, "grid is None, "),
+        (RESNET, {"grid": None}, r"grid is None, .* has \[3, 3\]"),
     ],
 )
 def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
@@ -47,24 +28,16 @@ def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
 
 
 DATA = TrainingData(
-    data="folder:/my/images",
-    seed=3,
-    holdout_fraction=0.2,
-    train_split="train",
-    test_split="val",
-    classes=("cat", "dog"),
+    data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="val", classes=("cat",)
 )
 STORED = json.loads(json.dumps(dataclasses.asdict(DATA)))
-
-
-def test_what_is_written_is_read():
-    assert stored_training_data({"training": STORED}) == DATA
 
 
 def test_checkpoints_that_have_the_config_alone():
     inputs = {name: STORED[name] for name in ("holdout_fraction", "train_split", "test_split", "classes")}
     config = {"data": "folder:/my/images", "seed": 3, "input": inputs | {"flip": True}, "total": "9 epochs"}
     assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
+    assert stored_training_data({"training": STORED}) == DATA
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import types
 import pytest
 
 from tests.weights.small_networks import SQUARE, arrays_of
-from vit_jax.weights import hub, load_weights
+from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_safetensors
 
 
@@ -32,11 +32,6 @@ def test_weights_of_a_repository(library):
     assert library[0][2] == ["*.safetensors", "config.json", "preprocessor_config.json"]
 
 
-def test_what_cannot_be_fetched_is_one_error(library):
-    with pytest.raises(ValueError, match="hf://nobody/nothing cannot be fetched: 404"):
-        load_weights("hf://nobody/nothing")
-
-
 @pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])
 def test_malformed_addresses(address, library):
     with pytest.raises(ValueError, match="not an address of the form hf://owner/name"):
@@ -44,7 +39,9 @@ def test_malformed_addresses(address, library):
     assert library == []
 
 
-def test_without_the_library_the_command_is_named(monkeypatch):
+def test_what_cannot_be_fetched_is_one_error(library, monkeypatch):
+    with pytest.raises(ValueError, match="hf://nobody/nothing cannot be fetched: 404"):
+        load_weights("hf://nobody/nothing")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"needs huggingface_hub: pip install 'vit_jax\[hub\]'"):
-        hub.fetch("hf://owner/name")
+        load_weights("hf://owner/name")

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.weights.reference import networks
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, weights_of
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import OPTIONS
@@ -27,11 +28,6 @@ DEFAULTS = {
     "timm": {"gelu": "exact", "layer_norm_epsilon": 1e-6},
     "huggingface": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
 }
-TIMM_STEM = {
-    "group_norm_epsilon": 1e-5,
-    "standardization_epsilon": 1e-8,
-    "standardization_epsilon_added_to": "variance",
-}
 
 
 def headers(a, format_name):
@@ -41,7 +37,7 @@ def headers(a, format_name):
 def as_read(a, format_name):
     """With the format's own GELU form and epsilons."""
     details = DEFAULTS[format_name] if a.has_transformer else {}
-    details = details | (TIMM_STEM if a.has_resnet and format_name == "timm" else {})
+    details = details | (networks.STEM_EPSILONS if a.has_resnet and format_name == "timm" else {})
     return dataclasses.replace(a, **details)
 
 
@@ -70,12 +66,6 @@ def test_the_image_size_is_asked_for_where_the_grid_is_no_square(pool):
         recognise(headers(a, "released"), {}, options={"image_size": (16, 12)})
 
 
-def test_a_square_grid_is_assumed_and_said():
-    found = recognise(headers(SQUARE, "released"), {})
-    assert found.architecture == SQUARE
-    assert any("square grid of 3x3 patches is assumed, of 12x12 images" in text for text in found.assumptions)
-
-
 def test_the_number_of_heads_is_asked_for_where_no_size_tells():
     arrays = headers(VIT, "timm")
     with pytest.raises(ValueError, match="width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"):
@@ -86,14 +76,9 @@ def test_the_number_of_heads_is_asked_for_where_no_size_tells():
         recognise(arrays, {}, options={"image_size": (8, 12), "num_heads": 3})
 
 
-def test_a_resnet_takes_any_image_so_the_size_is_asked_for():
-    with pytest.raises(ValueError, match="does not state the image size: give image_size"):
-        recognise(headers(RESNET, "bit"), {})
-
-
 def test_without_a_table_positions_are_sines_unless_said_otherwise():
     a = NETWORKS["sincos2d"]
-    with pytest.raises(ValueError, match="does not state the image size"):
+    with pytest.raises(ValueError, match="does not state the image size: give image_size"):
         recognise(headers(a, "released"), {})
     found = recognise(headers(a, "released"), {}, options={"image_size": (8, 12)})
     assert found.architecture == a
@@ -102,36 +87,29 @@ def test_without_a_table_positions_are_sines_unless_said_otherwise():
     assert recognise(headers(a, "released"), {}, options=options).architecture.position_embedding == "none"
 
 
-def test_answers_that_contradict_or_have_no_effect_are_refused():
-    arrays = headers(SQUARE, "released")
-    with pytest.raises(ValueError, match="num_heads=4 is given, but the file says 2"):
-        recognise(arrays, {}, options={"num_heads": 4})
-    with pytest.raises(ValueError, match="position_embedding='sincos2d' is given, but the file says 'learned_1d'"):
-        recognise(arrays, {}, options={"position_embedding": "sincos2d"})
-    with pytest.raises(ValueError, match="group_norm_epsilon would have no effect on a vit"):
-        recognise(arrays, {}, options={"group_norm_epsilon": 1e-5})
-    with pytest.raises(ValueError, match="image_size='big': give height and width"):
-        recognise(arrays, {}, options={"image_size": "big"})
-    with pytest.raises(ValueError, match="gelu='exact' is given, but the file's metadata says 'tanh'"):
-        recognise(arrays, describe_weights(weights_of(SQUARE)), options={"gelu": "exact"})
-
-
-def test_switches_are_answered():
-    options = {"gelu": "exact", "layer_norm_epsilon": 1e-5}
-    assert recognise(headers(SQUARE, "released"), {}, options=options).architecture == dataclasses.replace(
-        SQUARE, **options
-    )
-
-
 def test_answers_count_more_than_what_stands_beside():
     stated = {"gelu": "exact", "num_heads": 8, "image_size": (8, 12), "pool": "token"}
     found = recognise(headers(VIT, "timm"), {}, stated=stated, options={"num_heads": 2})
     assert found.architecture == dataclasses.replace(VIT, gelu="exact")
 
 
-def test_another_pooling_beside_the_file_is_refused():
-    with pytest.raises(ValueError, match=r"states another pooling than the file's parameters \(token\)"):
-        recognise(headers(VIT, "timm"), {}, stated={"pool": "gap"}, options={"image_size": (8, 12), "num_heads": 2})
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_heads": 4}, "num_heads=4 is given, but the file says 2"),
+        ({"position_embedding": "sincos2d"}, "'sincos2d' is given, but the file says 'learned_1d'"),
+        ({"group_norm_epsilon": 1e-5}, "group_norm_epsilon would have no effect on a vit"),
+        ({"image_size": "big"}, "image_size='big': give height and width"),
+    ],
+)
+def test_answers_that_contradict_or_have_no_effect_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        recognise(headers(SQUARE, "released"), {}, options=options)
+
+
+def test_metadata_counts_more_than_answers():
+    with pytest.raises(ValueError, match="gelu='exact' is given, but the file's metadata says 'tanh'"):
+        recognise(headers(SQUARE, "released"), describe_weights(weights_of(SQUARE)), options={"gelu": "exact"})
 
 
 OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
@@ -144,37 +122,30 @@ OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_cla
         ({"mlp_dim": 25}, "mlp_dim 25 there, 24 in the file"),
         ({"num_classes": 10}, "num_classes 10 there, 3 in the file"),
         ({"patch_size": (4, 8)}, r"patch_size \(4, 8\) there, \(4, 4\) in the file"),
+        ({"pool": "gap"}, r"states another pooling than the file's parameters \(token\)"),
     ],
 )
 def test_a_configuration_of_another_network_is_refused(wrong, words):
+    """Of the head, one side may have none."""
     options = {"image_size": (8, 12), "num_heads": 2}
-    for format_name in ("timm", "huggingface"):
-        arrays = headers(VIT, format_name)
-        expected = as_read(VIT, format_name)
-        assert recognise(arrays, {}, stated=OF_VIT, options=options).architecture == expected
-        with pytest.raises(ValueError, match=f"the configuration beside it is of another network: {words}"):
-            recognise(arrays, {}, stated=OF_VIT | wrong, options=options)
+    for stated, num_classes in ((OF_VIT, 3), (OF_VIT, 0), (OF_VIT | {"num_classes": 0}, 3)):
+        arrays = headers(dataclasses.replace(VIT, num_classes=num_classes), "timm")
+        found = recognise(arrays, {}, stated=stated, options=options).architecture
+        assert found == dataclasses.replace(VIT, gelu="exact", num_classes=num_classes)
+    with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
+        recognise(headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=options)
 
 
-@pytest.mark.parametrize(("in_file", "stated"), [(0, 3), (3, 0)])
-def test_of_the_head_one_side_may_have_none(in_file, stated):
-    a = dataclasses.replace(VIT, num_classes=in_file)
-    options = {"image_size": (8, 12), "num_heads": 2}
-    found = recognise(headers(a, "timm"), {}, stated={"num_classes": stated}, options=options)
-    assert found.architecture.num_classes == in_file
-
-
-@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
-def test_a_border_that_no_patch_covers_is_left_out_and_told(format_name):
-    stated = {"image_size": (14, 15), "num_heads": 2}
-    found = recognise(headers(SQUARE, format_name), {}, stated=stated)
-    assert found.architecture == as_read(SQUARE, format_name)
+def test_a_border_that_no_patch_covers_is_left_out_and_told():
+    stated, arrays = {"image_size": (14, 15), "num_heads": 2}, headers(SQUARE, "timm")
+    found = recognise(arrays, {}, stated=stated)
+    assert found.architecture == as_read(SQUARE, "timm")
     said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
     assert [said in text for text in found.assumptions] == [True]
     with pytest.raises(ValueError, match=r"image_size=\(14, 15\) is not a multiple of its patches .* such as 12,12"):
-        recognise(headers(SQUARE, format_name), {}, stated=stated, options={"image_size": (14, 15)})
+        recognise(arrays, {}, stated=stated, options={"image_size": (14, 15)})
     with pytest.raises(ValueError, match=r"image_size=\(3, 15\) is not a multiple .* such as 4,12"):
-        recognise(headers(SQUARE, format_name), {}, stated=stated | {"image_size": (3, 15)})
+        recognise(arrays, {}, stated=stated | {"image_size": (3, 15)})
 
 
 @pytest.mark.parametrize(
@@ -230,22 +201,19 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
     chance = random.Random(0)
     a = {"bit": RESNET, "timm": HYBRID}.get(format_name, SQUARE)
     metadata = describe_weights(weights_of(a))
-    options = {"image_size": a.image_size}
     outcomes = set()
     for number in range(100):
         arrays = headers(a, format_name)
         for name in chance.sample(list(arrays), min(number // 5, 2)):  # the first five as they are
             shape = list(arrays.pop(name).shape)
-            for _ in range(chance.randrange(3)):
-                shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
+            shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
             changed = chance.choice([name, name, name + "x", name.replace("1", "2"), name[1:]])
-            if chance.random() < 0.8:
-                arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
+            arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
         fields = {**metadata["architecture"], chance.choice(list(metadata["architecture"])): chance.choice(ODD)}
         odd = chance.choice([{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}])
         odd = odd if number else metadata
         try:
-            recognise(arrays, odd, options=options if not odd else {})
+            recognise(arrays, odd, options={} if odd else {"image_size": a.image_size})
             outcomes.add("recognised")
         except ValueError:
             outcomes.add("refused")
@@ -255,22 +223,13 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 # Options.
 
 
-def test_what_is_not_given_is_left_out():
-    given = {"image_size": [8, 12], "num_heads": None, "gelu": "tanh", "layer_norm_epsilon": 1e-6}
-    assert validated_options(given | {"group_norm_epsilon": 1}) == {
-        "image_size": (8, 12),
-        "gelu": "tanh",
-        "layer_norm_epsilon": 1e-6,
-        "group_norm_epsilon": 1,
-    }
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_a_possible_and_an_impossible_value(name):
     """That none is let through unchecked, and none is always refused."""
     possible = {"image_size": (8, 8), "num_heads": 4, "gelu": "exact", "position_embedding": "sincos2d"}
     possible["standardization_epsilon_added_to"] = "variance"
     assert validated_options({name: possible.get(name, 1e-6)})
+    assert validated_options({name: None}) == {}
     with pytest.raises(ValueError, match=f"^{name}='foo': (give|choose) "):
         validated_options({name: "foo"})
 
@@ -278,9 +237,7 @@ def test_every_option_has_a_possible_and_an_impossible_value(name):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"gelu": "foo"}, "gelu='foo': choose tanh or exact"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon=nan: give a number above 0, such as 1e-6"),
-        ({"group_norm_epsilon": float("inf")}, "group_norm_epsilon=inf: give a number above 0"),
         ({"standardization_epsilon": -1e-6}, "standardization_epsilon=-1e-06: give a number above 0"),
         ({"num_heads": 0}, "num_heads=0: give a divisor of the network's width"),
         ({"image_size": (0, 8)}, r"image_size=\(0, 8\): give height and width in pixels, such as 224,224"),

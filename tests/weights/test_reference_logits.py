@@ -35,11 +35,7 @@ def distance(case: str, a) -> float:
     return float(np.abs(np.asarray(logits) - expected).max() / np.abs(expected).max())
 
 
-def test_every_case_has_a_golden():
-    assert GOLDEN.keys() == networks.CASES.keys()
-
-
-@pytest.mark.parametrize("case", networks.CASES)
+@pytest.mark.parametrize("case", sorted(GOLDEN.keys() | networks.CASES.keys()))
 def test_logits_are_the_library_s(case):
     assert distance(case, networks.CASES[case]) < TOLERANCE
 

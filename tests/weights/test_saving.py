@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,9 +9,7 @@ from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
-from vit_jax import pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
-from vit_jax.models import build_model
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import open_arrays
@@ -41,26 +38,20 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
     statuses, _ = save_weights(written, path, format_name)
     read = load_weights(path)
+    again = path.with_name(f"again{path.suffix}")
+    save_weights(read, again, format_name)
+    assert format_name == OWN or again.read_bytes() == path.read_bytes()
     assert read.architecture == a
     assert (read.class_names, read.preprocessing, read.training) == (written.class_names, PREPROCESSING, TRAINING)
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
-            assert {status.name for status in statuses} == set(file.arrays)
-            assert {status.name for status in read.statuses} == set(file.arrays)
-            assert file.metadata["grid"] == list(a.grid)
-            assert file.metadata["num_class_tokens"] == int(network not in ("gap", "map", "resnet"))
+            assert {status.name for status in statuses} == {status.name for status in read.statuses} == set(file.arrays)
 
 
 @pytest.mark.parametrize(
     ("format_name", "pool", "form"),
-    [
-        ("released", "token", "sincos2d"),
-        ("released", "gap", "learned_2d"),
-        ("timm", "token", "learned_2d"),
-        ("timm", "token", "none"),
-        ("huggingface", "token", "sincos2d"),
-    ],
+    [("released", "gap", "learned_2d"), ("timm", "token", "none"), ("huggingface", "token", "sincos2d")],
 )
 def test_other_positions_become_a_learned_table_that_computes_the_same(format_name, pool, form, tmp_path):
     a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
@@ -78,26 +69,6 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(format_na
     assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
 
 
-def test_a_chain_through_all_formats_changes_no_bit(tmp_path):
-    weights = detailed(VIT)
-    for place, format_name in enumerate(["released", "timm", "huggingface", OWN, "timm", "released"]):
-        suffix = "" if format_name == OWN else FORMATS[format_name].suffix
-        save_weights(weights, tmp_path / f"{place}{suffix}", format_name)
-        weights = load_weights(tmp_path / f"{place}{suffix}")
-    assert weights.architecture == VIT
-    assert_same(weights.parameters, networks.parameters(VIT))
-    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "5.npz").read_bytes()
-
-
-def test_other_readers_see_arrays_alone(tmp_path):
-    save_weights(detailed(HYBRID), tmp_path / "w.npz", "released")
-    with np.load(tmp_path / "w.npz") as file:
-        assert set(file.files) == {entry.name for entry in FORMATS["released"].entries(HYBRID)}
-        np.testing.assert_array_equal(
-            file["block1/unit2/gn3/scale"][0, 0, 0], networks.parameters(HYBRID)["stem/stage1/rest/norm3/scale"][0]
-        )
-
-
 @pytest.mark.parametrize("format_name", ["released", "timm", "huggingface", OWN])
 def test_without_the_head_the_features_remain(format_name, tmp_path):
     a = dataclasses.replace(VIT, head="mlp")
@@ -113,29 +84,13 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
     assert_same(read.parameters, kept | empty)
 
 
-def test_a_hidden_layer_must_be_left_out_for_libraries(tmp_path):
-    weights = weights_of(dataclasses.replace(VIT, head="mlp"))
-    with pytest.raises(ValueError, match=r"timm cannot hold .*hidden layer.*leave the head out"):
-        save_weights(weights, tmp_path / "w.safetensors", "timm")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_of_weights_alone_has_one_step_and_no_optimiser(tmp_path):
-    save_weights(detailed(RESNET), tmp_path / "out", OWN)
-    save_weights(detailed(VIT), tmp_path / "out", OWN)  # over it
-    reader = CheckpointReader(tmp_path / "out")
-    assert reader.all_steps() == [0]
-    assert reader.item_names(0) == {"model", "metadata"}
-    assert reader.metadata(0)["architecture"]["name"] == VIT.name
-    model = jax.eval_shape(lambda: build_model(VIT, jax.random.key(0)))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), model)
-    restored = pytree.named_leaves(reader.restore(0, {"model": abstract})["model"])  # as a run's init_from does
-    assert_same({name: np.asarray(leaf) for name, leaf in restored.items()}, networks.parameters(VIT))
-
-
-def test_a_training_run_is_not_written_over(tmp_path):
+def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path):
+    save_weights(detailed(RESNET), tmp_path, OWN)
+    save_weights(detailed(VIT), tmp_path, OWN)  # over it
+    assert load_weights(tmp_path).architecture == VIT
     store = CheckpointStore(tmp_path)
+    assert CheckpointReader(tmp_path).all_steps() == [0]
+    assert CheckpointReader(tmp_path).item_names(0) == {"model", "metadata"}
     store.save(4, {"model": {"a": np.zeros(1, np.float32)}}, metadata={}, metrics={})
     store.close()
     with pytest.raises(ValueError, match=r"holds checkpoints of a run \(4\): choose another folder"):

@@ -49,29 +49,23 @@ def stored_transform(
     resize: str | None = None,
     crop_fraction: float | None = None,
 ) -> EvaluationTransform | None:
-    """How images are prepared, as the weights or the caller state it; None where neither does.
-
-    Args:
-      stored: the preprocessing that the weights state.
-      image_size: height and width in pixels.
-      source: of the weights, for errors.
-      resize: "short_side" or "direct".
-      crop_fraction: of the short side that the crop keeps.
+    """How images are prepared, as the weights (`stored`) or the caller state it; None where neither does.
 
     Raises:
       ValueError: a value is not allowed, contradicts the weights, or lacks the other.
     """
     known = {field: value for field, value in (stored or {}).items() if value is not None}
     given = {"resize": resize, "crop_fraction": crop_fraction}
-    given = {field: value for field, value in given.items() if value is not None}
     for field, value in given.items():
+        if value is None:
+            continue
         if known.setdefault(field, value) != value:
             raise ValueError(f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out.")
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
         return build_transform(known["resize"], known["crop_fraction"], image_size, source)
-    if given:
+    if given != {"resize": None, "crop_fraction": None}:
         raise undescribed(source)
     return None
 

@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+import logging
+import math
 import pathlib
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import background
@@ -63,15 +67,15 @@ class CheckpointReader:
 
         Args:
           step: one of `all_steps`.
-          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings. Where these span several
-            processes, each of them must call this.
+          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings, or of NumPy arrays. Where
+            shardings span several processes, each of them must call this.
 
         Raises:
           ValueError: names or shapes differ from what is stored; every difference is listed.
           DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
         """
-        shardings = [leaf.sharding for leaf in jax.tree.leaves(dict(abstract))]
-        is_local = all(sharding.is_fully_addressable for sharding in shardings)
+        shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
+        is_local = all(sharding is None or sharding.is_fully_addressable for sharding in shardings)
         restored, unchecked, problem = {}, {}, ""
         try:
             digests = self._metadata(step)[DIGESTS]
@@ -103,7 +107,7 @@ class CheckpointReader:
         if lines := pytree.differences(expected, stored):
             detail = "\n  ".join(lines)
             raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:\n  {detail}")
-        nested = nest(expected)
+        nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         leaves = pytree.named_leaves(handler.restore(path, args=args))
@@ -157,16 +161,52 @@ def has_checkpoints(workdir: str | pathlib.Path) -> bool:
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
 
 
-def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts of leaves whose names are paths."""
-    nested: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *parents, last = name.split("/")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return nested
+def read_workdir(
+    folder: pathlib.Path,
+    shapes_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]],
+    *,
+    polyak: bool = True,
+) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    """Reads the parameters of the newest checkpoint into this machine's memory, whatever devices they were saved from.
+
+    Args:
+      folder: a workdir that has checkpoints.
+      shapes_of: from the checkpoint's metadata, name and shape of every parameter.
+      polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
+
+    Returns:
+      Parameters by name, the metadata, and what they are: "Polyak average of step 5".
+
+    Raises:
+      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; every difference is listed.
+    """
+    reader = CheckpointReader(folder)
+    problems: list[str] = []
+    for step in reversed(reader.all_steps()):
+        try:
+            read = _read_weights(reader, step, shapes_of, polyak=polyak)
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            logging.warning("%s The step before it is read instead.", problem)
+        return read
+    if not problems:
+        raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
+    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used:", *problems, "Copy them again."]))
+
+
+def _read_weights(
+    reader: CheckpointReader, step: int, shapes_of: Callable[[Any], Mapping[str, tuple[int, ...]]], *, polyak: bool
+) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    metadata = reader.metadata(step)
+    item = "polyak" if polyak and "polyak" in reader.item_names(step) else "model"
+    shapes = shapes_of(metadata)
+    # NumPy's arrays, whose place is the memory; these take none.
+    abstract = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items() if math.prod(shape)}
+    restored = reader.restore(step, {item: abstract})[item]
+    parameters = {name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
 
 
 def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:

@@ -1,22 +1,25 @@
 """Writes the checkpoints of a run through orbax: asynchronous, with a digest of every array, some kept.
 
-A checkpoint has one item for each part of the state (`ITEMS`), so that
-weights can be read without the optimiser. Leaves are stored under their names, not under the
-structure of Python objects, so files outlive refactors.
+A checkpoint has one item for each part of the state (`ITEMS`), so that weights can be read without the optimiser.
+Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
 """
 
 import logging
+import operator
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import pytree
 from vit_jax.checkpoint import background
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest, nest
+from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
 
 ITEMS = ("progress", "model", "optimizer", "polyak")
 
@@ -60,21 +63,21 @@ class CheckpointStore:
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        is_loss = best_metric.endswith("loss")
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
-            policies.append(
-                checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[best_metric],
-                    reverse=best_metric.endswith("loss"),
-                    n=keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
+            best = checkpoint_managers.BestN(
+                get_metric_fn=operator.itemgetter(best_metric),
+                reverse=is_loss,
+                n=keep_best,
+                keep_checkpoints_without_metrics=False,
             )
+            policies.append(best)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
-            best_fn=(lambda metrics: metrics[best_metric]) if keep_best else None,
-            best_mode="min" if best_metric.endswith("loss") else "max",
+            best_fn=operator.itemgetter(best_metric) if keep_best else None,
+            best_mode="min" if is_loss else "max",
         )
         handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
@@ -100,7 +103,7 @@ class CheckpointStore:
         """
         named = {name: pytree.named_leaves(tree) for name, tree in items.items()}
         described = {**metadata, DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()}}
-        args = {name: ocp.args.PyTreeSave(nest(leaves)) for name, leaves in named.items()}
+        args = {name: ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/")) for name, leaves in named.items()}
         args[METADATA] = ocp.args.JsonSave({**described, METADATA_DIGEST: metadata_digest(described)})
         self._guard(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
@@ -124,8 +127,9 @@ class CheckpointStore:
         except Exception as error:
             step = self.latest_step()
             kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise SaveError(
-                f"A checkpoint could not be written to {self.folder}: {_first_line(error)}\n"
+                f"A checkpoint could not be written to {self.folder}: {reason}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
 
@@ -136,5 +140,28 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.exc_info and not any(known in message for known in ("tracked_metric", "already exists. Removing"))
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
+    """Writes a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
+
+    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
+
+    Raises:
+      ValueError: it holds checkpoints of a training run.
+      SaveError: the system refuses to write.
+    """
+    taken = folder / FOLDER
+    others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
+    if others:
+        raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
+    beside = folder / ".new"  # what is there stays until the new one is complete; inside, as the folder may be a mount
+    shutil.rmtree(beside, ignore_errors=True)
+    store = CheckpointStore(beside)
+    try:
+        items = {"model": {name: array for name, array in parameters.items() if array.size}}
+        store.save(0, items, metadata=metadata, metrics={})
+        store.wait()
+        shutil.rmtree(taken, ignore_errors=True)
+        (beside / FOLDER).replace(taken)
+    finally:
+        store.close()
+        shutil.rmtree(beside, ignore_errors=True)

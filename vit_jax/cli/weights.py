@@ -12,58 +12,36 @@ if TYPE_CHECKING:
 
     from vit_jax.api import Model
     from vit_jax.weights import Weights
-    from vit_jax.weights.report import Report
 
 _READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
+_CHOOSING = ("split", "data_dir", "train_split", "classes", "seed", "holdout_fraction")  # of labelled images
 
 
 def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
-    from vit_jax.weights import OPTIONS
-
-    options, *_ = split(
-        words,
-        positional=("SOURCE", "DESTINATION"),
-        optional=("to", "class_names", *OPTIONS),
-        switches=("without_head", "raw", "overwrite"),
-    )
-    print(_converted(options | {"CHECKPOINT": options["SOURCE"]}, options["DESTINATION"], options.get("to")).text())
+    switches = ("without_head", "overwrite")
+    options, _ = _split_weights(words, ("SOURCE", "DESTINATION"), optional=("to", "class_names"), switches=switches)
+    _convert(options, options["SOURCE"], options["DESTINATION"], options.get("to"))
 
 
-def _converted(options: Mapping[str, str], destination: str, to: str | None) -> "Report":
+def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:
     weight_options = _weight_options(options)
 
     from vit_jax.checkpoint import SaveError
     from vit_jax.weights.saving import convert
 
+    for name in ("without_head", "overwrite"):
+        weight_options[name] = name in options
     try:
-        return convert(
-            options["CHECKPOINT"],
-            destination,
-            to=to,
-            without_head="without_head" in options,
-            polyak="raw" not in options,
-            overwrite="overwrite" in options,
-            **weight_options,
-        )
+        report = convert(source, destination, to=to, polyak="raw" not in options, **weight_options)
     except SaveError as error:
         fail(str(error), 1)
+    print(report.text())
 
 
 def evaluate(words: Sequence[str]) -> None:
     """Accuracy of weights on a labelled dataset."""
-    optional = (
-        "split",
-        "data_dir",
-        "train_split",
-        "classes",
-        "seed",
-        "holdout_fraction",
-        "global_batch",
-        "csv",
-        "max_unreadable",
-        *_READING,
-    )
+    optional = (*_CHOOSING, "global_batch", "csv", "max_unreadable", *_READING)
     options, _ = _split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional)
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
@@ -79,7 +57,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
     import jax
 
     from vit_jax import hosts
-    from vit_jax.files import open_atomically
+    from vit_jax.files import write_atomically
     from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
     from vit_jax.inference.labelled import Choice, open_labelled
 
@@ -100,8 +78,8 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if "csv" in options:
-        with open_atomically(pathlib.Path(options["csv"]).expanduser()) as file:
-            file.write(result.to_csv(source.class_names).encode("utf-8", "surrogateescape"))
+        table = result.to_csv(source.class_names).encode("utf-8", "surrogateescape")
+        write_atomically(pathlib.Path(options["csv"]).expanduser(), table)
 
 
 def predict(words: Sequence[str]) -> None:
@@ -138,7 +116,7 @@ def export(words: Sequence[str]) -> None:
     _require_sense(options, kind, output)
     if kind != "stablehlo":
         names = options.get("names", "timm") if kind == "safetensors" else None
-        print(_converted(options, output, names).text())
+        _convert(options, options["CHECKPOINT"], output, names)
         return
 
     from vit_jax.inference.export import export_stablehlo, require_free
@@ -175,31 +153,19 @@ def _split_weights(
     """`split` for a verb that reads weights: it takes every option about them, and no overrides."""
     from vit_jax.weights import OPTIONS
 
-    options, _, more = split(
-        words,
-        positional=positional,
-        required=required,
-        optional=(*optional, *OPTIONS),
-        switches=("raw", *switches),
-    )
+    optional, switches = (*optional, *OPTIONS), ("raw", *switches)
+    options, _, more = split(words, positional=positional, required=required, optional=optional, switches=switches)
     return options, more
 
 
-def _weights(options: Mapping[str, str]) -> "Weights":
+def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> "tuple[Model, Weights]":
+    from vit_jax import hosts
+    from vit_jax.api import from_weights
     from vit_jax.weights import load_weights
 
     weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_weight_options(options))
-    from vit_jax import hosts
-
     for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
         print(f"note: {note}", file=sys.stderr)
-    return weights
-
-
-def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> "tuple[Model, Weights]":
-    from vit_jax.api import from_weights
-
-    weights = _weights(options)
     model = from_weights(
         weights,
         compute_dtype=options.get("compute_dtype", "float32"),

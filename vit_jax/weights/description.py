@@ -16,23 +16,14 @@ MOST_LAYERS, MOST_STAGES = 10_000, 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The data of the run that made the weights.
+    """The data of the run that made the weights."""
 
-    Attributes:
-      data: as in a config; a folder by its absolute path.
-      seed: of the run, which chose the hold-out of a folder without split sub-folders.
-      holdout_fraction: of every class of such a folder.
-      train_split: the name of the split that it was trained on.
-      test_split: and of the one that it was not.
-      classes: those chosen of the data; (): all.
-    """
-
-    data: str
-    seed: int
-    holdout_fraction: float
-    train_split: str
-    test_split: str
-    classes: tuple[str, ...]
+    data: str  # as in a config; a folder by its absolute path
+    seed: int  # of the run, which chose the hold-out of a folder without split sub-folders
+    holdout_fraction: float  # of every class of such a folder
+    train_split: str  # the name of the split that it was trained on
+    test_split: str  # and of the one that it was not
+    classes: tuple[str, ...]  # those chosen of the data; (): all
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
@@ -48,9 +39,9 @@ def describe(
 
     Args:
       a: the network.
-      class_names: in the order of the logits; None where they are not known.
-      preprocessing: image_size, resize, crop_fraction and pixel_range; None where not known.
-      training: the data of the run that made the weights; None where not known.
+      class_names: in the order of the logits; None where they are not known, as for what follows.
+      preprocessing: image_size, resize, crop_fraction and pixel_range.
+      training: the data of the run that made the weights.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -68,11 +59,7 @@ def _counts(a: Architecture) -> dict[str, Any]:
 
 
 def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture in metadata.
-
-    Raises:
-      ValueError: it is from a newer version, has no architecture, or contradicts itself.
-    """
+    """The architecture in metadata; ValueError if it is from a newer version, absent, or contradicts itself."""
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
         raise ValueError(f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax")
@@ -90,11 +77,7 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted.
-
-    Raises:
-      ValueError: fields of the wrong type, that do not fit together, or of more layers than any network has.
-    """
+    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted."""
     a = read_architecture(fields)
     if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
         raise ValueError(

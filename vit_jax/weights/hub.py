@@ -6,24 +6,17 @@ Only weights and their configuration are fetched, nothing that could run.
 import pathlib
 import re
 
-SCHEME = "hf://"
 PATTERNS = ["*.safetensors", "config.json", "preprocessor_config.json"]
 _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
 def is_hub_address(source: str) -> bool:
     """Whether a source is on the Hub and not a path."""
-    return source.startswith(SCHEME)
+    return source.startswith("hf://")
 
 
 def fetch(source: str) -> pathlib.Path:
-    """Downloads a repository's weights, or finds them where they were downloaded before.
-
-    Args:
-      source: "hf://owner/name" or "hf://owner/name@revision".
-
-    Returns:
-      The local folder.
+    """Downloads a repository's weights, or finds them where they were downloaded before; returns the local folder.
 
     Raises:
       ValueError: a malformed address, huggingface_hub is not installed, or it cannot fetch.

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import open_atomically
-from vit_jax.weights.sidecar import CONFIG, PREPROCESSOR
+from vit_jax.config.variants import RESNET_UNITS
+from vit_jax.files import write_atomically
+from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
@@ -16,14 +17,10 @@ _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
-    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
-    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
-    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
-    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
-    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
-    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+    (RESNET_UNITS[depth], factor): f"resnetv2_{depth}x{factor}_bit"
+    for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 }
-_TIMM_POOLS = {"token": "token", "gap": "avg", "map": "map"}
+_TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _HALF = [0.5, 0.5, 0.5]  # mean and deviation that bring pixels from [0, 1] to [-1, 1]
 
 
@@ -36,29 +33,23 @@ def write_library_config(
 ) -> tuple[str, ...]:
     """Writes the configuration of a network whose weights are in `folder`; returns notes for the report.
 
-    Preprocessing that is not known is not written, so that readers of the folder choose it instead of trusting a guess.
-
-    Args:
-      folder: exists; a configuration of other weights in it is replaced or removed.
-      format_name: "timm" or "huggingface".
-      a: the network.
-      class_names: in the order of the logits, or None.
-      preprocessing: as our checkpoints have it, or None.
+    A configuration of other weights is replaced or removed. Preprocessing that is not known is not written, so that
+    readers of the folder choose it instead of trusting a guess.
     """
     if preprocessing is not None and not {"resize", "crop_fraction"} <= preprocessing.keys():
         preprocessing = None
-    processor = None
-    if format_name == "huggingface":
-        config: dict[str, Any] | None = huggingface_config(a, class_names)
-        processor = _huggingface_processor(a) if preprocessing is not None else None
-    else:
-        config = timm_config(a, class_names, preprocessing)
-    _write(folder / CONFIG, config)
-    _write(folder / PREPROCESSOR, processor)
+    is_timm = format_name == "timm"
+    config = timm_config(a, class_names, preprocessing) if is_timm else huggingface_config(a, class_names)
+    processor = None if is_timm or preprocessing is None else _huggingface_processor(a)
+    for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
+        if value is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, json.dumps(value, indent=2) + "\n")
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
     if preprocessing is None:
-        where = f"there is no {PREPROCESSOR}" if format_name == "huggingface" else f"{CONFIG} does not state it"
+        where = f"{CONFIG} does not state it" if is_timm else f"there is no {PREPROCESSOR}"
         return (f"How images were resized and cropped for this network is not known, so {where}.",)
     if processor is not None and preprocessing["crop_fraction"] != 1.0:
         return ("Hugging Face's processor resizes the full image; this network was tested on central crops.",)
@@ -89,11 +80,10 @@ def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> di
 
 
 def _huggingface_processor(a: Architecture) -> dict[str, Any]:
-    height, width = a.image_size
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": height, "width": width},
+        "size": {"height": a.image_size[0], "width": a.image_size[1]},
         "resample": 2,  # bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -115,30 +105,27 @@ def timm_config(
         name, arguments = "vit_base_patch16_224", _timm_arguments(a)
     if name is None:
         return None
-    pretrained: dict[str, Any] = {
-        "input_size": [3, *a.image_size],
-        "mean": _HALF,
-        "std": _HALF,
-        "num_classes": a.num_classes,
-    }
+    pretrained: dict[str, Any] = {"input_size": [3, *a.image_size], "mean": _HALF, "std": _HALF}
+    pretrained["num_classes"] = a.num_classes
     if preprocessing is not None:
         crop_mode = "squash" if preprocessing["resize"] == "direct" else "center"
         pretrained |= {"interpolation": "bilinear", "crop_pct": preprocessing["crop_fraction"], "crop_mode": crop_mode}
-    labels = {} if class_names is None else {"label_names": list(class_names)}
-    config = {"architecture": name, "num_classes": a.num_classes, "num_features": a.width}
-    return {**config, "model_args": arguments, "pretrained_cfg": pretrained, **labels} | (
-        {"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {}
-    )
+    config: dict[str, Any] = {"architecture": name, "num_classes": a.num_classes, "num_features": a.width}
+    config |= {"model_args": arguments, "pretrained_cfg": pretrained}
+    config |= {} if class_names is None else {"label_names": list(class_names)}
+    return config | ({"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {})
 
 
 def _timm_arguments(a: Architecture) -> dict[str, Any]:
+    ratio = a.mlp_dim / a.width
     return {
         "img_size": list(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
         "embed_dim": a.width,
         "depth": a.depth,
         "num_heads": a.num_heads,
-        "mlp_ratio": _mlp_ratio(a),
+        # timm multiplies the width by it and rounds down: the quotient alone can end one below `mlp_dim`.
+        "mlp_ratio": ratio if int(a.width * ratio) == a.mlp_dim else (a.mlp_dim + 0.5) / a.width,
         "class_token": a.pool == "token",
         "global_pool": _TIMM_POOLS[a.pool],
         "fc_norm": False,
@@ -147,20 +134,5 @@ def _timm_arguments(a: Architecture) -> dict[str, Any]:
     }
 
 
-def _mlp_ratio(a: Architecture) -> float:
-    """What timm multiplies the width by, and then rounds down: the quotient alone can end one below `mlp_dim`."""
-    ratio = a.mlp_dim / a.width
-    return ratio if int(a.width * ratio) == a.mlp_dim else (a.mlp_dim + 0.5) / a.width
-
-
 def _one_or_two(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
-
-
-def _write(path: pathlib.Path, value: Mapping[str, Any] | None) -> None:
-    """Nothing to write removes what is there."""
-    if value is None:
-        path.unlink(missing_ok=True)
-        return
-    with open_atomically(path) as file:
-        file.write(json.dumps(value, indent=2).encode() + b"\n")

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import pytree
-from vit_jax.checkpoint.reader import has_checkpoints
-from vit_jax.checkpoint.workdir import read_workdir
+from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
@@ -35,27 +34,16 @@ def class_names_file(path: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A network's parameters, and what belongs to them.
-
-    Attributes:
-      architecture: of the network.
-      parameters: float32 by the names of our model's leaves, in its order.
-      class_names: in the order of the logits; None where they are not known.
-      preprocessing: of the images, as checkpoints have it; None where it is not known.
-      source: "PATH (format)".
-      statuses: how each array that was read is used.
-      notes: sentences: what was assumed, and what is odd.
-      training: the data of the run that made them; None where it is not known.
-    """
+    """A network's parameters, and what belongs to them; None is what is not known."""
 
     architecture: Architecture
-    parameters: Mapping[str, np.ndarray]
-    class_names: tuple[str, ...] | None = None
-    preprocessing: Mapping[str, Any] | None = None
-    source: str = ""
-    statuses: Sequence[ArrayStatus] = ()
-    notes: Sequence[str] = ()
-    training: TrainingData | None = None
+    parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
+    class_names: tuple[str, ...] | None = None  # in the order of the logits
+    preprocessing: Mapping[str, Any] | None = None  # of the images, as checkpoints have it
+    source: str = ""  # "PATH (format)"
+    statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
+    notes: Sequence[str] = ()  # sentences: what was assumed, and what is odd
+    training: TrainingData | None = None  # the data of the run that made them
 
     def warnings(self) -> list[str]:
         """The notes that matter when these weights are used without training."""
@@ -68,7 +56,7 @@ class Weights:
 def load_weights(
     source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **options: Any
 ) -> Weights:
-    """Reads weights in any format, from a file, a folder or the Hub.
+    """Reads weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
@@ -76,9 +64,6 @@ def load_weights(
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
-
-    Returns:
-      The weights; those without a head have an architecture with `num_classes` 0.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that neither
@@ -104,9 +89,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any]) 
             refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
             return architecture
 
-    parameters, metadata, what = read_workdir(
-        path, lambda metadata: stacked_shapes(architecture_of(metadata)), polyak=polyak
-    )
+    parameters, metadata, what = read_workdir(path, lambda found: stacked_shapes(architecture_of(found)), polyak=polyak)
     return Weights(
         architecture_of(metadata),
         parameters,
@@ -151,8 +134,7 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any])
     if found.is_class_row_missing:
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         notes.append("The file's positions have no row for the class token; it gets zeros, which computes the same.")
-    stacked = stack(apart)
-    parameters = {name: stacked.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    parameters = stack(apart, shapes)
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
@@ -165,10 +147,8 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
     """Every name, shape and type is as it must be, and nothing is left over."""
     given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
     if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
-        detail = "\n  ".join(lines)
-        raise ValueError(
-            f"its arrays are not those of {found.architecture.name} in the format {found.format}:\n  {detail}"
-        )
+        network = f"{found.architecture.name} in the format {found.format}"
+        raise ValueError("\n  ".join([f"its arrays are not those of {network}:", *lines]))
     if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
 

@@ -4,9 +4,10 @@ The file decides what it can; a format fixes its defaults (GELU form, epsilons);
 caller's options give the rest, and what is still unknown is an error that names the option. No data is read here.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from vit_jax.config.architecture import Architecture
@@ -14,7 +15,7 @@ from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, released
+from vit_jax.weights.names import FORMATS, Entry, Facts, released
 from vit_jax.weights.options import OPTIONS
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -36,25 +37,15 @@ _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFO
 
 @dataclasses.dataclass(frozen=True)
 class Recognised:
-    """A file that is understood.
+    """A file that is understood."""
 
-    Attributes:
-      format: "released", "big_vision", "bit", "timm" or "huggingface".
-      architecture: of the network in it.
-      entries: arrays that the file must have, under the format's own names.
-      names: the format's own name → name in the file; everything that must be read.
-      ignored: names in the file that are not part of the network.
-      is_class_row_missing: the table of positions has none for the class token, which then gets zeros.
-      assumptions: a sentence for each thing that the file does not state.
-    """
-
-    format: str
+    format: str  # "released", "big_vision", "bit", "timm" or "huggingface"
     architecture: Architecture
-    entries: Sequence[Entry]
-    names: Mapping[str, str]
-    ignored: Sequence[str]
-    is_class_row_missing: bool
-    assumptions: Sequence[str]
+    entries: Sequence[Entry]  # arrays that the file must have, under the format's own names
+    names: Mapping[str, str]  # the format's own name → name in the file; everything that must be read
+    ignored: Sequence[str]  # names in the file that are not part of the network
+    is_class_row_missing: bool  # the table of positions has none for the class token, which then gets zeros
+    assumptions: Sequence[str]  # a sentence for each thing that the file does not state
 
 
 def recognise(
@@ -73,20 +64,20 @@ def recognise(
       options: fields of the architecture, from `OPTIONS`, that the caller gives; they take precedence over `stated`.
 
     Raises:
-      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts
-        the file.
+      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
     """
     given = validated_options(options or {})
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    is_row_missing = False
-    assumptions: list[str] = []
+    is_row_missing, assumptions = False, list[str]()
     if metadata:
         architecture = stored_architecture(metadata)
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
     else:
-        architecture, is_row_missing, assumptions = _complete(_facts(name, shapes), dict(stated or {}), given)
+        with _with_names_of(name):
+            facts = FORMATS[name].facts(shapes)
+        architecture, is_row_missing, assumptions = _complete(facts, dict(stated or {}), given)
     entries = FORMATS[name].entries(architecture, shapes)
     if is_row_missing:
         short = (1, architecture.sequence_length - 1, architecture.width)
@@ -97,11 +88,7 @@ def recognise(
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given, image_size as a tuple.
-
-    Raises:
-      ValueError: a value that no network has.
-    """
+    """The options that are given, image_size as a tuple; ValueError for a value that no network has."""
     given = {name: value for name, value in options.items() if value is not None}
     if "image_size" in given:
         given["image_size"] = tuple(given["image_size"])
@@ -130,10 +117,8 @@ def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], so
 
 def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     for name, format_ in FORMATS.items():
-        try:
+        with _with_names_of(name):
             names = format_.canonical(arrays)
-        except ValueError as error:
-            raise ValueError(f"the file has the names of {name}, but {error}") from error
         if names is not None:
             return name, names
     some = ", ".join(list(arrays)[:4])
@@ -143,11 +128,12 @@ def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     )
 
 
-def _facts(name: str, shapes: Mapping[str, Shape]) -> Facts:
+@contextlib.contextmanager
+def _with_names_of(format_name: str) -> Iterator[None]:
     try:
-        return FORMATS[name].facts(shapes)
+        yield
     except ValueError as error:
-        raise ValueError(f"the file has the names of {name}, but {error}") from error
+        raise ValueError(f"the file has the names of {format_name}, but {error}") from error
 
 
 def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, bool, list[str]]:
@@ -202,10 +188,10 @@ def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:
 def format_defaults(facts: Facts) -> dict[str, Any]:
     """Fields of the architecture that the file decides, or whose value is the format's: GELU form, epsilons."""
     form = facts.defaults.get("residual_unit", "postactivation")
-    defaults = {field.name: field.default for field in dataclasses.fields(Architecture)}
-    names = ["family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"]
+    own = {field.name: field.default for field in dataclasses.fields(Architecture)}
+    names = ("family", "units", "pool", "head", *_DECIDED)
     return {
-        **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
+        **{name: value for name, value in own.items() if value is not dataclasses.MISSING},
         **vars(RESIDUAL_UNITS[form]),
         **facts.defaults,
         **{name: getattr(facts, name) for name in names},

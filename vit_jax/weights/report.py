@@ -1,31 +1,21 @@
 """How every array of a conversion is used, as a table for people."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayStatus:
-    """How one array of a file is used.
+class ArrayStatus(NamedTuple):
+    """How one array of a file is used."""
 
-    Attributes:
-      name: in the file.
-      ours: our names, layers taken apart; empty for what is not a parameter of ours.
-      shape: in the file.
-      dtype: in the file.
-      status: "copied", "transposed, stacked", "ignored (optimiser state)", ...
-    """
-
-    name: str
-    ours: tuple[str, ...]
+    name: str  # in the file, as shape and dtype are
+    ours: tuple[str, ...]  # our names, layers taken apart; empty for what is not a parameter of ours
     shape: tuple[int, ...]
     dtype: str
-    status: str
+    status: str  # "copied", "transposed, stacked", "ignored (optimiser state)", ...
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, status: str) -> Self:
@@ -33,24 +23,14 @@ class ArrayStatus:
         return cls(name, (name,), array.shape, str(array.dtype), status)
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What a conversion read, wrote and assumed.
+class Report(NamedTuple):
+    """What a conversion read, wrote and assumed."""
 
-    Attributes:
-      source: "PATH (format)".
-      destination: "PATH (format)".
-      network: one line about it.
-      read: of every array of the source.
-      written: of every array of the destination, and of parameters left out.
-      notes: sentences.
-    """
-
-    source: str
+    source: str  # "PATH (format)", as the destination
     destination: str
-    network: str
-    read: Sequence[ArrayStatus]
-    written: Sequence[ArrayStatus]
+    network: str  # one line about it
+    read: Sequence[ArrayStatus]  # of every array of the source
+    written: Sequence[ArrayStatus]  # of every array of the destination, and of parameters left out
     notes: Sequence[str]
 
     def text(self) -> str:

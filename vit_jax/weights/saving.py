@@ -1,15 +1,14 @@
 """Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoint.workdir import write_workdir
+from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import open_atomically
+from vit_jax.files import write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
@@ -46,9 +45,7 @@ def save_weights(
     into_folder = names_folder(path)
     path = pathlib.Path(path).expanduser()
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
-    statuses = [
-        dataclasses.replace(ArrayStatus.of(name, weights.parameters[name], "left out"), name="-") for name in left_out
-    ]
+    statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
     weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
@@ -81,17 +78,13 @@ def describe_weights(weights: Weights) -> dict[str, Any]:
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
     metadata = describe_weights(weights)
-    if suffix == ".safetensors":
-        write_safetensors(path, arrays, metadata)
-        return []
-    if weights.class_names is None or _has_room(metadata):
-        write_npz(path, arrays, metadata)
+    if suffix == ".safetensors" or weights.class_names is None or _has_room(metadata):
+        (write_safetensors if suffix == ".safetensors" else write_npz)(path, arrays, metadata)
         return []
     beside = class_names_file(path)
     if any(len(name.splitlines()) > 1 for name in weights.class_names):
         raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
-    with open_atomically(beside) as file:
-        file.write("".join(f"{name}\n" for name in weights.class_names).encode())
+    write_atomically(beside, "".join(f"{name}\n" for name in weights.class_names))
     training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
     write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})
     return [
@@ -108,24 +101,12 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 
 
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
-    """What the format holds otherwise than this network has it, and what its readers compute otherwise.
-
-    A configuration beside the file states some of it.
-    """
+    """What the format holds or its readers compute otherwise than this network; a configuration states some of it."""
     defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
     stated = LIBRARIES[format_name] if has_config else ()
-    return _rewritten(format_name, a) + [
-        f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
-        f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
-        for field in fields
-        if field not in stated and getattr(a, field) != defaults[field]
-    ]
-
-
-def _rewritten(format_name: str, a: Architecture) -> list[str]:
     notes = []
     if a.has_transformer and a.position_embedding != "learned_1d":
         notes.append(
@@ -134,7 +115,12 @@ def _rewritten(format_name: str, a: Architecture) -> list[str]:
         )
     if format_name == "released" and a.head == "mlp":
         notes.append("timm silently ignores the hidden layer of the head (pre_logits).")
-    return notes
+    return notes + [
+        f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
+        f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+        for field in fields
+        if field not in stated and getattr(a, field) != defaults[field]
+    ]
 
 
 def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
@@ -181,8 +167,9 @@ def convert(
     _require_sense(path, destination, to)
     _require_free(path, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, **options)
-    format_name = to or _default_format(path, weights)
-    folder = path if names_folder(destination) else path.parent
+    is_folder = names_folder(destination)
+    format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
+    folder = path if is_folder else path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -226,12 +213,6 @@ def _require_free(path: pathlib.Path, overwrite: bool) -> None:
     taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
     if taken and not overwrite:
         raise ValueError(f"{taken[0]} exists: choose another destination, or give --overwrite.")
-
-
-def _default_format(path: pathlib.Path, weights: Weights) -> str:
-    if path.suffix != ".npz" or path.is_dir():
-        return OWN
-    return "bit" if weights.architecture.family == "resnet" else "released"
 
 
 def _describe(weights: Weights) -> str:

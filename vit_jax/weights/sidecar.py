@@ -4,22 +4,15 @@ A value of an unexpected type is ignored, as if it were not there. Preparation o
 unknown, with a note; so is what ours does otherwise.
 """
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 16 * 2**20
-_ACTIVATIONS = {
-    "gelu": "exact",
-    "gelu_python": "exact",
-    "gelu_new": "tanh",
-    "gelu_tanh": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-}
+_ACTIVATIONS = dict.fromkeys(("gelu", "gelu_python"), "exact")
+_ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh")
 _SIGLIP_NOTE = (
     "timm builds some SigLIP models with the tanh GELU and does not write it down; the exact form is taken. Where "
     "timm's model has act_layer='gelu_tanh', give gelu=tanh."
@@ -28,32 +21,20 @@ _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"
 _OURS = {"direct": "takes one bilinear sample a pixel", "short_side": "averages over areas"}
 _LIKE_OURS = {"direct": (), "short_side": ("bilinear", "box")}  # both average over areas where images shrink
 Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
-_POOLS = {"token": "token", "avg": "gap", "map": "map"}
+POOLS = {"token": "token", "avg": "gap", "map": "map"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Sidecar:
-    """Facts beside a file of weights.
+class Sidecar(NamedTuple):
+    """Facts beside a file of weights."""
 
-    Attributes:
-      fields: of the architecture, and those that the file decides, to compare.
-      class_names: in the order of the logits.
-      preprocessing: as our checkpoints have it; without pixel_range where that is another.
-      notes: sentences for the report.
-    """
-
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    class_names: tuple[str, ...] | None = None
-    preprocessing: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = {}  # of the architecture, and those that the file decides, to compare
+    class_names: tuple[str, ...] | None = None  # in the order of the logits
+    preprocessing: Mapping[str, Any] | None = None  # as our checkpoints have it; pixel_range only if it is ours
+    notes: tuple[str, ...] = ()  # sentences for the report
 
 
 def read_sidecar(folder: pathlib.Path) -> Sidecar:
-    """Reads what is there; an empty `Sidecar` where nothing is.
-
-    Raises:
-      ValueError: a file is no JSON object, or names an activation that our networks do not have.
-    """
+    """Reads what is there, if anything; ValueError for no JSON object, or an activation that our networks lack."""
     config = _read(folder / CONFIG)
     if not config:
         return Sidecar()
@@ -88,8 +69,7 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int),
         "gelu": _gelu(typed(config, "hidden_act", str)),
     }
-    preprocessing, notes = of_huggingface(config, processor)
-    return Sidecar(_known(fields), _names(labels), preprocessing, notes)
+    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor))
 
 
 def _from_timm(config: Mapping[str, Any]) -> Sidecar:
@@ -107,14 +87,13 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
         "mlp_dim": _product(width, typed(arguments, "mlp_ratio", float, int)),
         "num_heads": typed(arguments, "num_heads", int),
         "gelu": _gelu(typed(arguments, "act_layer", str)),
-        "pool": _POOLS.get(str(config.get("global_pool"))),
+        "pool": POOLS.get(str(config.get("global_pool"))),
     }
     preprocessing, notes = of_timm(pretrained, size)
     if "siglip" in str(config.get("architecture")) and fields["gelu"] is None:
         notes += (_SIGLIP_NOTE,)
-    return Sidecar(
-        _known(fields), _names(config.get("label_names", pretrained.get("label_names"))), preprocessing, notes
-    )
+    labels = config.get("label_names", pretrained.get("label_names"))
+    return Sidecar(_known(fields), _names(labels), preprocessing, notes)
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:
@@ -126,12 +105,12 @@ def _product(width: int | None, ratio: float | None) -> int | None:
 
 
 def _gelu(activation: str | None) -> str | None:
-    if activation is not None and activation not in _ACTIVATIONS:
+    if activation not in (None, *_ACTIVATIONS):
         raise ValueError(
             f"{CONFIG} names the activation {activation!r}; our networks have GELU only, "
             f"known as {', '.join(_ACTIVATIONS)}."
         )
-    return None if activation is None else _ACTIVATIONS[activation]
+    return _ACTIVATIONS.get(str(activation))
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,12 +187,11 @@ def _prepared(size: tuple[int, int], resize: str, crop_fraction: float) -> dict[
 
 def _unknown(values: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     stated = ", ".join(f"{name}={values[name]}" for name in names if name in values)
-    if not stated:
-        return ()
-    return (
+    note = (
         f"The images of these weights were prepared by {stated}, which ours cannot do, so their preprocessing is left "
-        "unknown: resize and crop_fraction can be given where they are used.",
+        "unknown: resize and crop_fraction can be given where they are used."
     )
+    return (note,) if stated else ()
 
 
 def _resampled(how: str, prepared: Mapping[str, Any] | None) -> tuple[str, ...]:

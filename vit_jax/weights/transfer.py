@@ -18,7 +18,6 @@ from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.report import ArrayStatus
 
-RESIZED = ("positions/table", "positions/row_table", "positions/column_table")
 PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
 """corners: bilinear between samples whose corners stay corners, as the released code does (scipy's order-1 zoom).
 The others see samples as the middles of cells, as image libraries and PyTorch ports do, and smooth when they shrink."""
@@ -26,15 +25,10 @@ The others see samples as the middles of cells, as image libraries and PyTorch p
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Parameters for another network.
+    """Parameters for another network."""
 
-    Attributes:
-      parameters: float32, for every parameter of the target.
-      statuses: of every parameter of either network.
-    """
-
-    parameters: Mapping[str, np.ndarray]
-    statuses: tuple[ArrayStatus, ...]
+    parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
+    statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
 
     def summary(self) -> str:
         """How many were copied, and the names of those that were not."""
@@ -60,9 +54,10 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     """
     source = weights.architecture
     expected, given = stacked_shapes(target), dict(weights.parameters)
-    is_new_head = not _is_same_head(given, expected)
+    of_head = {name for name in (*given, *expected) if name.startswith("head/")}
+    is_new_head = not all(name in given and expected.get(name) == given[name].shape for name in of_head)
     statuses = []
-    for name in [name for name in given if name.startswith("head/") and (is_new_head or name not in expected)]:
+    for name in [name for name in given if name in of_head and is_new_head]:
         if name not in expected or name.startswith("head/linear/"):
             status = "replaced" if name in expected else "left out"
             statuses.append(ArrayStatus.of(name, given.pop(name), status))
@@ -72,7 +67,13 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    for name, (old, new) in _grids(source, target).items():
+    (rows, columns), (new_rows, new_columns) = source.grid, target.grid
+    grids = {  # old and new; the tables of rows and of columns are grids one wide
+        "positions/table": (source.grid, target.grid),
+        "positions/row_table": ((rows, 1), (new_rows, 1)),
+        "positions/column_table": ((columns, 1), (new_columns, 1)),
+    }
+    for name, (old, new) in grids.items():
         if name in given and old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
             statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
@@ -85,17 +86,10 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     return Fitted(fitted, (*statuses, *copied))
 
 
-def _is_same_head(given: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> bool:
-    names = {name for name in (*given, *expected) if name.startswith("head/")}
-    return all(name in given and expected.get(name) == given[name].shape for name in names)
-
-
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     """The weights without their last layer: `fit` then begins a new one, whatever the number of classes.
 
-    Args:
-      weights: stay as they are.
-      keep_hidden: a hidden layer stays, for a target that has one; else the network ends in what is pooled.
+    With `keep_hidden` a hidden layer stays, for a target that has one; else the network ends in what is pooled.
     """
     a = weights.architecture
     architecture = dataclasses.replace(a, num_classes=0, head=a.head if keep_hidden else "linear")
@@ -103,8 +97,7 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
-    parameters = kept | empty
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters, class_names=None)
+    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty, class_names=None)
 
 
 def with_position_table(weights: Weights) -> Weights:
@@ -112,45 +105,26 @@ def with_position_table(weights: Weights) -> Weights:
     a = weights.architecture
     if not a.has_transformer or a.position_embedding == "learned_1d":
         return weights
+    given = dict(weights.parameters)
+    if a.position_embedding == "learned_2d":
+        half = (*a.grid, a.width // 2)
+        columns_hwD = np.broadcast_to(given["positions/column_table"], half)
+        rows_hwD = np.broadcast_to(given["positions/row_table"][:, None], half)
+        table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
+        first_1D = [given["positions/class_row"]] if a.pool == "token" else []
+        table_1SD = np.concatenate([*first_1D, table_ND])[None]
+    else:
+        table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
+    given["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d")
-    given = {**weights.parameters, RESIZED[0]: position_table(a, weights.parameters)}
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
 
 
-def position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What a network adds to its tokens, in one table.
-
-    Args:
-      a: a network whose positions are fixed, or learned by row and column.
-      parameters: by name; needed for the latter only.
-
-    Returns:
-      float32 (1, S, D), the very numbers that the model computes.
-    """
-    if a.position_embedding != "learned_2d":
-        return fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
-    half = (*a.grid, a.width // 2)
-    columns_hwD = np.broadcast_to(parameters["positions/column_table"], half)
-    rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half)
-    table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
-    first_1D = [parameters["positions/class_row"]] if a.pool == "token" else []
-    return np.concatenate([*first_1D, table_ND])[None]
-
-
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
-    """Resizes a table of positions to another grid, in two dimensions.
+    """Resizes a table of positions to a grid, float32 (rows, columns, D), by a method of `PositionResize`.
 
-    Args:
-      table_hwD: float32.
-      grid: new rows and columns, at least 1 each.
-      method: one of `PositionResize`.
-
-    Returns:
-      float32 (rows, columns, D); the very same numbers where the grid stays.
-
-    Raises:
-      ValueError: unknown method.
+    Where the grid stays, so do the very numbers.
     """
     if method not in get_args(PositionResize):
         raise ValueError(
@@ -167,14 +141,7 @@ def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "cor
 
 
 def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are.
-
-    Args:
-      table_SD: float32, as many rows as the old grid has cells, or one more at the front.
-      old: rows and columns of its grid.
-      new: of the grid wanted.
-      method: one of `PositionResize`.
-    """
+    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are."""
     first = len(table_SD) - old[0] * old[1]
     resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
     return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
@@ -186,14 +153,7 @@ def _corner_weights(old: int, new: int) -> np.ndarray:
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
-def _grids(source: Architecture, target: Architecture) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """Old and new grid of each table of positions; the tables of rows and of columns are grids one wide."""
-    (rows, columns), (new_rows, new_columns) = source.grid, target.grid
-    grids = ((source.grid, target.grid), ((rows, 1), (new_rows, 1)), ((columns, 1), (new_columns, 1)))
-    return dict(zip(RESIZED, grids, strict=True))
-
-
 def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    if name == RESIZED[0]:
+    if name == "positions/table":
         return resize_rows(array[0], old, new, method)[None]
     return resize_grid(array[:, None], new, method)[:, 0]

@@ -1,20 +1,18 @@
 """What is written is read back bit for bit, in both formats; what cannot be is refused before a file is touched."""
 
-import io
 import json
 import os
 import pickle
 import struct
 import tarfile
 import tracemalloc
-import zipfile
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.weights.formats.samples import METADATA, a_few, archive, every_kind, numbers, read_all, refused, same
+from tests.weights.formats.samples import METADATA, archive, assert_read, every_kind, numbers, read_all, refused, same
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 
 ENDLESS: dict = {}
@@ -35,37 +33,22 @@ def path(tmp_path):
 def test_every_dtype_and_shape(write, path):
     arrays = every_kind()
     write(path, arrays, METADATA)
-    found, metadata = read_all(path)
-    assert found.keys() == arrays.keys()
-    assert [name for name in arrays if not same(found[name], arrays[name])] == []
-    assert metadata == METADATA
-
-
-def test_headers_are_known_before_data_is_read(write, path):
-    arrays = a_few()
-    write(path, arrays, {})
-    with open_arrays(path) as file:
-        assert {name: (array.shape, array.dtype) for name, array in file.arrays.items()} == {
-            name: (array.shape, array.dtype) for name, array in arrays.items()
-        }
-        assert file.path == path
+    assert_read(path, arrays, METADATA)
+    with open_arrays(path) as file:  # known before data is read
+        assert all(stored == (arrays[name].shape, arrays[name].dtype) for name, stored in file.arrays.items())
 
 
 def test_arrays_outlive_the_file_and_may_be_changed(write, path):
     write(path, {"x": np.arange(3.0)}, {})
     with open_arrays(path) as file:
         x = file.read("x")
+        with pytest.raises(ValueError, match=r"weights: there is no array 'y' among its 1"):
+            file.read("y")
     x += 1
     assert x.tolist() == [1, 2, 3]
     assert read_all(path)[0]["x"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="weights"):
         file.read("x")
-
-
-def test_an_unknown_name_is_an_error(write, path):
-    write(path, {"x": np.arange(3.0)}, {})
-    with open_arrays(path) as file, pytest.raises(ValueError, match=r"weights: there is no array 'y' among its 1"):
-        file.read("y")
 
 
 def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkeypatch):
@@ -78,21 +61,9 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
         assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([{}], object),
-        np.array(["text"]),
-        np.array([b"text"]),
-        np.zeros(2, [("x", "f4")]),
-        np.zeros(2, "V2"),
-        np.zeros(2, "complex64"),
-        np.zeros(2, "datetime64[s]"),
-        np.zeros(2, np.longdouble),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_other_dtypes_are_refused(write, path, array):
+@pytest.mark.parametrize("dtype", [object, "U4", [("x", "f4")], "V2", "complex64", np.longdouble], ids=str)
+def test_other_dtypes_are_refused(write, path, dtype):
+    array = np.zeros(2, dtype)
     with pytest.raises(ValueError, match=r"weights: array 'x' is of dtype .* cannot be written\. Allowed: float16"):
         write(path, {"fine": np.zeros(2), "x": array}, {})
     assert not path.exists()
@@ -105,6 +76,8 @@ def test_odd_names_are_refused(write, path, name):
     with pytest.raises(ValueError, match=r"weights: the array name .* is not allowed"):
         write(path, {name: np.zeros(2)}, {})
     assert not path.exists()
+    with pytest.raises(ValueError, match="cannot be the name of an array"):
+        write_safetensors(path, {"__metadata__": np.zeros(2)}, {})
 
 
 @pytest.mark.parametrize(
@@ -116,60 +89,22 @@ def test_metadata_that_is_not_json_is_refused(write, path, metadata):
     assert not path.exists()
 
 
-def test_a_write_that_fails_leaves_everything_as_it_was(write, path, monkeypatch):
-    def full_disk(descriptor):
-        raise OSError(28, "No space left on device")
-
-    path.write_bytes(b"before")
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(ValueError, match="weights cannot be written: No space"):
-        write(path, {"a": np.zeros(1000)}, {})
-    assert path.read_bytes() == b"before"
-    assert os.listdir(path.parent) == ["weights"]
-
-
-def test_a_place_that_cannot_be_written(write, path):
-    with pytest.raises(ValueError, match=r"nowhere/weights cannot be written: No such file or directory"):
-        write(path.parent / "nowhere/weights", {}, {})
+def test_a_write_that_fails_leaves_everything_as_it_was(write, path):
     path.mkdir()
     with pytest.raises(ValueError, match="weights cannot be written"):
-        write(path, {}, {})
+        write(path, {"x": np.zeros(2)}, {})
     assert os.listdir(path.parent) == ["weights"]
 
 
-def test_all_is_on_disk_before_the_file_takes_its_name(write, path, monkeypatch):
-    synchronised = []
-
-    def record(descriptor):
-        assert not path.exists()
-        synchronised.append(os.fstat(descriptor).st_size)
-
-    monkeypatch.setattr(os, "fsync", record)
-    write(path, {"x": np.zeros(10)}, {})
-    assert synchronised == [path.stat().st_size]
-
-
-def test_the_file_has_the_permissions_of_any_new_file(write, path):
-    write(path, {}, {})
-    other = path.with_name("other")
-    other.write_bytes(b"")
-    assert path.stat().st_mode == other.stat().st_mode
-
-
-def test_more_than_the_memory_is_refused(write, path):
+def test_more_than_the_memory_is_refused(write, path, monkeypatch):
     write(path, {"x": np.zeros((1000, 1000)), "y": np.zeros((500, 1000))}, {})
     with open_arrays(path, memory_bytes=12_000_000) as file:
         assert file.read("x").shape == (1000, 1000)
     with pytest.raises(ValueError, match=r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"):
-        open_arrays(path, memory_bytes=11_999_999)
-
-
-def test_the_memory_of_the_machine_is_the_default(write, path, monkeypatch):
-    write(path, {"x": np.zeros((1000, 1000))}, {})
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    with pytest.raises(ValueError, match="memory"):
-        open_arrays(path)
+        open_arrays(path, memory_bytes=11_999_999).__enter__()
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    with pytest.raises(ValueError, match="memory"):  # of the machine
+        read_all(path)
 
 
 # safetensors: what the library does for us, and what we add.
@@ -189,32 +124,25 @@ def test_the_library_reads_what_we_write_and_we_what_it_writes(path):
     assert texts.keys() == {"format", "vit_jax"}
     assert (texts["format"], json.loads(texts["vit_jax"])) == ("pt", METADATA)
     save_file(arrays, path, metadata={"format": "pt", "source": "elsewhere"})
-    found, metadata = read_all(path)
-    assert found.keys() == arrays.keys()
-    assert all(same(found[name], array) for name, array in arrays.items())
-    assert metadata == {}
+    assert_read(path, arrays, {})
 
 
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
         ({"x": {**ENTRY, "dtype": "F8_E4M3", "shape": [8]}}, "of type 'F8_E4M3', which is not read. Allowed: float16"),
-        ({"x": {**ENTRY, "dtype": "C64", "shape": [1]}}, "is not read"),
         ({"x": {**ENTRY, "shape": [10**12]}}, "invalid shape, data type, or offset"),
         ({"x": {**ENTRY, "shape": [2**62, 2**62]}}, "overflow"),
-        ({"x": {**ENTRY, "shape": [10**11], "data_offsets": [0, 4 * 10**11]}}, "damaged"),
         ({"x": {**ENTRY, "data_offsets": [8, 16]}}, "damaged"),
         ({"x": ENTRY, "y": ENTRY}, "damaged"),
         ({"none": {**ENTRY, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, "x": ENTRY}, "array is too big"),
         ({}, "damaged"),
-        ({"x": 3}, "damaged"),
         ({"__metadata__": {"a": 1}, "x": ENTRY}, "damaged"),
         ({"__metadata__": {"vit_jax": "[]"}, "x": ENTRY}, "not an object"),
         ({"../x": ENTRY}, "is not allowed"),
-        (b'{"x": ', "damaged"),
         (b'{"x":' + b"[" * 200_000, "damaged"),
     ],
-    ids=range(15),
+    ids=range(11),
 )
 def test_lying_headers_are_refused_and_take_no_memory(tmp_path, header, reason):
     tracemalloc.start()
@@ -225,11 +153,6 @@ def test_lying_headers_are_refused_and_take_no_memory(tmp_path, header, reason):
         tracemalloc.stop()
     assert reason in message
     assert len(message) < 1000
-
-
-@pytest.mark.parametrize("length", [1000, 2**24, 2**39])
-def test_a_lying_header_length_is_refused(tmp_path, length):
-    refused(tmp_path / "x.safetensors", struct.pack("<Q", length) + json.dumps({"x": ENTRY}).encode())
 
 
 def test_truncations_and_shrinking_under_the_reader(path):
@@ -246,20 +169,13 @@ def test_truncations_and_shrinking_under_the_reader(path):
             file.read("x")
 
 
-def test_the_name_of_the_metadata_is_taken(path):
-    with pytest.raises(ValueError, match="cannot be the name of an array"):
-        write_safetensors(path, {"__metadata__": np.zeros(2)}, {})
-
-
 # What is in a file.
 
 
-def test_the_suffix_does_not_matter(tmp_path):
-    for write in (write_npz, write_safetensors):
-        for name in ("weights", "weights.npz", "weights.safetensors", "weights.bin"):
-            write(tmp_path / name, {"x": np.arange(3.0)}, {})
-            with open_arrays(str(tmp_path / name)) as file:
-                assert file.read("x").tolist() == [0, 1, 2]
+def test_the_suffix_does_not_matter(write, tmp_path):
+    for name in ("weights", "weights.npz", "weights.safetensors", "weights.bin"):
+        write(tmp_path / name, {"x": np.arange(3.0)}, {})
+        assert_read(str(tmp_path / name), {"x": np.arange(3.0)}, {})
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x8B1F, 0x7B, 0x3C])
@@ -270,60 +186,47 @@ def test_a_header_length_that_looks_like_another_format(tmp_path, length):
         assert file.arrays == {}
 
 
-def a_tar():
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("data.pkl"))
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
         (b"", "empty"),
         (b"<!DOCTYPE html><html>", "a web page"),
-        (b"\n <HTML lang=en>", "a web page"),
         (b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
         (archive([("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]), "a PyTorch file"),
         (pickle.dumps({"x": 1}), "a Python pickle"),
-        (pickle.dumps({"x": 1}, protocol=2), "a Python pickle"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 40, "HDF5"),
         (numbers([1, 2]), "one array (.npy)"),
         (b"\x81\xa6params\x82", "msgpack"),
         (b"\x1f\x8b\x08\0", "compressed. Unpack"),
-        (a_tar(), "a tar archive"),
+        (tarfile.TarInfo("data.pkl").tobuf(), "a tar archive"),
         (b'{"metadata": {}, "weight_map": {}}', "JSON text"),
         (b"GGUF\3\0\0\0", "of no known format: it starts with b'GGUF"),
-        (b"\0", "of no known format"),
     ],
 )
 def test_other_files_are_named(tmp_path, content, kind):
     path = tmp_path / "weights.npz"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^\S*weights\.npz: this is .*\.npz and \.safetensors\.$") as caught:
-        open_arrays(path)
+        read_all(path)
     assert kind in str(caught.value)
 
 
-def test_an_archive_of_other_things_is_refused(tmp_path):
-    path = tmp_path / "model.keras"
-    path.write_bytes(archive([("config.json", b"{}")], zipfile.ZIP_DEFLATED))
-    with pytest.raises(ValueError, match=r"model\.keras: the member 'config\.json' is not an array"):
-        open_arrays(path)
-
-
-def test_places_that_are_no_files(tmp_path):
+def test_places_that_are_no_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="missing: there is no such file"):
-        open_arrays(tmp_path / "missing")
+        read_all(tmp_path / "missing")
     with pytest.raises(ValueError, match="this is a folder"):
-        open_arrays(tmp_path)
+        read_all(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="this is a device or a pipe"):
-        open_arrays(tmp_path / "pipe")
+        read_all(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(ValueError, match="loop"):
-        open_arrays(tmp_path / "loop")
+        read_all(tmp_path / "loop")
+    (tmp_path / "forbidden").touch()
+    monkeypatch.setattr("builtins.open", lambda *_, **__: os.listdir("/nowhere"))
+    with pytest.raises(ValueError, match=r"forbidden: No such file or directory\.$"):
+        read_all(tmp_path / "forbidden")
 
 
 @pytest.mark.parametrize("given", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."])
@@ -331,16 +234,4 @@ def test_tensorflow_checkpoints_are_named(tmp_path, given):
     for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"\0\1\2")
     with pytest.raises(ValueError, match="a TensorFlow checkpoint"):
-        open_arrays(tmp_path / given)
-
-
-def test_a_file_that_must_not_be_read(tmp_path, monkeypatch):
-    path = tmp_path / "weights.npz"
-    write_npz(path, {"x": np.arange(3.0)}, {})
-
-    def forbid(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("builtins.open", forbid)
-    with pytest.raises(ValueError, match=r"weights\.npz: Permission denied\.$"):
-        open_arrays(path)
+        read_all(tmp_path / given)

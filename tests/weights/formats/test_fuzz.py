@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
-from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
+from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.formats.arrays import BFLOAT16
 from vit_jax.weights.formats.metadata import to_comment
 
@@ -27,17 +27,18 @@ NUMBERS = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**32 - 1, 2**63 - 1,
 
 @pytest.fixture(autouse=True)
 def bounded():
-    """No test here takes much memory, and no case hangs."""
+    """No test here takes much memory or hangs."""
 
     def stop(*_):
-        raise TimeoutError(f"more than {SECONDS} s for one file")
+        raise TimeoutError(f"more than {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
     assert peak < MEMORY_BYTES
 
@@ -45,68 +46,39 @@ def bounded():
 def outcome(path, content, read=read_all):
     """What is read of a file, or None if it is refused in the proper way."""
     path.write_bytes(content)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         return read(path)
     except ValueError as error:
         if type(error) is ValueError and str(error).startswith(f"{path}: ") and len(str(error)) < 2000:
             return None
         raise AssertionError("not the proper way") from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def damage(rng, content):
     """One change, of a kind and at a place drawn at random."""
-    changed = bytearray(content)
-    at = rng.randrange(len(changed))
-    kind = rng.choice(("bit", "bit", "byte", "number", "number", "cut", "insert", "remove", "repeat", "swap"))
-    length = rng.choice((1, 2, 4, 8, 46, 100))
-    if kind == "bit":
-        changed[at] ^= 1 << rng.randrange(8)
-    elif kind == "byte":
-        changed[at] = rng.randrange(256)
-    elif kind == "number":
-        size = rng.choice((2, 4, 8))
-        changed[at : at + size] = (rng.choice(NUMBERS) % 256**size).to_bytes(size, "little")
-    elif kind == "cut":
-        del changed[at:]
-    elif kind == "insert":
-        changed[at:at] = rng.choice((b"\0", rng.randbytes(length), b"PK\x05\x06", b"{", b"9"))
-    elif kind == "remove":
-        del changed[at : at + length]
-    elif kind == "repeat":
-        changed[at:at] = changed[at : at + length]
-    else:
-        other = rng.randrange(len(changed))
-        changed[at], changed[other] = changed[other], changed[at]
-    return bytes(changed)
+    at, other = rng.randrange(len(content)), rng.randrange(len(content))
+    length, size = rng.choice((1, 2, 4, 8, 46, 100)), rng.choice((2, 4, 8))
+    number = (rng.choice(NUMBERS) % 256**size).to_bytes(size, "little")
+    foreign = rng.choice((b"\0", rng.randbytes(length), b"PK\x05\x06", b"{", b"9"))
+    flipped = bytes([content[at] ^ 1 << rng.randrange(8)])
+    start, piece = content[:at], content[at : at + length]
+    changes = (
+        *(start + one + content[at + len(one) :] for one in (flipped, flipped, rng.randbytes(1), number, number)),
+        start,
+        start + foreign + content[at:],
+        start + content[at + length :],
+        start + piece + content[at:],
+        start + content[other : other + 1] + content[at + 1 :],
+    )
+    return rng.choice(changes)
 
 
-def damage_text(rng, text):
-    """One change to a header of an array that leaves it printable."""
-    at = rng.randrange(len(text))
-    piece = rng.choice("90-(),'\"{}[ Le.\\\n:é")
-    piece = rng.choice((piece, piece, text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30))
-    return text[:at] + piece + text[at + rng.randrange(8) :]
-
-
-def stored_archive(path):
-    write_npz(path, a_few(), METADATA)
-    return path.read_bytes()
-
-
-def deflated_archive(path):
-    members = {f"{name}.npy": numbers(array) for name, array in a_few().items()}
-    comment = to_comment(METADATA)
-    return archive(members.items(), zipfile.ZIP_DEFLATED, comment)
-
-
-@pytest.mark.parametrize("make", [stored_archive, deflated_archive])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_damaged_archives(tmp_path, make, seed):
+def test_damaged_archives(tmp_path, method, seed):
     path = tmp_path / "x.npz"
-    content = make(path)
+    members = [(f"{name}.npy", numbers(array)) for name, array in a_few().items()]
+    content = archive(members, method, to_comment(METADATA))
     end = content.rindex(b"PK\x05\x06")
     marker = content[end + 22 : content.index(b"\n", end) + 1]
     rng = random.Random(seed)
@@ -125,11 +97,11 @@ def test_damaged_archives(tmp_path, make, seed):
     assert 0.5 < refused / NUM_CASES < 1  # dates and the like are nobody's business
 
 
-def reference(content):
-    """NumPy's reading of a `.npy` file, with what it leaves over."""
-    stream = io.BytesIO(content)
-    array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array, stream.read()
+def damage_text(rng, text):
+    """One change to a header of an array that leaves it printable."""
+    at = rng.randrange(len(text))
+    pieces = (*"90-(),'\"{}[ Le.\\\n:é", text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30)
+    return text[:at] + rng.choice(pieces) + text[at + rng.randrange(8) :]
 
 
 @pytest.mark.filterwarnings("ignore")  # of NumPy and of Python's parser
@@ -144,8 +116,9 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
         found = outcome(path, archive([("x.npy", content)]))
         if found is not None:
             read += 1
-            expected, rest = reference(content)
-            assert rest == b""
+            stream = io.BytesIO(content)
+            expected = np.lib.format.read_array(stream, allow_pickle=False)
+            assert stream.read() == b""
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
             assert same(found[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
@@ -159,6 +132,8 @@ def read_safetensors(path):
 
 def test_damaged_safetensors(tmp_path):
     path = tmp_path / "x.safetensors"
+    for head in (b"", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY"):
+        assert outcome(path, head + bytes(range(200))) is None  # noise of any kind
     write_safetensors(path, a_few(), METADATA)
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -176,11 +151,3 @@ def test_damaged_safetensors(tmp_path):
             read += 1
             assert all(stored == (array.shape, array.dtype) for stored, array in found.values())
     assert 0 < read < NUM_CASES
-
-
-def test_noise_of_any_kind(tmp_path):
-    path = tmp_path / "x"
-    rng = random.Random(5)
-    heads = (b"", b"PK\x03\x04", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY")
-    for _ in range(NUM_CASES):
-        assert outcome(path, rng.choice(heads) + rng.randbytes(rng.choice((0, 1, 9, 21, 22, 23, 200)))) is None

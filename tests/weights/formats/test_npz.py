@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -10,7 +11,17 @@ import zlib
 import numpy as np
 import pytest
 
-from tests.weights.formats.samples import METADATA, a_few, archive, every_kind, npy, numbers, read_all, refused, same
+from tests.weights.formats.samples import (
+    METADATA,
+    archive,
+    assert_read,
+    every_kind,
+    npy,
+    numbers,
+    read_all,
+    refused,
+    same,
+)
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import open_arrays, write_npz
 from vit_jax.weights.formats.arrays import BFLOAT16
@@ -37,61 +48,41 @@ def changed(content, offset, layout, *values, entry=0):
 # Others' files.
 
 
-def test_numpy_reads_exactly_the_arrays(path):
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_numpy_reads_what_we_write_and_we_what_it_writes(path, save):
     arrays = every_kind()
     write_npz(path, arrays, METADATA)
     with np.load(path, allow_pickle=False) as found:
         assert set(found.files) == set(arrays)
         for name, array in arrays.items():
             assert same(found[name], array.view("V2") if array.dtype == BFLOAT16 else array)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_writes_is_read(path, save):
-    arrays = every_kind()
     save(path, **arrays)
-    found, metadata = read_all(path)
-    assert found.keys() == arrays.keys()
-    assert all(same(found[name], arrays[name]) for name in arrays)
-    assert metadata == {}
+    assert_read(path, arrays, {})
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", ">i8", ">u2", ">f2", "|i1", "|b1"])
 def test_versions_byte_orders_and_layouts(path, dtype):
+    values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
     for version in ((1, 0), (2, 0), (3, 0)):
         for order in "CF":
-            values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
             path.write_bytes(archive([("x.npy", numbers(np.asarray(values, order=order), version=version))]))
             found = read_all(path)[0]["x"]
             assert found.flags.c_contiguous
             assert same(found, values.astype(values.dtype.newbyteorder("=")))
 
 
-def test_swapping_bytes_keeps_every_bit(path):
-    bits = np.array([0x7F800001, 0x80000000, 0x7FC12345, 1], ">u4")
-    path.write_bytes(archive([("x.npy", numbers(bits.view(">f4")))]))
-    assert np.array_equal(read_all(path)[0]["x"].view("=u4"), bits)
-
-
-@pytest.mark.parametrize("code", ["|V2", "<V2", "bfloat16"])
-def test_the_ways_to_write_bfloat16(path, code):
-    values = np.array([1.5, -0.0, 3e38]).astype(BFLOAT16)
-    header = f"{{'descr': '{code}', 'fortran_order': False, 'shape': (3,), }}\n"
-    path.write_bytes(archive([("x.npy", npy(header, values.tobytes()))]))
-    assert same(read_all(path)[0]["x"], values)
-
-
 @pytest.mark.parametrize(
-    "header",
+    ("header", "values"),
     [
-        PLAIN,
-        "{'shape':(2,),'descr':'<f4','fortran_order':False}",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }",  # of Python 2
+        *((PLAIN.replace("<f4", code), np.array([1.5, -0.0]).astype(BFLOAT16)) for code in ("|V2", "<V2", "bfloat16")),
+        (PLAIN.replace("<f4", ">f4"), np.array([0x7F800001, 0x7FC12345], ">u4").view(">f4")),  # every bit is kept
+        ("{'shape':(2,),'descr':'<f4','fortran_order':False}", np.float32([1, 2])),
+        (PLAIN.replace("(2,)", "(2L,)"), np.float32([1, 2])),  # of Python 2
     ],
 )
-def test_headers_of_other_writers(path, header):
-    path.write_bytes(archive([("x.npy", npy(header, struct.pack("<2f", 1, 2)))]))
-    assert read_all(path)[0]["x"].tolist() == [1, 2]
+def test_headers_of_other_writers(path, header, values):
+    path.write_bytes(archive([("x.npy", npy(header, values.tobytes()))]))
+    assert same(read_all(path)[0]["x"], values.astype(values.dtype.newbyteorder("=")))
 
 
 def test_an_archive_written_to_a_stream(path):
@@ -113,59 +104,44 @@ def test_an_archive_written_to_a_stream(path):
 # Headers of arrays that lie.
 
 
-@pytest.mark.parametrize("descr", ["'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]"])
-def test_other_types_are_refused(path, descr):
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}"
-    message = refused(path, archive([("x/y.npy", npy(header, b"12345678"))]))
-    assert "member 'x/y.npy': it is of type" in message
-    assert "which is not read. Allowed: float16" in message
+DATA = b"12345678"
+SHAPES = (
+    "(3,)",
+    "(1,)",
+    "(-1,)",
+    "(-2, -1)",
+    f"({10**12},)",
+    f"({2**63}, {2**63})",
+    f"(0, {2**62}, {2**62})",
+    "(2.0,)",
+)
+TYPES = ("'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]")
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("content", "words"),
     [
-        "(3,)",
-        "(1,)",
-        "(-1,)",
-        "(-2, -1)",
-        f"({10**12},)",
-        f"({2**63}, {2**63})",
-        f"(0, {2**62}, {2**62})",
-        "(2.0,)",
-        "2",
+        *((npy(PLAIN.replace("(2,)", shape), DATA), "member 'x.npy': ") for shape in SHAPES),
+        *((npy(PLAIN.replace("'<f4'", one), DATA), "it is of type .*which is not read. Allowed: fl") for one in TYPES),
+        (b"", "'x"),
+        (b"\x93NUMPY\x01", "'x"),
+        (b"\x80\x04N.", "'x"),
+        (npy(PLAIN, DATA, version=4), r"version \(4, 0\) of the .npy format"),
+        (npy(PLAIN, DATA, version=2, length=2**32 - 1), "'x"),
+        (npy(PLAIN, b"", length=2000), "'x"),
+        (npy(PLAIN.replace("<f4", "__import__('os')"), DATA), "'x"),
     ],
+    ids=range(22),
 )
-def test_lying_shapes_are_refused_and_take_no_memory(path, shape):
-    content = archive([("x.npy", npy(PLAIN.replace("(2,)", shape), b"12345678"))])
+def test_lying_and_damaged_headers_are_refused_and_take_no_memory(path, content, words):
+    content = archive([("x.npy", content)])
     tracemalloc.start()
     try:
-        assert "member 'x.npy': " in refused(path, content)
+        message = refused(path, content)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x93NUMPY\x01",
-        b"\x80\x04N.",
-        npy(PLAIN, b"12345678", version=4),
-        npy(PLAIN, b"12345678", version=2, length=2**32 - 1),
-        npy(PLAIN, b"", length=2000),
-        b"\x93NUMPY\x01\x00\x01",
-        npy("{}", b"12345678"),
-        npy(PLAIN.replace("<f4", "__import__('os')"), b"12345678"),
-        npy("{" * 9_000, b"12345678"),
-        npy("(" * 60_000, b"12345678"),
-        npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), b"12345678"),
-    ],
-    ids=range(12),
-)
-def test_damaged_headers_are_refused(path, content):
-    message = refused(path, archive([("x.npy", content)]))
-    assert "'x" in message
+    assert re.search(words, message)
     assert len(message) < 1000
 
 
@@ -183,6 +159,8 @@ ENCRYPTED[6] |= 1
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (archive([("x.npy", npy("{" * 9_000, DATA))]), "member 'x.npy': "),
+        (archive([("x.npy", npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), DATA))]), "member 'x.npy': "),
         (archive([("../x.npy", ONE)]), "is not allowed"),
         (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "its name is ambiguous"),
         (archive([("readme.txt", ONE)]), "'readme.txt' is not an array: it does not end in .npy"),
@@ -191,35 +169,25 @@ ENCRYPTED[6] |= 1
         (archive([("x.npy", ONE)], zipfile.ZIP_LZMA), "compressed by method 14"),
         (changed(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes, which its 160"),
         (changed(ALONE, 20, "<2I", 2**30, 2**30), "its directory: it starts at byte 195, and what is before it"),
-        (changed(ALONE, 42, "<I", 2**31), "it starts at byte 2,147,483,648, and what is before it ends at 0"),
         (changed(TWO, 42, "<I", 0, entry=1), "it starts at byte 0, and what is before it ends at 195"),
         (bytes(EMPTIED), "its directory: it starts at byte"),
         (ALONE + b"PK", "the archive does not end where the file does"),
         (ALONE[:4] + b"\0" * 8 + ALONE, "and what is before it ends at 0"),
-        (changed(ALONE, 16, "<I", 12345), "Bad CRC-32"),
     ],
     ids=range(14),
 )
 def test_lying_archives_are_refused(path, content, reason):
     message = refused(path, content)
     assert reason in message
-    assert len(message) < 600
+    assert len(message) < 1000
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_wrong_checksum_is_found_when_the_array_is_read(path, method):
-    large = numbers(np.arange(1000.0))  # more than is read at once for a header
-    content = archive([("x.npy", large), ("y.npy", numbers(np.arange(3)))], method)
-    assert "array 'x': Bad CRC-32" in refused(path, changed(content, 16, "<I", 12345))
-    with open_arrays(path) as file:
-        assert file.read("y").tolist() == [0, 1, 2]
-
-
-def test_a_bomb_is_refused_by_its_size(path):
+def test_a_bomb_is_refused_by_its_size_and_a_checksum_when_the_array_is_read(path):
     content = archive([("x.npy", numbers(np.zeros(2**20)))], zipfile.ZIP_DEFLATED)
     path.write_bytes(content)
     assert not read_all(path)[0]["x"].any()  # what zeros really compress to is allowed
     assert "it claims to hold 2,147,483,648 bytes" in refused(path, changed(content, 24, "<I", 2**31))
+    assert "array 'x': Bad CRC-32" in refused(path, changed(content, 16, "<I", 12345))
 
 
 def test_a_file_that_changes_or_shrinks_under_the_reader(path):
@@ -267,12 +235,11 @@ def test_metadata_that_does_not_fit_is_refused_with_its_size(path):
         (comment(b"json", b"{"), "Expecting"),
         (comment(b"json", b'{"a": "\xff"}'), "ascii"),
         (comment(b"json", b'{"a":' + b"[" * 30_000), "damaged"),
-        (comment(b"zlib", b"not base85 \x00"), "base85"),
         (comment(b"zlib", base64.b85encode(b"not zlib")), "header"),
         (comment(b"zlib", base64.b85encode(zlib.compress(b'{"a": 1}')[:-6])), "ends early"),
         (comment(b"json", b"{}").replace(b"{}", b"{ "), "checksum"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_damaged_metadata_is_refused(path, damaged, reason):
     assert reason in refused(path, archive([("x.npy", ONE)], comment=damaged))
@@ -287,10 +254,3 @@ def test_a_bomb_in_the_comment_is_not_unpacked():
         assert tracemalloc.get_traced_memory()[1] < 4 * metadata_texts.MAX_TEXT_CHARACTERS
     finally:
         tracemalloc.stop()
-
-
-def test_truncations_are_refused(path):
-    write_npz(path, a_few(), METADATA)
-    content = path.read_bytes()
-    for size in range(0, len(content), 7):
-        refused(path, content[:size])

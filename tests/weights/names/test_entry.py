@@ -1,42 +1,41 @@
+"""The arrays that follow from rules and layouts, and our own names with layers stacked and taken apart."""
+
 import numpy as np
 import pytest
 
+from tests.weights.reference import networks
+from tests.weights.small_networks import NETWORKS, assert_same
 from vit_jax.weights.names.entry import STACKED, Entry, Rule, make_entries
+from vit_jax.weights.names.ours import stack, stacked_name, stacked_shapes, unstack, unstacked_shapes
 
 
 def numbers(*shape):
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def test_the_same_layout():
-    entry = Entry("b", ("ours",), "", (3,))
-    assert entry.shape == (3,)
-    np.testing.assert_array_equal(entry.write({"ours": numbers(3)}), [0, 1, 2])
-    np.testing.assert_array_equal(entry.read(numbers(3))["ours"], [0, 1, 2])
-    assert entry.status(reading=True) == "copied"
-
-
-def test_a_dense_kernel_is_transposed():
-    entry = Entry("weight", ("kernel",), "io->oi", (2, 3))
-    assert entry.shape == (3, 2)
-    np.testing.assert_array_equal(entry.write({"kernel": numbers(2, 3)}), [[0, 3], [1, 4], [2, 5]])
-    assert entry.status(reading=True) == "transposed"
-
-
-def test_a_convolution():
-    entry = Entry("weight", ("kernel",), "hwio->oihw", (2, 3, 4, 5))
-    kernel = numbers(2, 3, 4, 5)
-    written = entry.write({"kernel": kernel})
-    assert written.shape == (5, 4, 2, 3)
-    assert written[4, 3, 1, 2] == kernel[1, 2, 3, 4]
-    assert written[0, 3, 1, 0] == kernel[1, 0, 3, 0]
-
-
-def test_new_axes_of_length_one():
-    entry = Entry("scale", ("scale",), "C->111C", (3,))
-    assert entry.shape == (1, 1, 1, 3)
-    assert entry.status(reading=False) == "reshaped"
-    assert Entry("w", ("kernel",), "io->oi11", (2, 3)).shape == (3, 2, 1, 1)
+@pytest.mark.parametrize(
+    ("count", "layout", "part", "shape", "status"),
+    [
+        (1, "", (3,), (3,), "copied"),
+        (1, "io->oi", (2, 3), (3, 2), "transposed"),
+        (1, "io->oi11", (2, 3), (3, 2, 1, 1), "transposed"),
+        (1, "hwio->oihw", (2, 3, 4, 5), (5, 4, 2, 3), "transposed"),
+        (1, "C->111C", (3,), (1, 1, 1, 3), "reshaped"),
+        (2, STACKED, (3,), (2, 3), "copied"),
+        (1, STACKED, (3,), (1, 3), "copied"),
+    ],
+)
+def test_layouts(count, layout, part, shape, status):
+    entry = Entry("x", ("a", "b")[:count], layout, part)
+    ours = {name: place * 100 + numbers(*part) for place, name in enumerate(entry.ours)}
+    written = entry.write(ours)
+    assert written.shape == entry.shape == shape
+    assert entry.status(reading=False) == status
+    if status == "transposed":
+        expected = np.einsum(layout.rstrip("1"), ours["a"])
+        np.testing.assert_array_equal(written.squeeze(), expected)
+    else:
+        np.testing.assert_array_equal(written.reshape(count, -1), np.stack(list(ours.values())))
 
 
 def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
@@ -51,17 +50,6 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
                 np.testing.assert_array_equal(written[block * 6 + head * 3 + place], part[:, head, place])
     assert entry.status(reading=True) == "split, transposed"
     assert entry.status(reading=False) == "joined, transposed"
-
-
-def test_all_layers_in_one_array():
-    names = ("encoder/blocks/0/x", "encoder/blocks/1/x")
-    entry = Entry("x", names, STACKED, (3,))
-    assert entry.shape == (2, 3)
-    np.testing.assert_array_equal(
-        entry.write({names[0]: numbers(3), names[1]: 10 + numbers(3)}), [[0, 1, 2], [10, 11, 12]]
-    )
-    assert entry.status(reading=True) == "copied"
-    assert Entry("x", names[:1], STACKED, (3,)).shape == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +92,31 @@ def test_rules_name_and_join_parameters():
 def test_a_parameter_without_a_name_is_an_error():
     with pytest.raises(ValueError, match=r"no name for encoder/blocks/x, y$"):
         make_entries([Rule("a", "a")], {"a": (1,), "encoder/blocks/0/x": (1,), "encoder/blocks/1/x": (1,), "y": (2,)})
+
+
+# Ours, stacked and taken apart.
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_stacking_and_taking_apart_are_inverse(network):
+    a = NETWORKS[network]
+    parameters = networks.parameters(a)
+    apart = unstack(parameters)
+    assert {name: array.shape for name, array in apart.items()} == unstacked_shapes(a)
+    assert_same(stack(apart, stacked_shapes(a)), parameters)
+
+
+def test_layers_are_numbered_and_in_their_places():
+    parameters = {
+        "encoder/blocks/mlp/expand/bias": np.arange(12.0).reshape(12, 1),
+        "stem/stage2/first/conv1/kernel": np.full((1,), -1.0),
+        "stem/stage2/rest/conv1/kernel": np.arange(2.0).reshape(2, 1),
+        "encoder/norm/scale": np.ones(1),
+    }
+    apart = {name: float(array[0]) for name, array in unstack(parameters).items()}
+    assert apart["encoder/blocks/10/mlp/expand/bias"] == 10
+    assert apart["stem/stage2/unit1/conv1/kernel"] == -1
+    assert apart["stem/stage2/unit2/conv1/kernel"] == 0
+    assert apart["stem/stage2/unit3/conv1/kernel"] == 1
+    assert apart["encoder/norm/scale"] == 1
+    assert stacked_name("stem/stage2/unit3/conv1/kernel") == ("stem/stage2/rest/conv1/kernel", 1)

@@ -11,17 +11,8 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import stacked_shapes
 
-VIT = Architecture(
-    name="ViT-custom/8",
-    image_size=(32, 48),
-    patch_size=(8, 8),
-    num_classes=5,
-    width=48,
-    depth=3,
-    mlp_dim=96,
-    num_heads=4,
-    gelu="exact",
-)
+SIZES = {"width": 48, "depth": 3, "mlp_dim": 96, "num_heads": 4}
+VIT = Architecture(name="ViT-custom/8", image_size=(32, 48), patch_size=(8, 8), num_classes=5, gelu="exact", **SIZES)
 STEM_EPSILONS = {
     "group_norm_epsilon": 1e-5,
     "standardization_epsilon": 1e-8,
@@ -31,7 +22,6 @@ HYBRID = dataclasses.replace(
     VIT,
     name="R-custom+ViT-custom/8",
     family="hybrid",
-    image_size=(32, 48),
     patch_size=(1, 1),
     depth=1,
     units=(2, 1),

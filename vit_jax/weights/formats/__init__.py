@@ -3,13 +3,16 @@
 A file is arrays by name and a dictionary of metadata; `weights.names` knows what the names mean.
 """
 
+import contextlib
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 
-from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, naming
-from vit_jax.weights.formats.npz import open_npz, write_npz
-from vit_jax.weights.formats.safetensors import open_safetensors, write_safetensors
+from vit_jax.weights.formats import npz, safetensors
+from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, naming
+from vit_jax.weights.formats.npz import write_npz
+from vit_jax.weights.formats.safetensors import write_safetensors
 
 __all__ = ["ArrayFile", "StoredArray", "naming", "open_arrays", "write_npz", "write_safetensors"]
 
@@ -37,8 +40,9 @@ _OTHERS = {
 _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.train.load_checkpoint, numpy.savez)"
 
 
-def open_arrays(path: str | os.PathLike[str], *, memory_bytes: int | None = None) -> ArrayFile:
-    """Opens a file of weights, of whichever format its content is, and reads its headers.
+@contextlib.contextmanager
+def open_arrays(path: str | os.PathLike[str], *, memory_bytes: int | None = None) -> Iterator[ArrayFile]:
+    """Opens a file of weights, of whichever format its content is, and reads its headers; closes it at the end.
 
     Args:
       path: the file; its suffix does not matter.
@@ -48,14 +52,17 @@ def open_arrays(path: str | os.PathLike[str], *, memory_bytes: int | None = None
       ValueError: it is no such file (the message names what it is), or it is damaged, or too large.
     """
     path = pathlib.Path(path)
-    with naming(str(path)):
-        _require_file(path)
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-        is_safetensors = _SAFETENSORS.match(head)
-        if not is_safetensors and (words := _describe_other(path, head)):
-            raise ValueError(f"this is {words}. {_READ}")
-    return (open_safetensors if is_safetensors else open_npz)(path, memory_bytes=memory_bytes)
+    with contextlib.ExitStack() as resources:
+        with naming(str(path)):
+            _require_file(path)
+            with open(path, "rb") as file:
+                head = file.read(_HEAD_BYTES)
+            is_safetensors = _SAFETENSORS.match(head)
+            if not is_safetensors and (words := _describe_other(path, head)):
+                raise ValueError(f"this is {words}. {_READ}")
+            opened = (safetensors if is_safetensors else npz).read_headers(path, resources)
+            check_fits(opened.arrays.values(), memory_bytes)
+        yield opened
 
 
 def _require_file(path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,31 +29,14 @@ ALLOWED = f"Allowed: {', '.join(map(str, DTYPES))}."
 DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
-# What parsers and the system raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
-_PARSERS: tuple[type[Exception], ...] = (
-    EOFError,
-    MemoryError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-    tokenize.TokenError,
-    SafetensorError,
-)
+# What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
+_BUILT_IN = (EOFError, MemoryError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError)
+_PARSERS = (*_BUILT_IN, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError, SafetensorError)
 
 
 @contextlib.contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Turns whatever goes wrong inside into a ValueError whose message starts with the subject.
-
-    Args:
-      subject: a file, or a part of one.
-    """
+    """Turns whatever goes wrong inside into a ValueError whose message starts with the subject: a file, or a part."""
     try:
         yield
     except _PARSERS as error:
@@ -76,12 +59,7 @@ def shown(name: str) -> str:
 
 
 class StoredArray(NamedTuple):
-    """An array as its file announces it.
-
-    Attributes:
-      shape: sizes of its dimensions; () for a single number.
-      dtype: one of `DTYPES`, in the machine's byte order.
-    """
+    """Shape and dtype of an array as its file announces them; the dtype is one of `DTYPES`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -94,42 +72,19 @@ class StoredArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """A file of arrays, open for reading; close it, or use it as a context manager.
-
-    Attributes:
-      path: the file.
-      arrays: shape and dtype of each array by name; no data has been read for it.
-      metadata: what this package wrote the file with; empty for a file from elsewhere.
-      read_array: reads one array.
-      resources: what `close` closes.
-    """
+    """A file of arrays, open for reading."""
 
     path: pathlib.Path
-    arrays: Mapping[str, StoredArray]
-    metadata: dict[str, Any]
+    arrays: Mapping[str, StoredArray]  # by name; no data has been read for it
+    metadata: dict[str, Any]  # what this package wrote the file with; empty for a file from elsewhere
     read_array: Callable[[str], np.ndarray]
-    resources: contextlib.ExitStack
 
     def read(self, name: str) -> np.ndarray:
-        """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored.
-
-        Raises:
-          ValueError: there is no such array, its data is damaged, or memory does not suffice.
-        """
+        """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored."""
         if name not in self.arrays:
             raise ValueError(f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}.")
         with naming(str(self.path)), naming(f"array {shown(name)}"):
             return self.read_array(name)
-
-    def close(self) -> None:
-        """Closes the file; arrays that were read stay valid."""
-        self.resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_name(name: str) -> None:
@@ -158,11 +113,7 @@ def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
 
 
 def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already.
-
-    Raises:
-      ValueError: a name or a dtype that files do not hold.
-    """
+    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already."""
     for name, array in arrays.items():
         check_name(name)
         if array.dtype.newbyteorder("=") not in DTYPES:

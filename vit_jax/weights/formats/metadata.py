@@ -1,7 +1,6 @@
 """The metadata of a file of arrays as JSON text, and that text as the comment of a ZIP archive.
 
-Readers of arrays do not see a comment, but holds no more than 65,535 bytes, so long texts are
-compressed. Sizes are bounded on both sides of the decompression.
+A comment holds no more than 65,535 bytes, so long texts are compressed. Sizes are bounded on both sides of that.
 """
 
 import base64
@@ -19,11 +18,7 @@ _MARKER = re.compile(rb"vit_jax metadata (json|zlib) ([0-9a-f]{8})\n")
 
 
 def encode(metadata: Mapping[str, Any]) -> str:
-    """JSON text in ASCII, equal for equal metadata.
-
-    Raises:
-      ValueError: something in it is not JSON, or it is too long.
-    """
+    """JSON text in ASCII, equal for equal metadata; ValueError for what is not JSON, or too long."""
     try:
         text = json.dumps(dict(metadata), sort_keys=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -33,11 +28,7 @@ def encode(metadata: Mapping[str, Any]) -> str:
 
 
 def decode(text: str) -> dict[str, Any]:
-    """The inverse of `encode`.
-
-    Raises:
-      ValueError: the text is not a JSON object of finite numbers, or too long.
-    """
+    """The inverse of `encode`; ValueError for what is not a JSON object of finite numbers, or too long."""
     _check_length(len(text))
     value = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(value, dict):
@@ -46,11 +37,7 @@ def decode(text: str) -> dict[str, Any]:
 
 
 def to_comment(metadata: Mapping[str, Any]) -> bytes:
-    """The comment of an archive that carries the metadata; empty for none.
-
-    Raises:
-      ValueError: it does not fit, even compressed.
-    """
+    """The comment of an archive that carries the metadata, empty for none; ValueError where it has no room."""
     if not metadata:
         return b""
     plain = encode(metadata).encode()
@@ -67,31 +54,24 @@ def to_comment(metadata: Mapping[str, Any]) -> bytes:
 
 
 def from_comment(comment: bytes) -> dict[str, Any]:
-    """The inverse of `to_comment`; empty for any other comment.
-
-    Raises:
-      ValueError: it is ours, and damaged.
-    """
+    """The inverse of `to_comment`, empty for any other comment; ValueError for one of ours that is damaged."""
     marker = _MARKER.match(comment)
     if not marker:
         return {}
     packed = comment[marker.end() :]
     if zlib.crc32(packed) != int(marker[2], 16):
         raise ValueError(f"the checksum of its metadata is wrong. {DAMAGED}")
-    return decode((_unpack(packed) if marker[1] == b"zlib" else packed).decode("ascii"))
+    if marker[1] == b"zlib":
+        decompressor = zlib.decompressobj()
+        packed = decompressor.decompress(base64.b85decode(packed), MAX_TEXT_CHARACTERS + 1)
+        _check_length(len(packed))
+        if not decompressor.eof:
+            raise ValueError(f"its metadata ends early. {DAMAGED}")
+    return decode(packed.decode("ascii"))
 
 
 def _with_marker(packing: bytes, packed: bytes) -> bytes:
     return b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
-
-
-def _unpack(packed: bytes) -> bytes:
-    decompressor = zlib.decompressobj()
-    plain = decompressor.decompress(base64.b85decode(packed), MAX_TEXT_CHARACTERS + 1)
-    _check_length(len(plain))
-    if not decompressor.eof:
-        raise ValueError(f"its metadata ends early. {DAMAGED}")
-    return plain
 
 
 def _check_length(num_characters: int) -> None:

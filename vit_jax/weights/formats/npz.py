@@ -16,20 +16,9 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from vit_jax.files import open_atomically
+from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import (
-    ALLOWED,
-    BFLOAT16,
-    DAMAGED,
-    DTYPES,
-    ArrayFile,
-    StoredArray,
-    check_fits,
-    check_name,
-    naming,
-    shown,
-    to_stored,
-)
+from vit_jax.weights.formats.arrays import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
 
 MAX_DEFLATE_RATIO = 1032  # 258 bytes from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
@@ -44,33 +33,23 @@ _HEADERS = {
 }
 
 
-def open_npz(path: pathlib.Path, *, memory_bytes: int | None = None) -> ArrayFile:
-    """Checks an archive and reads the headers of its arrays.
+def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
+    """Opens and checks an archive and reads the headers of its arrays; `resources` close it."""
+    file = resources.enter_context(path.open("rb"))
+    archive = resources.enter_context(zipfile.ZipFile(file))
+    _check_members(archive, file)
+    arrays = {member.filename.removesuffix(_SUFFIX): _stored_array(archive, member) for member in archive.infolist()}
 
-    Args:
-      path: the file.
-      memory_bytes: the arrays must not need more; None for the physical memory.
+    def read(name: str) -> np.ndarray:
+        with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers that Python 2 wrote
+            array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
+            if stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]:  # the end has the checksum
+                raise ValueError("it has changed since the file was opened.")
+        array = array.view(BFLOAT16) if array.dtype.kind == "V" else array
+        return array.astype(arrays[name].dtype, order="C", copy=False)
 
-    Raises:
-      ValueError: anything about the file is not as it should be.
-    """
-    with naming(str(path)), contextlib.ExitStack() as resources:
-        file = resources.enter_context(open(path, "rb"))
-        archive = resources.enter_context(zipfile.ZipFile(file))
-        _check_members(archive, file)
-        arrays = {_array_name(member.filename): _stored_array(archive, member) for member in archive.infolist()}
-        check_fits(arrays.values(), memory_bytes)
-
-        def read(name: str) -> np.ndarray:
-            with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # headers that Python 2 wrote
-                array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
-                if stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]:  # the end has the checksum
-                    raise ValueError("it has changed since the file was opened.")
-            array = array.view(BFLOAT16) if array.dtype.kind == "V" else array
-            return array.astype(arrays[name].dtype, order="C", copy=False)
-
-        return ArrayFile(path, arrays, metadata_texts.from_comment(archive.comment), read, resources.pop_all())
+    return ArrayFile(path, arrays, metadata_texts.from_comment(archive.comment), read)
 
 
 def write_npz(
@@ -80,16 +59,11 @@ def write_npz(
 
     bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
 
-    Args:
-      path: the file, replaced if it exists.
-      arrays: by name.
-      metadata: JSON values.
-
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
     """
     with naming(str(path)):
-        comment, stored = metadata_texts.to_comment(metadata or {}), to_stored(arrays)
+        comment, stored = metadata_texts.to_comment(metadata or {}), stored_arrays.to_stored(arrays)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
         for name, array in stored.items():
@@ -135,15 +109,10 @@ def _check_adjacent(offset: int, end: int, slack: int) -> None:
         raise ValueError(f"it starts at byte {offset:,}, and what is before it ends at {end:,}. {DAMAGED}")
 
 
-def _array_name(member_name: str) -> str:
-    if not member_name.endswith(_SUFFIX):
-        raise ValueError(f"the member {shown(member_name)} is not an array: it does not end in {_SUFFIX}.")
-    name = member_name.removesuffix(_SUFFIX)
-    check_name(name)
-    return name
-
-
 def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
+    if not member.filename.endswith(_SUFFIX):
+        raise ValueError(f"the member {shown(member.filename)} is not an array: it does not end in {_SUFFIX}.")
+    stored_arrays.check_name(member.filename.removesuffix(_SUFFIX))
     with naming(f"member {shown(member.filename)}"), archive.open(member) as stream:
         array = _read_header(stream)
         num_bytes = member.file_size - stream.tell()
@@ -168,6 +137,6 @@ def _read_header(stream: IO[bytes]) -> StoredArray:
 def _dtype(stored: np.dtype) -> np.dtype:
     """Two bytes of no kind are how NumPy writes a bfloat16, which it does not know."""
     dtype = BFLOAT16 if stored == np.dtype("V2") else stored.newbyteorder("=")
-    if dtype not in DTYPES:
-        raise ValueError(f"it is of type {shown(str(stored))}, which is not read. {ALLOWED}")
+    if dtype not in stored_arrays.DTYPES:
+        raise ValueError(f"it is of type {shown(str(stored))}, which is not read. {stored_arrays.ALLOWED}")
     return dtype

@@ -14,17 +14,7 @@ from safetensors.numpy import save
 
 from vit_jax.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import (
-    ALLOWED,
-    DTYPES,
-    ArrayFile,
-    StoredArray,
-    check_fits,
-    check_name,
-    naming,
-    shown,
-    to_stored,
-)
+from vit_jax.weights.formats.arrays import ALLOWED, DTYPES, ArrayFile, StoredArray, check_name, naming, shown, to_stored
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA, _OURS = "__metadata__", "vit_jax"
@@ -34,30 +24,20 @@ _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
 _DTYPES = {_KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else ""): dtype for dtype in DTYPES}
 
 
-def open_safetensors(path: pathlib.Path, *, memory_bytes: int | None = None) -> ArrayFile:
-    """Checks the header of a file.
-
-    Args:
-      path: the file.
-      memory_bytes: the arrays must not need more; None for the physical memory.
-
-    Raises:
-      ValueError: anything about the header is not as it should be.
-    """
-    with naming(str(path)), contextlib.ExitStack() as resources:
-        # Not mapped into memory: a mapped file that another process shortens ends this one.
-        file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
-        arrays = {}
-        for name in file.keys():  # noqa: SIM118 (it is no dictionary)
-            check_name(name)
-            announced = file.get_slice(name)
-            if (code := announced.get_dtype()) not in _DTYPES:
-                raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
-            arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
-        check_fits(arrays.values(), memory_bytes)
-        texts = file.metadata() or {}
-        metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
-        return ArrayFile(path, arrays, metadata, file.get_tensor, resources.pop_all())
+def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
+    """Opens a file and checks its header; `resources` close it."""
+    # Not mapped into memory: a mapped file that another process shortens ends this one.
+    file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118 (it is no dictionary)
+        check_name(name)
+        announced = file.get_slice(name)
+        if (code := announced.get_dtype()) not in _DTYPES:
+            raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
+        arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
+    texts = file.metadata() or {}
+    metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
+    return ArrayFile(path, arrays, metadata, file.get_tensor)
 
 
 def write_safetensors(
@@ -65,10 +45,7 @@ def write_safetensors(
 ) -> None:
     """Writes arrays, completely or not at all; equal input gives equal bytes.
 
-    Args:
-      path: the file, replaced if it exists.
-      arrays: by name.
-      metadata: JSON values; one text in the file's own metadata, under "vit_jax", beside "format": "pt".
+    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt".
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
@@ -77,8 +54,7 @@ def write_safetensors(
         if _METADATA in arrays:
             raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
         texts = {**_FORMAT, _OURS: metadata_texts.encode(metadata)} if metadata else _FORMAT
-        stored = to_stored(arrays)
-        content = save(stored, metadata=texts)
+        content = save(to_stored(arrays), metadata=texts)
     (length,) = _LENGTH.unpack_from(content)
     with open_atomically(path) as file:
         file.write(content[: _LENGTH.size])

@@ -18,43 +18,30 @@ __all__ += ["stack", "stacked_shapes", "unstack"]
 
 
 class Format(NamedTuple):
-    """A way to name parameters.
+    """A way to name parameters."""
 
-    Attributes:
-      canonical: from names in a file to the names of the rules, or None where it is no such file.
-      facts: what names and shapes determine.
-      rules: for a network, and in the style of the file that is read (shapes by canonical name; empty to write).
-      suffix: of a file.
-    """
-
+    # From names in a file to the names of the rules, or None where it is no such file.
     canonical: Callable[[Iterable[str]], dict[str, str] | None]
     facts: Callable[[Mapping[str, Shape]], Facts]
+    # For a network, in the style of the file that is read: its shapes by canonical name; empty to write.
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
-    suffix: str
+    suffix: str  # of a file
 
     def entries(self, a: Architecture, shapes: Mapping[str, Shape] | None = None) -> list[Entry]:
-        """The arrays that a file of this format holds of a network.
-
-        Raises:
-          ValueError: the format has no name for some of its parameters.
-        """
+        """The arrays that a file holds of a network; ValueError where some of its parameters have no name there."""
         return make_entries(self.rules(a, shapes or {}), unstacked_shapes(a))
 
 
+def _released_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    return released.rules(released.style_of(shapes))
+
+
 FORMATS = {
-    "released": Format(
-        released.canonical, released.facts, lambda a, shapes: released.rules(released.style_of(shapes)), ".npz"
-    ),
-    "bit": Format(bit.canonical, bit.facts, lambda a, shapes: bit.rules(), ".npz"),
-    "timm": Format(timm.canonical, timm.facts, lambda a, shapes: timm.rules(a), ".safetensors"),
-    "huggingface": Format(
-        huggingface.canonical, huggingface.facts, lambda a, shapes: huggingface.rules(), ".safetensors"
-    ),
+    "released": Format(released.canonical, released.facts, _released_rules, ".npz"),
+    "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
+    "timm": Format(timm.canonical, timm.facts, lambda a, _: timm.rules(a), ".safetensors"),
+    "huggingface": Format(huggingface.canonical, huggingface.facts, lambda *_: huggingface.rules(), ".safetensors"),
 }
-_HIDDEN = (
-    "its head has a hidden layer, which only released and vit_jax hold (huggingface too where there are no classes): "
-    "leave the head out (without_head)"
-)
 
 
 def require_standard(a: Architecture, format_name: str) -> None:
@@ -74,7 +61,10 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
     reasons = []
     is_pooler = name == "huggingface" and a.num_classes == 0
     if a.head == "mlp" and name != "released" and not is_pooler:
-        reasons.append(_HIDDEN)
+        reasons.append(
+            "its head has a hidden layer, which only released and vit_jax hold (huggingface too where there are no "
+            "classes): leave the head out (without_head)"
+        )
     if name == "released" and a.family == "resnet":
         reasons.append("it holds ViTs and hybrids; a ResNet goes to bit or timm")
     if name == "bit" and a.family != "resnet":

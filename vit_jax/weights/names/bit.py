@@ -38,22 +38,14 @@ def rules() -> list[Rule]:
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """Names with the prefix and without numbers behind layers → names in the file; None where it is no such file.
-
-    Raises:
-      ValueError: two names become the same.
-    """
+    """Names with the prefix and without numbers behind layers → names in the file; None where it is no such file."""
     plain = {name: re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+(?=/)", r"\1", name) for name in names}
     full = {name: short if short.startswith("resnet/") else f"resnet/{short}" for name, short in plain.items()}
     return invert(full) if ROOT in full.values() else None
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the image size, since a ResNet takes any.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; not the image size, since a ResNet takes any. ValueError as for `shape_of`."""
     return Facts(
         family="resnet",
         width=shape_of(shapes, "resnet/group_norm/gamma", 1)[0],

@@ -1,7 +1,6 @@
 """The parts of a format: rules for names and layouts, the arrays that follow from them, and facts about a network.
 
-A format is a list of rules that give our parameters their foreign names. Reading and writing both follow from the
-entries made of them, so neither can drift from the other. The formats are in the modules beside this one.
+Reading and writing both follow from the entries made of the rules, so neither can drift from the other.
 """
 
 import dataclasses
@@ -36,19 +35,12 @@ class Rule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array of a foreign file.
+    """An array of a foreign file."""
 
-    Attributes:
-      name: there.
-      ours: the parameters that it holds, in their order along its first axis, layers taken apart.
-      layout: as in `Rule`.
-      part: shape of one of `ours`; all have the same.
-    """
-
-    name: str
-    ours: tuple[str, ...]
-    layout: str
-    part: Shape
+    name: str  # there
+    ours: tuple[str, ...]  # the parameters that it holds, in their order along its first axis, layers taken apart
+    layout: str  # as in `Rule`
+    part: Shape  # of one of `ours`; all have the same
 
     @property
     def shape(self) -> Shape:
@@ -74,14 +66,13 @@ class Entry:
         """What happens to the numbers on their way into or out of our names."""
         order, _ = _parse(self.layout, len(self.part))
         words = []
-        has_layers = stacked_name(self.ours[0])[1] is not None
         if self.layout != STACKED and len(self.ours) > 1:
             words.append("split" if reading else "joined")
         if list(order) != sorted(order):
             words.append("transposed")
         elif self.layout != STACKED and self._piece() != self.part:
             words.append("reshaped")
-        if has_layers and self.layout != STACKED:
+        if self.layout != STACKED and stacked_name(self.ours[0])[1] is not None:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
 
@@ -91,14 +82,9 @@ class Entry:
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
-    """The arrays of a file that holds exactly the parameters of `shapes` which have elements.
+    """The arrays of a file that holds exactly the parameters of `shapes`, ours taken apart, which have elements.
 
-    Args:
-      rules: of a format; the first whose pattern matches counts.
-      shapes: ours, layers taken apart.
-
-    Raises:
-      ValueError: the format has no name for some of the parameters; all are listed.
+    The first rule that matches counts. ValueError lists all parameters for which the format has no name.
     """
     groups: dict[str, list[str]] = {}
     layouts: dict[str, str] = {}
@@ -106,13 +92,13 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     for name in (name for name, shape in shapes.items() if math.prod(shape)):
         match, rule = next(((m, rule) for rule in rules if (m := re.fullmatch(rule.pattern, name))), (None, None))
         if match is None or rule is None:
-            homeless.append(name)
+            homeless.append(stacked_name(name)[0])
             continue
         foreign = match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
         groups.setdefault(foreign, []).append(name)
         layouts[foreign] = rule.layout
     if homeless:
-        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(stacked_name(name)[0] for name in homeless))}")
+        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(homeless))}")
     return [
         Entry(name, tuple(sorted(ours, key=_place_in_projection)), layouts[name], shapes[ours[0]])
         for name, ours in groups.items()
@@ -128,10 +114,8 @@ def _place_in_projection(name: str) -> int:
 def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Our axes in the file's order, and those that make up each of the file's axes."""
     axes = tuple(range(ndim))
-    if not layout:
-        return axes, tuple((axis,) for axis in axes)
-    if layout == STACKED:
-        return axes, ((), *((axis,) for axis in axes))
+    if layout in ("", STACKED):
+        return axes, (*(((),) if layout else ()), *((axis,) for axis in axes))
     ours, _, theirs = layout.partition("->")
     assert len(ours) == ndim, f"{layout} has {len(ours)} axes, the parameter {ndim}"
     words = [word.strip("()") for word in re.findall(r"\(\w+\)|\w", theirs)]
@@ -139,21 +123,29 @@ def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ..
     return tuple(itertools.chain(*groups)), groups
 
 
-# How PyTorch's layers keep what ours keep. A group of the pattern may occur in the foreign name as \1.
+_PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bias there; the first counts
+    "attention/out": ("ThD->D(Th)", ""),
+    "attention/": ("DTh->(Th)D", "Th->(Th)"),
+    "norm": ("", ""),
+    "conv": ("hwio->oihw", ""),
+    "embedding": ("hwio->oihw", ""),
+    "": ("io->oi", ""),
+}
 
 
-DENSE, CONVOLUTION, PROJECTION, OUT = "io->oi", "hwio->oihw", "DTh->(Th)D", "ThD->D(Th)"
+def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
+    """Rules for layers as PyTorch keeps them, by pattern and name as in `Rule`; those of one name are joined."""
+    rules = []
+    for ours, theirs in layers.items():
+        kernel, bias = next(layouts for part, layouts in _PYTORCH.items() if part in ours)
+        for leaf, suffix, layout in (("(?:kernel|scale)", ".weight", kernel), ("bias", ".bias", bias)):
+            name = f"{theirs}{suffix}" if isinstance(theirs, str) else functools.partial(_suffixed, theirs, suffix)
+            rules.append(Rule(f"{ours}/{leaf}", name, layout))
+    return rules
 
 
-def norm_rules(ours: str, theirs: str) -> list[Rule]:
-    """Scale and bias of a norm."""
-    return [Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")]
-
-
-def kernel_rules(ours: str, theirs: str, layout: str) -> list[Rule]:
-    """Kernel and bias of a layer; what `ours` finds for the same foreign name is joined."""
-    bias_layout = "Th->(Th)" if layout == PROJECTION else ""
-    return [Rule(f"{ours}/kernel", f"{theirs}.weight", layout), Rule(f"{ours}/bias", f"{theirs}.bias", bias_layout)]
+def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Match[str]) -> str:
+    return name_of(match) + suffix
 
 
 # What names and shapes determine of a network. A file may contain anything: no shape is trusted.
@@ -161,15 +153,7 @@ def kernel_rules(ours: str, theirs: str, layout: str) -> list[Rule]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What names and shapes determine of a network; None is what they do not.
-
-    Attributes:
-      position_rows: length of the table of positions; None where there is none.
-      fixed_positions: what then takes its place: "sincos2d" or "none".
-      class_rows: how many of them may be the class token's.
-      defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
-      The others as in `Architecture`.
-    """
+    """What names and shapes determine of a network; None is what they do not."""
 
     family: str = "vit"
     patch_size: tuple[int, int] = (1, 1)
@@ -182,18 +166,15 @@ class Facts:
     pool: str
     head: str = "linear"
     num_classes: int
-    position_rows: int | None = None
-    fixed_positions: str = "sincos2d"
-    class_rows: tuple[int, ...] = (0,)
+    position_rows: int | None = None  # length of the table of positions; None where there is none
+    fixed_positions: str = "sincos2d"  # what then takes its place, or "none"
+    class_rows: tuple[int, ...] = (0,)  # how many of the rows may be the class token's
+    # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
-    """The shape of an array that must be there.
-
-    Raises:
-      ValueError: it is missing, has another number of axes, or an empty one.
-    """
+    """The shape of an array; ValueError where it is missing, has another number of axes, or an empty one."""
     if name not in shapes:
         raise ValueError(f"{name} is missing")
     if len(shapes[name]) != ndim or 0 in shapes[name]:
@@ -210,28 +191,20 @@ def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -
 
 
 def count(names: Iterable[str], pattern: str) -> int:
-    """How many numbers the one group of `pattern` takes at the beginning of names.
-
-    Gaps do not matter: what is missing between is found when names are compared.
-    """
+    """How many numbers the one group of `pattern` takes at the beginning of names; gaps are found later, by name."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
 def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     """For each number of the first group, how many the second takes: the units of every stage."""
-    found = {(match[1], match[2]) for name in names if (match := re.match(pattern, name))}
-    return tuple(
-        count((f"{b}/" for a, b in found if a == stage), r"(\w+)/")
-        for stage in sorted({a for a, _ in found}, key=lambda digits: (len(digits), digits))
-    )
+    found: dict[str, set[str]] = {}
+    for match in filter(None, (re.match(pattern, name) for name in names)):
+        found.setdefault(match[1], set()).add(match[2])
+    return tuple(len(found[stage]) for stage in sorted(found, key=lambda digits: (len(digits), digits)))
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
-    """Name in the file → another name, turned round.
-
-    Raises:
-      ValueError: two names become the same.
-    """
+    """Name in the file → another name, turned round; ValueError where two names become the same."""
     found: dict[str, str] = {}
     for given, name in names.items():
         if name in found:

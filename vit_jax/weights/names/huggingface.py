@@ -6,61 +6,44 @@ Files carry the classic names; newer versions of the library use shorter ones in
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import (
-    CONVOLUTION,
-    DENSE,
-    OUT,
-    PROJECTION,
-    Facts,
-    Rule,
-    classes_of,
-    count,
-    invert,
-    kernel_rules,
-    norm_rules,
-    shape_of,
-)
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, count, invert, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 POOLER = "vit.pooler.dense"
-_CLASSIC = {  # newer → classic
-    r"vit\.layers\.(\d+)\.attention\.q_proj\.": r"vit.encoder.layer.\1.attention.attention.query.",
-    r"vit\.layers\.(\d+)\.attention\.k_proj\.": r"vit.encoder.layer.\1.attention.attention.key.",
-    r"vit\.layers\.(\d+)\.attention\.v_proj\.": r"vit.encoder.layer.\1.attention.attention.value.",
-    r"vit\.layers\.(\d+)\.attention\.o_proj\.": r"vit.encoder.layer.\1.attention.output.dense.",
-    r"vit\.layers\.(\d+)\.mlp\.fc1\.": r"vit.encoder.layer.\1.intermediate.dense.",
-    r"vit\.layers\.(\d+)\.mlp\.fc2\.": r"vit.encoder.layer.\1.output.dense.",
-    r"vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
+_CLASSIC = {  # newer → classic, below a layer
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
 }
 
 
 def rules() -> list[Rule]:
     """The names of ViTs with a class token and learned positions."""
     block, theirs = r"encoder/blocks/(\d+)", r"vit.encoder.layer.\1"
-    return [
-        *kernel_rules("embedding", PATCHES, CONVOLUTION),
-        Rule("class_token", "vit.embeddings.cls_token"),
-        Rule("positions/table", "vit.embeddings.position_embeddings"),
-        *norm_rules(f"{block}/attention_norm", f"{theirs}.layernorm_before"),
-        *kernel_rules(f"{block}/attention/(query|key|value)", rf"{theirs}.attention.attention.\2", PROJECTION),
-        *kernel_rules(f"{block}/attention/out", f"{theirs}.attention.output.dense", OUT),
-        *norm_rules(f"{block}/mlp_norm", f"{theirs}.layernorm_after"),
-        *kernel_rules(f"{block}/mlp/expand", f"{theirs}.intermediate.dense", DENSE),
-        *kernel_rules(f"{block}/mlp/contract", f"{theirs}.output.dense", DENSE),
-        *norm_rules("encoder/norm", "vit.layernorm"),
-        *kernel_rules("head/hidden", POOLER, DENSE),
-        *kernel_rules("head/linear", "classifier", DENSE),
-    ]
+    layers = {
+        "embedding": PATCHES,
+        f"{block}/attention_norm": f"{theirs}.layernorm_before",
+        f"{block}/attention/(query|key|value)": rf"{theirs}.attention.attention.\2",
+        f"{block}/attention/out": f"{theirs}.attention.output.dense",
+        f"{block}/mlp_norm": f"{theirs}.layernorm_after",
+        f"{block}/mlp/expand": f"{theirs}.intermediate.dense",
+        f"{block}/mlp/contract": f"{theirs}.output.dense",
+        "encoder/norm": "vit.layernorm",
+        "head/hidden": POOLER,
+        "head/linear": "classifier",
+    }
+    tokens = [Rule("class_token", "vit.embeddings.cls_token")]
+    return [*tokens, Rule("positions/table", "vit.embeddings.position_embeddings"), *pytorch_rules(layers)]
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Classic names → names in the file; None where the file is of another format.
 
     A pooler beside a classifier is left out: the library's classifier does not see it.
-
-    Raises:
-      ValueError: two names become the same.
     """
     classic = {name: _classic_name(name) for name in names}
     if f"{PATCHES}.weight" not in classic.values():
@@ -72,17 +55,12 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 def _classic_name(name: str) -> str:
     name = name if name.startswith(("vit.", "classifier.")) else f"vit.{name}"
-    for pattern, replacement in _CLASSIC.items():
-        name = re.sub(rf"^{pattern}", replacement, name)
-    return name
+    match = re.fullmatch(r"vit\.layers\.(\d+)\.(.+)\.(\w+)", name)
+    return f"vit.encoder.layer.{match[1]}.{_CLASSIC.get(match[2], match[2])}.{match[3]}" if match else name
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
     width, _, height, patch_width = shape_of(shapes, f"{PATCHES}.weight", 4)
     return Facts(
         patch_size=(height, patch_width),

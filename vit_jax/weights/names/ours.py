@@ -24,11 +24,7 @@ _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 @functools.lru_cache(maxsize=64)
 def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
-    """Name and shape of every parameter as the model has it, without computing any.
-
-    Raises:
-      ValueError: no model has these sizes.
-    """
+    """Name and shape of every parameter as the model has it, computing none; ValueError if no model has these sizes."""
     try:
         model = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
     except (OverflowError, TypeError) as error:
@@ -58,16 +54,13 @@ def stacked_name(name: str) -> tuple[str, int | None]:
     return name, None
 
 
-def stack(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters taken apart → as the model has them."""
-    layers: dict[str, dict[int | None, np.ndarray]] = {}
-    for name, array in parameters.items():
+def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+    """Parameters taken apart → float32 of the model's names and shapes; those that are not there are zeros."""
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    for name, array in apart.items():
         stacked, place = stacked_name(name)
-        layers.setdefault(stacked, {})[place] = array
-    return {
-        name: rows[None] if None in rows else np.stack([rows[place] for place in range(len(rows))])
-        for name, rows in layers.items()
-    }
+        parameters[stacked][... if place is None else place] = array
+    return parameters
 
 
 def unstack(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

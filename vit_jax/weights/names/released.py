@@ -23,36 +23,26 @@ BIG_VISION_POSITIONS = "pos_embedding"
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How files of this family differ; the default is the original's.
+    """How files of this family differ; the default is the original's."""
 
-    Attributes:
-      numbers: of the second norm, the attention and the MLP in a block.
-      positions: name of the table.
-      is_stacked: all layers in one array.
-      group_norm: layout of the parameters of group norms.
-    """
-
-    numbers: tuple[int, int, int] = (2, 1, 3)
+    numbers: tuple[int, int, int] = (2, 1, 3)  # of the second norm, the attention and the MLP in a block
     positions: str = "Transformer/posembed_input/pos_embedding"
-    is_stacked: bool = False
-    group_norm: str = "C->111C"
+    is_stacked: bool = False  # all layers in one array
+    group_norm: str = "C->111C"  # layout of the parameters
 
 
 def rules(style: Style) -> list[Rule]:
     """The names of ViTs and hybrids."""
     norm2, attention, mlp = style.numbers
     layout = STACKED if style.is_stacked else ""
+    ours = r"encoder/blocks/(\d+)"
     theirs = r"Transformer/encoderblock" if style.is_stacked else r"Transformer/encoderblock_\1"
     block = [
-        Rule(r"encoder/blocks/(\d+)/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
-        Rule(r"encoder/blocks/(\d+)/mlp_norm/(\w+)", rf"{theirs}/LayerNorm_{norm2}/\2", layout),
-        Rule(
-            r"encoder/blocks/(\d+)/attention/(\w+)/(\w+)",
-            rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2/\3",
-            layout,
-        ),
-        Rule(r"encoder/blocks/(\d+)/mlp/expand/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_0/\2", layout),
-        Rule(r"encoder/blocks/(\d+)/mlp/contract/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_1/\2", layout),
+        Rule(rf"{ours}/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
+        Rule(rf"{ours}/mlp_norm/(\w+)", rf"{theirs}/LayerNorm_{norm2}/\2", layout),
+        Rule(rf"{ours}/attention/(.+)", rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2", layout),
+        Rule(rf"{ours}/mlp/expand/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_0/\2", layout),
+        Rule(rf"{ours}/mlp/contract/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_1/\2", layout),
     ]
     unit = r"stem/stage(\d+)/unit(\d+)"
     return [
@@ -112,11 +102,7 @@ def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; ValueError as for `shape_of`."""
     style = style_of(shapes)
     _, attention, mlp = style.numbers
     block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"

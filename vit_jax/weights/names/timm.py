@@ -8,20 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.names.entry import (
-    CONVOLUTION,
-    DENSE,
-    OUT,
-    PROJECTION,
-    Facts,
-    Rule,
-    classes_of,
-    count,
-    counts,
-    kernel_rules,
-    norm_rules,
-    shape_of,
-)
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, count, counts, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 
 REFUSED = {  # what a name shows of the network
@@ -47,63 +34,50 @@ STEM = "patch_embed.backbone"
 def rules(a: Architecture) -> list[Rule]:
     """The names of a ViT, a hybrid or a pre-activation ResNet."""
     block = r"encoder/blocks/(\d+)"
-    resnet = [
-        *_resnet_rules("stem", f"{STEM}.stem" if a.units else STEM, f"{STEM}.stages"),
-        *(_resnet_rules("body", "stem", "stages") if a.residual_unit == "preactivation" else []),
-        *norm_rules("norm", "norm"),
-    ]
-    pooling = [
-        Rule("pooling/probe", "attn_pool.latent"),
-        *kernel_rules("pooling/attention/query", "attn_pool.q", PROJECTION),
-        *kernel_rules("pooling/attention/(?:key|value)", "attn_pool.kv", PROJECTION),
-        *kernel_rules("pooling/attention/out", "attn_pool.proj", OUT),
-        *norm_rules("pooling/norm", "attn_pool.norm"),
-        *kernel_rules("pooling/mlp/expand", "attn_pool.mlp.fc1", DENSE),
-        *kernel_rules("pooling/mlp/contract", "attn_pool.mlp.fc2", DENSE),
-    ]
-    head = [Rule("head/linear/kernel", "head.fc.weight", "io->oi11"), Rule("head/linear/bias", "head.fc.bias")]
-    return [
-        *resnet,
-        *kernel_rules("embedding", "patch_embed.proj", CONVOLUTION),
-        Rule("class_token", "cls_token"),
-        Rule("positions/table", "pos_embed"),
-        *norm_rules(f"{block}/attention_norm", r"blocks.\1.norm1"),
-        *kernel_rules(f"{block}/attention/(?:query|key|value)", r"blocks.\1.attn.qkv", PROJECTION),
-        *kernel_rules(f"{block}/attention/out", r"blocks.\1.attn.proj", OUT),
-        *norm_rules(f"{block}/mlp_norm", r"blocks.\1.norm2"),
-        *kernel_rules(f"{block}/mlp/expand", r"blocks.\1.mlp.fc1", DENSE),
-        *kernel_rules(f"{block}/mlp/contract", r"blocks.\1.mlp.fc2", DENSE),
-        *norm_rules("encoder/norm", "norm"),
-        *pooling,
-        *(kernel_rules("head/linear", "head", DENSE) if a.has_transformer else head),
-    ]
+    layers = {
+        **_resnet_layers("stem", f"{STEM}.stem" if a.units else STEM, f"{STEM}.stages"),
+        **(_resnet_layers("body", "stem", "stages") if a.residual_unit == "preactivation" else {}),
+        "norm": "norm",
+        "embedding": "patch_embed.proj",
+        f"{block}/attention_norm": r"blocks.\1.norm1",
+        f"{block}/attention/(?:query|key|value)": r"blocks.\1.attn.qkv",
+        f"{block}/attention/out": r"blocks.\1.attn.proj",
+        f"{block}/mlp_norm": r"blocks.\1.norm2",
+        f"{block}/mlp/expand": r"blocks.\1.mlp.fc1",
+        f"{block}/mlp/contract": r"blocks.\1.mlp.fc2",
+        "encoder/norm": "norm",
+        "pooling/attention/query": "attn_pool.q",
+        "pooling/attention/(?:key|value)": "attn_pool.kv",
+        "pooling/attention/out": "attn_pool.proj",
+        "pooling/norm": "attn_pool.norm",
+        "pooling/mlp/expand": "attn_pool.mlp.fc1",
+        "pooling/mlp/contract": "attn_pool.mlp.fc2",
+        "head/linear": "head" if a.has_transformer else "head.fc",
+    }
+    single = {"class_token": "cls_token", "positions/table": "pos_embed", "pooling/probe": "attn_pool.latent"}
+    pooled = [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]  # a convolution
+    return [*pooled, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
 
 
-def _resnet_rules(ours: str, root: str, stages: str) -> list[Rule]:
+def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callable[[re.Match[str]], str]]:
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
     def theirs(rest: str) -> Callable[[re.Match[str]], str]:
         """Stages and units count from 0 there."""
         return lambda match: match.expand(rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}")
 
-    return [
-        Rule(f"{ours}/root/conv/kernel", f"{root}.conv.weight", CONVOLUTION),
-        *norm_rules(f"{ours}/root/norm", f"{root}.norm"),
-        Rule(rf"{unit}/conv(\d)/kernel", theirs(r"conv\3.weight"), CONVOLUTION),
-        Rule(rf"{unit}/norm(\d)/scale", theirs(r"norm\3.weight")),
-        Rule(rf"{unit}/norm(\d)/bias", theirs(r"norm\3.bias")),
-        Rule(rf"{unit}/shortcut/conv/kernel", theirs("downsample.conv.weight"), CONVOLUTION),
-        Rule(rf"{unit}/shortcut/norm/scale", theirs("downsample.norm.weight")),
-        Rule(rf"{unit}/shortcut/norm/bias", theirs("downsample.norm.bias")),
-    ]
+    return {
+        f"{ours}/root/conv": f"{root}.conv",
+        f"{ours}/root/norm": f"{root}.norm",
+        rf"{unit}/conv(\d)": theirs(r"conv\3"),
+        rf"{unit}/norm(\d)": theirs(r"norm\3"),
+        f"{unit}/shortcut/conv": theirs("downsample.conv"),
+        f"{unit}/shortcut/norm": theirs("downsample.norm"),
+    }
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """The names as they are; None where the file is of another format.
-
-    Raises:
-      ValueError: it is timm's, but of a network that ours does not compute.
-    """
+    """The names as they are; None for another format; ValueError for a network of timm's that ours does not compute."""
     names = set(names)
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
@@ -121,11 +95,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads.
-
-    Raises:
-      ValueError: an array that everything else depends on is missing or misshapen.
-    """
+    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
     if "patch_embed.proj.weight" not in shapes:
         return _resnet_facts(shapes)
     width, _, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4)
