@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.data import images
-from vit_jax.data.files import FileSource
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.signatures import explain_unreadable
-from vit_jax.data.transforms import build_evaluation_transform
-from vit_jax.data.unreadable import reason_of
 
 RNG = np.random.default_rng(0)
 SMOOTH = cv2.resize(RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (60, 50), interpolation=cv2.INTER_CUBIC)
@@ -65,10 +61,6 @@ def make_png(rows, depth, color_type, *chunks):
 
 PALETTE = (b"PLTE", bytes([9, 8, 7, 250, 100, 50, 0, 0, 255]))
 PNGS = {
-    "palette": (
-        make_png([b"\0\1", b"\2\1"], 8, 3, PALETTE),
-        [[(9, 8, 7), (250, 100, 50)], [(0, 0, 255), (250, 100, 50)]],
-    ),
     "transparent palette": (
         make_png([b"\0\1\2"], 8, 3, PALETTE, (b"tRNS", bytes([0, 128]))),
         [[(9, 8, 7), (250, 100, 50), (0, 0, 255)]],
@@ -100,11 +92,6 @@ def test_png(kind):
 def test_formats(extension, options, tolerance):
     difference = images.decode(encode(extension, SMOOTH, *options)).astype(int) - SMOOTH
     assert np.abs(difference).mean() <= tolerance
-
-
-def test_alpha_is_dropped():
-    alpha = np.concatenate([SMOOTH, np.full((50, 60, 1), 9, np.uint8)], axis=-1)
-    assert np.array_equal(images.decode(encode(".png", alpha)), SMOOTH)
 
 
 @pytest.mark.parametrize(
@@ -175,22 +162,11 @@ def test_too_many_pixels(monkeypatch):
         images.decode(PNG)
 
 
-def test_a_folder_of_surprises(make_folder, make_config):
-    """A page that a download left behind, an empty file and one that is gone, under names of images."""
-    page, empty = UNREADABLE["page"][0], UNREADABLE["empty"][0]
-    folder = make_folder({"a.jpg": page, "b.jpg": empty, "c.jpg": JPEG})
-    source = FileSource([str(folder / name) for name in ("a.jpg", "b.jpg", "c.jpg", "gone.jpg")], ("cat", "dog"))
-    transform = build_evaluation_transform(make_config())
-    assert transform(source[2]).shape == (8, 8, 3)
-    reasons = [reason_of(source, index) for index in range(4)]
-    assert reasons[0] == explain_unreadable(page)
-    assert reasons[1] == "The file is empty"
-    assert reasons[2].startswith("It could not be read at first")
-    assert reasons[3] == "The file cannot be opened (No such file or directory)"
-
-
-def test_arrays_are_completed():
+def test_arrays_are_completed_and_alpha_is_dropped():
     assert images.decode(SMOOTH).tolist() == SMOOTH.tolist()
+    alpha = np.concatenate([SMOOTH, np.full((50, 60, 1), 9, np.uint8)], axis=-1)
+    for image in (alpha, encode(".png", alpha)):
+        assert np.array_equal(images.decode(image), SMOOTH)
     for gray in (SMOOTH[..., 0], SMOOTH[..., :1]):
         assert np.array_equal(images.decode(gray), np.repeat(SMOOTH[..., :1], 3, axis=-1))
     with pytest.raises(ValueError, match="uint8"):

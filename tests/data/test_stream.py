@@ -54,19 +54,13 @@ def test_same_for_any_hosts(batches, rows):
 @pytest.mark.parametrize("start_step", [1, STEPS - 1, STEPS])
 def test_same_after_a_restart(batches, start_step):
     assert_same(run(start_step=start_step), batches[start_step:])
+    assert len(run(start_step=10**9, num_steps=10**9 + 1)) == 1  # far steps cost nothing
 
 
-def test_far_steps_cost_nothing():
-    assert len(run(start_step=10**9, num_steps=10**9 + 1)) == 1
-
-
-def test_every_epoch_holds_every_record_once_in_a_new_order(batches):
+def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(batches):
     epochs = np.concatenate([batch.record_index for batch in batches]).reshape(-1, RECORDS)
     assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(RECORDS), (len(epochs), 1)))
     assert len({epoch.tobytes() for epoch in epochs}) == len(epochs) == BATCH
-
-
-def test_augmentation_differs_between_epochs(batches):
     seen = {}
     for batch in batches:
         for index, image in zip(batch.record_index.tolist(), batch.image, strict=True):

@@ -13,12 +13,9 @@ Sums = dict[str, jax.Array]
 
 
 def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
-    """Adds up, in float64, what `step` gives for every batch; empty where there is no batch.
+    """Adds up, in float64, what `step` gives for every batch of a split; empty where there is no batch.
 
-    Args:
-      open_batches: gives the split's batches, padded with mask 0, the same number in every process.
-      step: (evaluated, batch) -> sums over the examples that count.
-      evaluated: a training state or a model.
+    The step takes what is evaluated, a training state or a model, and a batch; it sums over the examples that count.
     """
     totals: dict[str, np.ndarray] = {}
     pending: Sums = {}
