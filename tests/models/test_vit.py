@@ -67,12 +67,6 @@ def test_patch_embedding_equals_a_convolution(patch):
     np.testing.assert_allclose(embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5)
 
 
-def test_zero_head_gives_the_bias_for_any_image():
-    architecture = small(head_bias_init=-10.0)
-    logits = apply(initialised(architecture), images(architecture)).logits_BK
-    np.testing.assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))
-
-
 @pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
 def test_forward_pass_with_taps_equals_numpy(options):
     """An independent float64 implementation of equations 1 to 4 on the same weights."""
@@ -128,43 +122,31 @@ def numpy_vit(p, x, patch=4, eps=1e-6):
     def gelu(x):
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
-    x = np.float64(x)
-    batch, height, width, _ = x.shape
-    tokens = np.stack(
-        [
-            np.tensordot(x[:, r : r + patch, c : c + patch], p["embedding/kernel"], 3) + p["embedding/bias"]
-            for r in range(0, height, patch)
-            for c in range(0, width, patch)
-        ],
-        axis=1,
-    )
-    x = np.concatenate([np.repeat(p["class_token"], batch, 0), tokens], 1) + p["positions/table"]
+    def dense(x, name, layer=..., sums="bsd,de->bse"):
+        return np.einsum(sums, x, p[f"{name}/kernel"][layer]) + p[f"{name}/bias"][layer]
+
+    corners = [(r, c) for r in range(0, x.shape[1], patch) for c in range(0, x.shape[2], patch)]
+    patches = np.stack([np.float64(x[:, r : r + patch, c : c + patch]) for r, c in corners], axis=1)
+    tokens = dense(patches, "embedding", sums="bnijc,ijcd->bnd")
+    x = np.concatenate([np.repeat(p["class_token"], len(x), 0), tokens], 1) + p["positions/table"]
     blocks, attention = [], []
     for layer in range(2):
         block = "encoder/blocks"
         y = norm(x, f"{block}/attention_norm", layer)
-        q, k, v = (
-            np.einsum("bsd,dth->bsth", y, p[f"{block}/attention/{n}/kernel"][layer])
-            + p[f"{block}/attention/{n}/bias"][layer]
-            for n in ("query", "key", "value")
-        )
+        names = [f"{block}/attention/{name}" for name in ("query", "key", "value")]
+        q, k, v = (dense(y, name, layer, "bsd,dth->bsth") for name in names)
         logits = np.einsum("bqth,bsth->btqs", q, k) / np.sqrt(q.shape[-1])
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         mixed = np.einsum("btqs,bsth->bqth", weights, v)
-        x = (
-            x
-            + np.einsum("bqth,thd->bqd", mixed, p[f"{block}/attention/out/kernel"][layer])
-            + p[f"{block}/attention/out/bias"][layer]
-        )
-        y = norm(x, f"{block}/mlp_norm", layer)
-        y = gelu(y @ p[f"{block}/mlp/expand/kernel"][layer] + p[f"{block}/mlp/expand/bias"][layer])
-        x = x + y @ p[f"{block}/mlp/contract/kernel"][layer] + p[f"{block}/mlp/contract/bias"][layer]
+        x = x + dense(mixed, f"{block}/attention/out", layer, "bqth,thd->bqd")
+        y = gelu(dense(norm(x, f"{block}/mlp_norm", layer), f"{block}/mlp/expand", layer))
+        x = x + dense(y, f"{block}/mlp/contract", layer)
         blocks.append(x)
         attention.append(weights)
     x = norm(x, "encoder/norm")[:, 0]
-    x = np.tanh(x @ p["head/hidden/kernel"] + p["head/hidden/bias"])
-    return x @ p["head/linear/kernel"] + p["head/linear/bias"], np.stack(blocks), np.stack(attention)
+    x = dense(np.tanh(dense(x, "head/hidden", sums="bd,de->be")), "head/linear", sums="bd,de->be")
+    return x, np.stack(blocks), np.stack(attention)
 
 
 def test_gelu_forms_differ_in_the_fourth_digit_only():
@@ -194,12 +176,10 @@ def assert_same_up_to_rounding(a, b):
 
 
 def gradient(architecture):
-    model = filled(architecture)
-
     def loss(model):
         return jnp.square(model(images(architecture), dropout_key=jax.random.key(5)).logits_BK).mean()
 
-    return jax.jit(jax.grad(loss))(model)
+    return jax.jit(jax.grad(loss))(filled(architecture))
 
 
 def test_dropout_needs_a_key_and_is_a_function_of_it():
@@ -235,34 +215,30 @@ def test_learned_2d_positions_share_rows_and_columns():
     np.testing.assert_array_equal(table[:, 0, 16:], table[:, 1, 16:])  # y half: by row
 
 
-@pytest.mark.parametrize(
-    ("name", "std"),
-    [("positions/table", 0.02), ("encoder/blocks/mlp/expand/bias", 1e-6), ("embedding/kernel", (1 / 768) ** 0.5)],
-)
-def test_standard_deviations_of_initialisers(name, std):
-    architecture = small(name="ViT-Ti/16", image_size=(64, 64))
-    leaf = pytree.named_leaves(initialised(architecture))[name]
-    assert float(leaf.std()) == pytest.approx(std, rel=0.05)
+STANDARD_DEVIATIONS = {
+    "positions/table": 0.02,
+    "encoder/blocks/mlp/expand/bias": 1e-6,
+    "encoder/blocks/mlp/contract/bias": 1e-6,
+    "embedding/kernel": (1 / 768) ** 0.5,
+}
 
 
-def test_attention_kernels_are_xavier_uniform_as_one_matrix():
-    attention = initialised(small(name="ViT-Ti/16", image_size=(64, 64))).encoder.blocks.attention
-    limit = (6 / (192 + 192)) ** 0.5
+def test_initial_values():
+    """Attention kernels are Xavier uniform as one matrix; the head gives its bias for any image."""
+    architecture = small(name="ViT-Ti/16", image_size=(64, 64), head_bias_init=-10.0)
+    model = initialised(architecture)
+    assert jax.tree.structure(model) == jax.tree.structure(abstract(architecture))
+    for name, leaf in pytree.named_leaves(model).items():
+        if name in STANDARD_DEVIATIONS:
+            assert float(leaf.std()) == pytest.approx(STANDARD_DEVIATIONS[name], rel=0.05), name
+        elif name.endswith("scale"):
+            assert (leaf == 1).all(), name
+        elif name.endswith("bias") or name in ("class_token", "head/linear/kernel"):
+            assert (leaf == (-10 if name == "head/linear/bias" else 0)).all(), name
+    limit, attention = (6 / (192 + 192)) ** 0.5, model.encoder.blocks.attention
     for projection in (attention.query, attention.key, attention.value, attention.out):
         kernel = projection.kernel[...]
         assert 0.99 * limit < float(jnp.abs(kernel).max()) <= limit
         assert not np.array_equal(kernel[0], kernel[1]), "layers must not start alike"
-
-
-def test_zero_and_one_initialisers():
-    leaves = pytree.named_leaves(initialised(small()))
-    for name, leaf in leaves.items():
-        if name.endswith("scale"):
-            assert (leaf == 1).all(), name
-        elif (name.endswith("bias") and "mlp" not in name) or name in ("class_token", "head/linear/kernel"):
-            assert (leaf == 0).all(), name
-
-
-def test_two_builds_are_the_same_tree():
-    a, b = initialised(small()), abstract(small())
-    assert jax.tree.structure(a) == jax.tree.structure(b)
+    logits = apply(model, images(architecture)).logits_BK
+    np.testing.assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))

@@ -17,13 +17,7 @@ from vit_jax.config import Architecture
 def forward_macs(model: Any, architecture: Architecture, *, count_padding: bool = True) -> int:
     """Multiply-adds of one image's forward pass, as `cost.flops.forward_macs`, but also for a network of one's own.
 
-    Args:
-      model: the network, of arrays or their abstract shapes.
-      architecture: its image size and dtype.
-      count_padding: whether multiplications with the zeros around a map count.
-
-    Raises:
-      ValueError: as `count_macs`.
+    The model is of arrays or their abstract shapes; arguments and errors otherwise as for `count_macs`.
     """
     image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype))
     return count_macs(lambda model, image: model(image), model, image, count_padding=count_padding)
