@@ -68,17 +68,29 @@ def test_patch_embedding_equals_a_convolution(patch):
 
 
 @pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
-def test_forward_pass_with_taps_equals_numpy(options):
-    """An independent float64 implementation of equations 1 to 4 on the same weights."""
+def test_taps_are_the_blocks_one_after_the_other(options):
+    """The forward passes are compared with the libraries' in tests/weights/test_reference_logits."""
     architecture = small(head="mlp", **options)
     model, x = filled(architecture), images(architecture)
-    logits, blocks, weights = numpy_vit(
-        {name: np.float64(leaf) for name, leaf in pytree.named_leaves(model).items()}, x
-    )
     output = apply(model, x, taps=("blocks", "attention"))
-    np.testing.assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(output.blocks_LBSD, blocks, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(output.attention_LBTQS, weights, rtol=1e-4, atol=1e-5)
+    tokens = np.concatenate([np.broadcast_to(model.class_token[...], (2, 1, 32)), model.embedding(x)], 1)
+    tokens = jnp.asarray(tokens + model.positions())
+    for layer in range(2):
+        block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], model.encoder.blocks)
+        normed = np.float64(block.attention_norm(tokens))
+        query, key = (
+            np.einsum("bsd,dth->bsth", normed, project.kernel[...]) + project.bias[...]
+            for project in (block.attention.query, block.attention.key)
+        )
+        logits = np.einsum("bqth,bsth->btqs", query, key) / np.sqrt(query.shape[-1])
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        np.testing.assert_allclose(output.attention_LBTQS[layer], weights, rtol=1e-4, atol=1e-5)
+        tokens = block(tokens, 0.0, None)
+        np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+    pooled = model.encoder.norm(tokens)[:, 0]
+    np.testing.assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output.logits_BK, model.head(pooled)[0], rtol=1e-4, atol=1e-4)
 
 
 def jaxpr_of(call, architecture):
@@ -112,50 +124,6 @@ def test_a_network_without_classes_ends_in_its_features():
     output = apply(filled(small(num_classes=0)), images(small()))
     assert output.logits_BK is None
     assert output.features_BD.shape == (2, 32)
-
-
-def numpy_vit(p, x, patch=4, eps=1e-6):
-    def norm(x, name, layer=...):
-        x = x - x.mean(-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * p[f"{name}/scale"][layer] + p[f"{name}/bias"][layer]
-
-    def gelu(x):
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-    def dense(x, name, layer=..., sums="bsd,de->bse"):
-        return np.einsum(sums, x, p[f"{name}/kernel"][layer]) + p[f"{name}/bias"][layer]
-
-    corners = [(r, c) for r in range(0, x.shape[1], patch) for c in range(0, x.shape[2], patch)]
-    patches = np.stack([np.float64(x[:, r : r + patch, c : c + patch]) for r, c in corners], axis=1)
-    tokens = dense(patches, "embedding", sums="bnijc,ijcd->bnd")
-    x = np.concatenate([np.repeat(p["class_token"], len(x), 0), tokens], 1) + p["positions/table"]
-    blocks, attention = [], []
-    for layer in range(2):
-        block = "encoder/blocks"
-        y = norm(x, f"{block}/attention_norm", layer)
-        names = [f"{block}/attention/{name}" for name in ("query", "key", "value")]
-        q, k, v = (dense(y, name, layer, "bsd,dth->bsth") for name in names)
-        logits = np.einsum("bqth,bsth->btqs", q, k) / np.sqrt(q.shape[-1])
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("btqs,bsth->bqth", weights, v)
-        x = x + dense(mixed, f"{block}/attention/out", layer, "bqth,thd->bqd")
-        y = gelu(dense(norm(x, f"{block}/mlp_norm", layer), f"{block}/mlp/expand", layer))
-        x = x + dense(y, f"{block}/mlp/contract", layer)
-        blocks.append(x)
-        attention.append(weights)
-    x = norm(x, "encoder/norm")[:, 0]
-    x = dense(np.tanh(dense(x, "head/hidden", sums="bd,de->be")), "head/linear", sums="bd,de->be")
-    return x, np.stack(blocks), np.stack(attention)
-
-
-def test_gelu_forms_differ_in_the_fourth_digit_only():
-    model = {}
-    for form in ("tanh", "exact"):
-        architecture = small(gelu=form)
-        model[form] = apply(filled(architecture), images(architecture)).logits_BK
-    difference = jnp.abs(model["tanh"] - model["exact"]).max() / jnp.abs(model["tanh"]).max()
-    assert 1e-7 < difference < 1e-2
 
 
 @pytest.fixture(scope="module")
