@@ -66,7 +66,6 @@ PNGS = {
         [[(9, 8, 7), (250, 100, 50), (0, 0, 255)]],
     ),
     "grey and alpha": (make_png([bytes([17, 0, 99, 255])], 8, 4), [[(17,) * 3, (99,) * 3]]),
-    "grey": (make_png([bytes([17, 99])], 8, 0), [[(17,) * 3, (99,) * 3]]),
     "black and white": (make_png([bytes([0b10100000])], 1, 0), [[(255,) * 3, (0,) * 3] * 2 + [(0,) * 3] * 4]),
     "16-bit grey": (make_png([struct.pack(">3H", 0, 0x1234, 0xFFFF)], 16, 0), [[(0,) * 3, (0x12,) * 3, (0xFF,) * 3]]),
     "16-bit RGB": (make_png([struct.pack(">3H", 0x0100, 0x7F80, 0xFE01)], 16, 2), [[(0x01, 0x7F, 0xFE)]]),
@@ -113,13 +112,8 @@ def test_cmyk_that_may_be_inverted_or_not_is_refused():
             images.decode(file)
 
 
-def test_first_frame_of_an_animation():
-    frames = cv2.imdecodeanimation(np.frombuffer(ANIMATED_GIF, np.uint8))[1].frames
-    assert len(frames) == 3
+def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels():
     assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
-
-
-def test_orientation_is_ignored():
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: a quarter turn
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
     assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (60, 50, 3)  # the tag is read
@@ -129,13 +123,10 @@ def test_orientation_is_ignored():
 UNREADABLE = {
     "empty": (b"", "^The file is empty$"),
     "page": (b"\xef\xbb\xbf\n <!DOCTYPE HTML><html><body>404</body></html>", r"a page of markup \(HTML, XML or SVG"),
-    "drawing": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "markup"),
     "text": (b"cat, 3\n", r"no known image format \(7 bytes\)"),
     "JPEG without its end": (JPEG[:-2], "starts as JPEG but is cut off"),
-    "JPEG header": (JPEG[:20], "starts as JPEG"),
     "half a PNG": (PNG[: len(PNG) // 2], "starts as PNG"),
     "damaged PNG": (PNG[:60] + b"\0\0\0\0" + PNG[64:], "starts as PNG but is cut off, damaged"),
-    "half a GIF": (ANIMATED_GIF[:40], "starts as GIF"),
 }
 
 
@@ -146,7 +137,7 @@ def test_unreadable_says_why(kind):
         images.decode(file)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(length=st.integers(0, len(JPEG) - 1))
 def test_part_of_a_jpeg_is_unreadable(length):
     with pytest.raises(UnreadableImage):
@@ -208,8 +199,3 @@ def test_covering_is_tight(old, size):
     assert covered[0] >= size[0]
     assert covered[1] >= size[1]
     assert covered[0] == size[0] or covered[1] == size[1]
-
-
-def test_central_crop_is_central():
-    image = np.arange(7 * 9, dtype=np.uint8).reshape(7, 9, 1)
-    assert np.array_equal(images.central_crop(image, (3, 3)), image[2:5, 3:6])
