@@ -79,13 +79,6 @@ def test_names_that_cannot_be_prepared(tmp_path, monkeypatch):
             prepare(name, data_dir=str(tmp_path))
 
 
-def test_two_may_prepare_at_once(tmp_path):
-    with ThreadPoolExecutor(2) as pool:
-        paths = set(pool.map(digits.prepare, [str(tmp_path)] * 2))
-    assert paths == {digits.prepare(str(tmp_path))}
-    assert sorted(path.name for path in paths.pop().parent.iterdir()) == ["1.0.0"]
-
-
 @pytest.mark.parametrize("first_is_ready", [True, False])
 def test_the_second_to_prepare_uses_what_the_first_wrote(tmp_path, monkeypatch, first_is_ready):
     prepare = digits.VitJaxDigits.download_and_prepare

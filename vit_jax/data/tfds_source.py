@@ -72,7 +72,7 @@ def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        near = _nearest(name, _catalogue())
+        _, near = _in_catalogue(name)
         raise ValueError(
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
             + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
@@ -95,9 +95,8 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     """
     if name == "digits":
         return str(digits.prepare(data_dir))
-    catalogue = _catalogue()
-    if _family(name) not in catalogue:
-        near = _nearest(name, [*catalogue, "digits"])
+    is_known, near = _in_catalogue(name, "digits")
+    if not is_known:
         raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     if not builder.is_prepared():
@@ -110,16 +109,11 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     return str(builder.data_path)
 
 
-def _family(name: str) -> str:
-    return name.partition("/")[0].partition(":")[0]
-
-
-def _catalogue() -> list[str]:
-    return tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
-
-
-def _nearest(name: str, known: list[str]) -> list[str]:
-    return difflib.get_close_matches(_family(name), known, n=3)
+def _in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
+    """Whether the catalogue has this dataset, and the nearest names."""
+    known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
+    family = name.partition("/")[0].partition(":")[0]
+    return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
 
 
 def _require_prepared(builder: Any) -> None:
