@@ -67,12 +67,6 @@ def test_a_subset_of_a_subset_under_new_numbers():
     assert (outer.class_names, outer.num_classes) == (("c", "a"), 2)
 
 
-@pytest.mark.parametrize(("indices", "relabel"), [([0, 4], None), ([-1], None), ([0, 1], [0])])
-def test_mistakes_of_a_subset(indices, relabel):
-    with pytest.raises(AssertionError):
-        SubsetSource(make_source(2, 2), indices, relabel=relabel)
-
-
 @pytest.mark.parametrize(
     ("sizes", "fraction", "held_sizes"),
     [

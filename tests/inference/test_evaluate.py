@@ -84,12 +84,7 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
 def test_a_subset_of_the_classes(tmp_path):
     weights = sample_weights()
     data = write_folder(tmp_path, ("bee", "gnu"), [0, 1, 1, 0, 1], PIXELS[:5])
-    found = evaluate_folder(weights, data)
-    assert_same_result(found, expected_of(weights, PIXELS[:5], np.array([1, 6, 6, 1, 6])))
-    lines = found.to_csv(NAMES).splitlines()
-    assert len(lines) == 8
-    assert lines[1] == "ant,0,0,,"
-    assert lines[7].startswith("gnu,3,")
+    assert_same_result(evaluate_folder(weights, data), expected_of(weights, PIXELS[:5], np.array([1, 6, 6, 1, 6])))
 
 
 def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):

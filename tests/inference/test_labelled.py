@@ -97,12 +97,9 @@ def test_classes_of_the_run_are_those_judged(make):
 def test_a_split_that_does_not_exist(make):
     with pytest.raises(ValueError, match=r"--split=trian: .* choose one of train, test, all\."):
         open_labelled(make("images"), sample_weights(), Choice(split="trian"))
+    data = make("splits", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
     with pytest.raises(ValueError, match=r"no split 'trian'; it has \['test', 'train'\]\. Did you mean 'train'"):
-        open_labelled(
-            make("splits", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH]),
-            sample_weights(),
-            Choice(split="trian"),
-        )
+        open_labelled(data, sample_weights(), Choice(split="trian"))
 
 
 def test_an_option_asks_for_a_holdout(make):

@@ -63,9 +63,15 @@ def test_stages_are_run_in_order(name, image_size, unit):
     architecture = small(name, image_size=image_size, residual_unit=unit)
     model, x = filled(architecture), images(architecture)
     output, body = apply(model, x, taps=("stages",)), model.stem if architecture.has_transformer else model.body
-    maps = [body.root(x)]
-    for stage in range(len(architecture.units)):
-        maps.append(jax.jit(lambda stage, x: stage(x))(getattr(body, f"stage{stage + 1}"), maps[-1]))
+
+    @jax.jit
+    def run(body, x):
+        maps = [body.root(x)]
+        for stage in range(1, len(architecture.units) + 1):
+            maps.append(getattr(body, f"stage{stage}")(maps[-1]))
+        return maps
+
+    maps = run(body, x)
     assert len(output.stages_BHWC) == len(architecture.units)
     for found, expected in zip(output.stages_BHWC, maps[1:], strict=True):
         assert_near(found, expected)

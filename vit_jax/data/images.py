@@ -101,12 +101,7 @@ def _has_unmarked_inks(file: bytes) -> bool:
 
 
 def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize`, for crops and complete images.
-
-    Args:
-      image: uint8 (H, W, 3).
-      size: height, width.
-    """
+    """To `size` (height, width), bilinear without antialiasing, whose samples are pixel centres: TF's `resize`."""
     if image.shape[:2] == tuple(size):
         return image
     return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)

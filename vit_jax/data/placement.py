@@ -52,14 +52,9 @@ def open_placed(
     num_workers: int | None = None,
     num_threads: int | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """The global batches of a stream; threads and workers end with the context.
+    """The global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
 
-    Args:
-      stream: its rows are the `local_rows` of this sharding.
-      sharding: of the batch dimension, for every array.
-      log: counts the images that cannot be read.
-      num_workers: as for `choose_parallelism`.
-      num_threads: as for `choose_parallelism`.
+    The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts unreadable images.
 
     Raises:
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.

@@ -21,8 +21,7 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
       data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "folder:PATH", or
         "package.module:name", which is called with (split, config, seed) and returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]".
-      config: where data is kept, the names of the usual splits, which classes and how many training examples of each
-        to take, whether to cache records.
+      config: where data is kept, which classes and training examples to take, whether to cache records.
       seed: chooses the hold-out of an image folder without split sub-folders, and the training examples.
 
     Raises:

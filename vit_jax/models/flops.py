@@ -24,15 +24,10 @@ def forward_macs(model: Any, architecture: Architecture, *, count_padding: bool 
 
 
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
-    """Multiply-adds of the matrix products and convolutions in a function.
+    """Multiply-adds of the matrix products and convolutions in a function, which is traced and not run.
 
-    The body of a scan counts as often as it runs; of a conditional the most expensive branch counts. What is inside a
-    kernel for one kind of device (Pallas, custom calls) is not counted.
-
-    Args:
-      function: traced, not run.
-      *arguments: arrays or their abstract shapes.
-      count_padding: whether multiplications with the zeros around a map count.
+    The body of a scan counts as often as it runs; of a conditional the most expensive branch; multiplications with the
+    zeros around a map if `count_padding`. Kernels for one kind of device (Pallas, custom calls) do not count.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.
