@@ -46,12 +46,12 @@ def test_absolute_patterns_home_and_a_file_named_like_a_pattern(photos, monkeypa
 
 
 def test_links_in_circles_end(photos):
-    for name in ("deep/one", "deep/two", "deep/er/three"):
+    for name in ("deep/one", "deep/er/two"):
         (photos / name).symlink_to(photos, target_is_directory=True)
         (photos / f"{name}-down").symlink_to(photos / "deep", target_is_directory=True)
-    expected = ["a.PNG", "b.jpg", "c.webp", "d.gif"]
-    assert sorted(os.path.basename(path) for path in list_images(["photos"])) == expected
-    assert {os.path.basename(path) for path in list_images(["photos/**/*"])} == set(expected)
+    for argument in ("photos", "photos/**/*"):
+        found = {os.path.basename(path) for path in list_images([argument])}
+        assert found == {"a.PNG", "b.jpg", "c.webp", "d.gif"}
 
 
 @pytest.mark.parametrize(

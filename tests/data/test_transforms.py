@@ -143,7 +143,6 @@ def test_own_augmentations_apply_in_order(augmented):
         ("to_float", r"to_float returned float64 \(40, 50, 3\).*return uint8 \(40, 50, 3\)"),
         ("smaller", r"smaller returned uint8 \(39,"),
         ("nothing", "nothing returned NoneType"),
-        ("missing", "has no 'missing'"),
         ("LEVELS", "config.input.augmentations.*is list; give a function"),
     ],
 )

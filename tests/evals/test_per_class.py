@@ -55,14 +55,11 @@ def test_sums_with_ties_and_masked_examples(num_classes):
         assert found["top5_K"].sum() < found["images_K"].sum()
 
 
-def test_logits_of_padding_are_never_seen():
+def test_what_is_no_number_is_not_seen_in_padding_and_not_correct():
     logits = jnp.array([[1.0, 2, 3], [jnp.nan, jnp.nan, jnp.nan], [-jnp.inf, 0, 0]])
     found = per_class_sums(logits, make_batch([2, 0, 0], [1, 0, 0]))
     assert found["loss"] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
     assert found["images_K"].tolist() == found["top1_K"].tolist() == [0, 0, 1]
-
-
-def test_what_is_no_number_is_not_correct():
     logits = jnp.array([[jnp.nan] * 6, [0, 0, 0, 0, 0, jnp.nan], [jnp.nan, 0, 0, 0, 0, 1]])
     found = per_class_sums(logits, make_batch([0, 5, 5], [1, 1, 1]))
     assert found["top1_K"].sum() == 0
