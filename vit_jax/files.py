@@ -42,7 +42,7 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytearray) -> None:
     """Replaces a file by text (as UTF-8) or bytes; arguments and errors as for `open_atomically`."""
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -201,7 +201,7 @@ def test_a_network_without_classes_gives_features(tmp_path):
     assert model.features(pixels) == pytest.approx(np.asarray(output.features_BD), abs=1e-5)
     for use in (
         lambda: model.predict(pixels),
-        lambda: list(predict(model, ["a.png"])),
+        lambda: list(predict(model, ["a.png"], 1)),
         lambda: evaluate(model, MemorySource(pixels, np.zeros(5, int), NAMES), global_batch=8, max_unreadable=0),
         lambda: export_stablehlo(model, tmp_path / "program"),
     ):

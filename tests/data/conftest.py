@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.memory import MemorySource
+from vit_jax.data.transforms import build_evaluation_transform
 
 
 @pytest.fixture
@@ -17,6 +18,12 @@ def make_config():
         return InputConfig(**{**defaults, **fields})
 
     return make
+
+
+@pytest.fixture
+def evaluation_transform(make_config):
+    """Returns a function from fields of an `InputConfig` to the transform of evaluation."""
+    return lambda **fields: build_evaluation_transform(make_config(**fields))
 
 
 @pytest.fixture

@@ -1,16 +1,10 @@
-"""From the arguments of a command line to files, and the files as a source of evaluation batches."""
+"""From the arguments of a command line to image files."""
 
 import os
-import pickle
 
-import cv2
-import numpy as np
 import pytest
 
-from vit_jax.data.files import FileSource, list_images
-from vit_jax.data.pipeline import evaluation_batches
-from vit_jax.data.transforms import build_evaluation_transform
-from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.files import list_images
 
 FILES = ("b.jpg", "a.PNG", "deep/er/c.webp", "deep/d.gif", "deep/notes.txt", ".hidden/x.png", "deep/.y.png", "e.txt")
 
@@ -43,24 +37,21 @@ def test_arguments(photos, arguments, expected):
     assert list_images(arguments) == expected
 
 
-def test_absolute_patterns_and_home(photos, monkeypatch):
+def test_absolute_patterns_home_and_a_file_named_like_a_pattern(photos, monkeypatch):
     monkeypatch.setenv("HOME", str(photos))
     assert list_images([f"{photos}/**/*.gif", "~/b.jpg"]) == [str(photos / "deep/d.gif"), str(photos / "b.jpg")]
-
-
-def test_a_file_named_like_a_pattern(photos):
-    (photos / "a[1].png").write_bytes(b"")
-    (photos / "a1.png").write_bytes(b"")
+    for name in ("a[1].png", "a1.png"):
+        (photos / name).touch()
     assert list_images(["photos/a[1].png"]) == ["photos/a[1].png"]
 
 
 def test_links_in_circles_end(photos):
-    for name in ("deep/one", "deep/two", "deep/er/three"):
+    for name in ("deep/one", "deep/er/two"):
         (photos / name).symlink_to(photos, target_is_directory=True)
         (photos / f"{name}-down").symlink_to(photos / "deep", target_is_directory=True)
-    expected = ["a.PNG", "b.jpg", "c.webp", "d.gif"]
-    assert sorted(os.path.basename(path) for path in list_images(["photos"])) == expected
-    assert {os.path.basename(path) for path in list_images(["photos/**/*"])} == set(expected)
+    for argument in ("photos", "photos/**/*"):
+        found = {os.path.basename(path) for path in list_images([argument])}
+        assert found == {"a.PNG", "b.jpg", "c.webp", "d.gif"}
 
 
 @pytest.mark.parametrize(
@@ -82,30 +73,3 @@ def test_arguments_that_match_nothing(photos, arguments, message):
     (photos / ".hidden/empty").mkdir()
     with pytest.raises(ValueError, match=message):
         list_images(arguments)
-
-
-def test_source_of_files(photos):
-    paths = list_images(["photos"])
-    source = pickle.loads(pickle.dumps(FileSource(paths, ("cat", "dog"))))
-    assert len(source) == 4
-    assert source.class_names == ("cat", "dog")
-    assert source.num_classes == 2
-    assert source.labels.tolist() == [source[i].label for i in range(4)] == [0] * 4
-    assert [source.name_of(i) for i in range(4)] == paths
-    assert source.key_of(1) == b"photos/b.jpg"
-
-
-def test_batches_of_files_name_the_unreadable(photos, make_config):
-    (photos / "deep/d.gif").write_bytes(b"")
-    source = FileSource(list_images(["photos"]), ("cat", "dog"))
-    log = UnreadableLog(source, max_unreadable=4)
-    transform = build_evaluation_transform(make_config())
-    levels = {}
-    with evaluation_batches(source, transform, global_batch=3, rows=np.arange(3)) as batches:
-        for batch in batches:
-            log.update(batch)
-            for row in np.flatnonzero(batch.mask):
-                levels[source.name_of(int(batch.record_index[row]))] = int(batch.image[row].max())
-    expected = {name: int(cv2.imread(name).max()) for name in ("photos/a.PNG", "photos/b.jpg", "photos/deep/er/c.webp")}
-    assert levels == expected
-    assert log.reasons == {2: "The file is empty"}

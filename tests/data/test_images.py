@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.data import images
-from vit_jax.data.files import FileSource
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.signatures import explain_unreadable
-from vit_jax.data.transforms import build_evaluation_transform
-from vit_jax.data.unreadable import reason_of
 
 RNG = np.random.default_rng(0)
 SMOOTH = cv2.resize(RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (60, 50), interpolation=cv2.INTER_CUBIC)
@@ -65,16 +61,11 @@ def make_png(rows, depth, color_type, *chunks):
 
 PALETTE = (b"PLTE", bytes([9, 8, 7, 250, 100, 50, 0, 0, 255]))
 PNGS = {
-    "palette": (
-        make_png([b"\0\1", b"\2\1"], 8, 3, PALETTE),
-        [[(9, 8, 7), (250, 100, 50)], [(0, 0, 255), (250, 100, 50)]],
-    ),
     "transparent palette": (
         make_png([b"\0\1\2"], 8, 3, PALETTE, (b"tRNS", bytes([0, 128]))),
         [[(9, 8, 7), (250, 100, 50), (0, 0, 255)]],
     ),
     "grey and alpha": (make_png([bytes([17, 0, 99, 255])], 8, 4), [[(17,) * 3, (99,) * 3]]),
-    "grey": (make_png([bytes([17, 99])], 8, 0), [[(17,) * 3, (99,) * 3]]),
     "black and white": (make_png([bytes([0b10100000])], 1, 0), [[(255,) * 3, (0,) * 3] * 2 + [(0,) * 3] * 4]),
     "16-bit grey": (make_png([struct.pack(">3H", 0, 0x1234, 0xFFFF)], 16, 0), [[(0,) * 3, (0x12,) * 3, (0xFF,) * 3]]),
     "16-bit RGB": (make_png([struct.pack(">3H", 0x0100, 0x7F80, 0xFE01)], 16, 2), [[(0x01, 0x7F, 0xFE)]]),
@@ -102,11 +93,6 @@ def test_formats(extension, options, tolerance):
     assert np.abs(difference).mean() <= tolerance
 
 
-def test_alpha_is_dropped():
-    alpha = np.concatenate([SMOOTH, np.full((50, 60, 1), 9, np.uint8)], axis=-1)
-    assert np.array_equal(images.decode(encode(".png", alpha)), SMOOTH)
-
-
 @pytest.mark.parametrize(
     ("file", "expected"),
     [(CMYK_JPEG, np.array([0.8 * 0.8, 0.6 * 0.8, 0.4 * 0.8]) * 255), (YCCK_JPEG, np.array([200, 120, 40]))],
@@ -126,13 +112,8 @@ def test_cmyk_that_may_be_inverted_or_not_is_refused():
             images.decode(file)
 
 
-def test_first_frame_of_an_animation():
-    frames = cv2.imdecodeanimation(np.frombuffer(ANIMATED_GIF, np.uint8))[1].frames
-    assert len(frames) == 3
+def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels():
     assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
-
-
-def test_orientation_is_ignored():
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: a quarter turn
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
     assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (60, 50, 3)  # the tag is read
@@ -142,13 +123,10 @@ def test_orientation_is_ignored():
 UNREADABLE = {
     "empty": (b"", "^The file is empty$"),
     "page": (b"\xef\xbb\xbf\n <!DOCTYPE HTML><html><body>404</body></html>", r"a page of markup \(HTML, XML or SVG"),
-    "drawing": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "markup"),
     "text": (b"cat, 3\n", r"no known image format \(7 bytes\)"),
     "JPEG without its end": (JPEG[:-2], "starts as JPEG but is cut off"),
-    "JPEG header": (JPEG[:20], "starts as JPEG"),
     "half a PNG": (PNG[: len(PNG) // 2], "starts as PNG"),
     "damaged PNG": (PNG[:60] + b"\0\0\0\0" + PNG[64:], "starts as PNG but is cut off, damaged"),
-    "half a GIF": (ANIMATED_GIF[:40], "starts as GIF"),
 }
 
 
@@ -159,7 +137,7 @@ def test_unreadable_says_why(kind):
         images.decode(file)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(length=st.integers(0, len(JPEG) - 1))
 def test_part_of_a_jpeg_is_unreadable(length):
     with pytest.raises(UnreadableImage):
@@ -175,39 +153,29 @@ def test_too_many_pixels(monkeypatch):
         images.decode(PNG)
 
 
-def test_a_folder_of_surprises(make_folder, make_config):
-    """A page that a download left behind, an empty file and one that is gone, under names of images."""
-    page, empty = UNREADABLE["page"][0], UNREADABLE["empty"][0]
-    folder = make_folder({"a.jpg": page, "b.jpg": empty, "c.jpg": JPEG})
-    source = FileSource([str(folder / name) for name in ("a.jpg", "b.jpg", "c.jpg", "gone.jpg")], ("cat", "dog"))
-    transform = build_evaluation_transform(make_config())
-    assert transform(source[2]).shape == (8, 8, 3)
-    reasons = [reason_of(source, index) for index in range(4)]
-    assert reasons[0] == explain_unreadable(page)
-    assert reasons[1] == "The file is empty"
-    assert reasons[2].startswith("It could not be read at first")
-    assert reasons[3] == "The file cannot be opened (No such file or directory)"
-
-
-def test_arrays_are_completed():
+def test_arrays_are_completed_and_alpha_is_dropped():
     assert images.decode(SMOOTH).tolist() == SMOOTH.tolist()
+    alpha = np.concatenate([SMOOTH, np.full((50, 60, 1), 9, np.uint8)], axis=-1)
+    for image in (alpha, encode(".png", alpha)):
+        assert np.array_equal(images.decode(image), SMOOTH)
     for gray in (SMOOTH[..., 0], SMOOTH[..., :1]):
         assert np.array_equal(images.decode(gray), np.repeat(SMOOTH[..., :1], 3, axis=-1))
     with pytest.raises(ValueError, match="uint8"):
         images.decode(SMOOTH.astype(np.float32))
 
 
-def bilinear(image, size):
-    """Bilinear without antialiasing by its definition: samples at pixel centres, edges repeated."""
+def bilinear(old, new):
+    """Weights (new, old) of linear interpolation by its definition: samples at pixel centres, edges repeated."""
+    centre = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    low = np.floor(centre).astype(int)
+    matrix = np.zeros((new, old))
+    np.add.at(matrix, (np.arange(new), low), 1 - (centre - low))
+    np.add.at(matrix, (np.arange(new), np.minimum(low + 1, old - 1)), centre - low)
+    return matrix
 
-    def weights(old, new):
-        centre = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-        low = np.floor(centre).astype(int)
-        matrix = np.zeros((new, old))
-        np.add.at(matrix, (np.arange(new), low), 1 - (centre - low))
-        np.add.at(matrix, (np.arange(new), np.minimum(low + 1, old - 1)), centre - low)
-        return matrix
 
+def resized(image, size, weights):
+    """float64 (*size, C), by the weights (new, old) of each side."""
     rows, columns = (weights(old, new) for old, new in zip(image.shape, size, strict=False))
     return np.einsum("ai,bj,ijc->abc", rows, columns, image.astype(float))
 
@@ -215,7 +183,7 @@ def bilinear(image, size):
 @pytest.mark.parametrize("size", [(20, 33), (50, 60), (77, 61), (1, 1), (3, 200)])
 def test_bilinear_is_the_definition(size):
     found = images.resize_bilinear(SMOOTH, size)
-    assert np.abs(found - bilinear(SMOOTH, size)).max() <= 1  # cv2 works with weights of 11 bits
+    assert np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1  # cv2 works with weights of 11 bits
 
 
 def test_shrinking_averages_areas_and_growing_does_not():
@@ -231,8 +199,3 @@ def test_covering_is_tight(old, size):
     assert covered[0] >= size[0]
     assert covered[1] >= size[1]
     assert covered[0] == size[0] or covered[1] == size[1]
-
-
-def test_central_crop_is_central():
-    image = np.arange(7 * 9, dtype=np.uint8).reshape(7, 9, 1)
-    assert np.array_equal(images.central_crop(image, (3, 3)), image[2:5, 3:6])

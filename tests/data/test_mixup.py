@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.data.mixup import mix, mixup
+from vit_jax.data.mixup import mixup
 
 B, K = 6, 4
 IMAGE = np.random.default_rng(0).normal(size=(B, 2, 3, 3)).astype(np.float32)
@@ -15,11 +15,13 @@ LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
 @pytest.mark.parametrize("unreadable", [None, 2])
 def test_by_hand(unreadable):
     mask = np.where(np.arange(B) == unreadable, 0, 1).astype(np.float32)
-    image, label, found = mix(jnp.float32(0.75), jnp.asarray(IMAGE), jnp.asarray(LABEL), jnp.asarray(mask))
+    image, label, found = mixup(jax.random.key(0), jnp.asarray(IMAGE), jnp.asarray(LABEL), jnp.asarray(mask), 1.0)
     assert np.array_equal(found, mask)
     assert (image.dtype, label.dtype, found.dtype) == (jnp.float32,) * 3
+    mixed = float(label[0, 0])
+    assert 0.5 < mixed < 0.95
     for row in range(B):
-        weight = 1 if unreadable in (row, row - 1) else 0.75  # neither the unreadable one nor the one mixed with it
+        weight = 1 if unreadable in (row, row - 1) else mixed  # neither the unreadable one nor the one mixed with it
         np.testing.assert_allclose(
             image[row], weight * IMAGE[row] + (1 - weight) * IMAGE[row - 1], rtol=1e-5, atol=1e-6
         )

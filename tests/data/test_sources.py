@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.memory import CachedSource
-from vit_jax.data.records import few, records_sha256
+from vit_jax.data.records import records_sha256
 from vit_jax.data.sources import open_source
 
 OWN = """
@@ -60,8 +60,6 @@ def test_own_source(own, make_config):
     assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
     assert records_sha256(train) != records_sha256(test)
 
-
-def test_own_source_is_selected_and_cached_like_others(own, make_config):
     config = make_config(classes=("light", "dark"), train_examples_per_class=2, cache_records=True)
     source = open_source("own_data:Levels", "train", config, 1)
     assert isinstance(source, CachedSource)
@@ -97,22 +95,12 @@ def test_own_source_is_validated_when_opened(own, make_config, name, message):
         ("folder:", "allowed are"),
         ("", "allowed are"),
         ("digit", "Did you mean 'digits'"),
+        ("{}", "Did you mean 'folder:{}'"),
         ("tdfs:cifar10", "there is no such module.* Did you mean 'tfds'"),
         ("own_data:Level", "own_data has no 'Level'; it has .*Levels"),
         ("own_data:np", "is module; give a function"),
     ],
 )
-def test_unknown_kind_of_data(own, make_config, data, message):
-    with pytest.raises(ValueError, match=message):
-        open_source(data, "train", make_config(), 0)
-
-
-def test_a_folder_without_its_prefix(make_folder, make_config):
-    path = make_folder({"cat/a.png": 1})
-    with pytest.raises(ValueError, match=f"Did you mean 'folder:{path}'"):
-        open_source(str(path), "train", make_config(), 0)
-
-
-def test_few():
-    assert few("abc", repr) == "'a', 'b', 'c'"
-    assert few([str(n) for n in range(13)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"
+def test_unknown_kind_of_data(own, make_config, tmp_path, data, message):
+    with pytest.raises(ValueError, match=message.format(tmp_path)):
+        open_source(data.format(tmp_path), "train", make_config(), 0)

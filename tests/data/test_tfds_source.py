@@ -1,10 +1,14 @@
-"""TFDS datasets and the digits, prepared for real; every way in which one may not be ready."""
+"""TFDS datasets and the digits, prepared for real without TensorFlow; every way in which one may not be ready."""
 
 import contextlib
+import importlib.util
+import os
 import pickle
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,45 +17,66 @@ from sklearn.datasets import load_digits
 
 from vit_jax.data import digits, images
 from vit_jax.data.sources import open_source
+from vit_jax.data.tfds_source import prepare
+
+SCRIPT = """
+import sys
+import numpy as np
+from vit_jax.config.schema import InputConfig
+from vit_jax.data import pipeline, placement, sources, stream, tfds_source, transforms, unreadable, workers
+
+if __name__ == "__main__":
+    config = InputConfig(train_split="train[:90%]", test_split="test", image_size=(8, 8), data_dir=sys.argv[1])
+    tfds_source.prepare("digits", data_dir=sys.argv[1])
+    source = sources.open_source("digits", "train[:90%]", config, 0)
+    steps = stream.TrainStream(source, transforms.TrainTransform(config), 0, 4, np.arange(4), 0, 2)
+    with pipeline.open_batches(steps, workers.Parallelism(1, 1)) as batches:
+        assert [batch.mask.sum() for batch in batches] == [4, 4]
+    assert "tensorflow" not in sys.modules
+"""
 
 
-def pixels_of(source):
-    return np.stack([images.decode(source[i].image) for i in range(len(source))])
+def test_tensorflow_is_never_imported(data_dir, tmp_path):
+    """On the complete path of the data: a module of that name, found first, ends whichever process imports it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "tensorflow.py").write_text("import os, sys\nsys.stderr.write('TensorFlow imported')\nos._exit(3)\n")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(tmp_path / "script.py"), data_dir]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "TensorFlow imported" not in done.stderr
 
 
-def test_digits_are_those_of_scikit_learn(data_dir, make_config):
+def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, make_config):
     splits = [open_source("digits", split, make_config(data_dir=data_dir), 0) for split in ("train", "test")]
     assert [len(split) for split in splits] == [1437, 360]
-    stored = np.concatenate([pixels_of(split) for split in splits])
-    labels = [split[i].label for split in splits for i in range(len(split))]
-    assert stored.shape == (1797, 8, 8, 3)
+    records = [split[i] for split in splits for i in range(len(split))]
     truth = load_digits()
     expected = np.round(truth.images * 255 / 16).astype(np.uint8)
-    assert sorted((p[..., 0].tobytes(), n) for p, n in zip(stored, labels, strict=True)) == sorted(
+    assert sorted((images.decode(r.image)[..., 0].tobytes(), r.label) for r in records) == sorted(
         (p.tobytes(), n) for p, n in zip(expected, truth.target, strict=True)
     )
-
-
-def test_digits_split_is_disjoint_and_stratified():
-    labels = load_digits().target
-    train, test = digits.split_indices(labels)
-    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(1797))
-    shares = np.bincount(labels[test]) / np.bincount(labels)
+    shares = np.bincount(splits[1].labels) / np.bincount(truth.target)
     assert np.all(np.abs(shares - 0.2) < 0.01)
 
 
 def test_preparing_again_changes_nothing(data_dir):
     path = digits.prepare(data_dir)
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
-    assert digits.prepare(data_dir) == path
+    assert prepare("digits", data_dir=data_dir) == str(path)
+    assert path.is_relative_to(data_dir)
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
 
 
-def test_two_may_prepare_at_once(tmp_path):
-    with ThreadPoolExecutor(2) as pool:
-        paths = set(pool.map(digits.prepare, [str(tmp_path)] * 2))
-    assert paths == {digits.prepare(str(tmp_path))}
-    assert sorted(path.name for path in paths.pop().parent.iterdir()) == ["1.0.0"]
+def test_names_that_cannot_be_prepared(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name, message in (
+        ("cifar1O", r"no dataset .cifar1O.\. Nearest: cifar10"),
+        ("cifar10", r"needs TensorFlow.*pip install 'vit_jax\[prepare\]'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare(name, data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("first_is_ready", [True, False])
@@ -68,7 +93,7 @@ def test_the_second_to_prepare_uses_what_the_first_wrote(tmp_path, monkeypatch, 
         assert (digits.prepare(str(tmp_path)) / "dataset_info.json").exists()
 
 
-def test_parts_of_splits_by_name(data_dir, make_config):
+def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     config = make_config(data_dir=data_dir)
     source = open_source("tfds:vit_jax_digits", "train[:98%]", config, 0)
     rest = open_source("tfds:vit_jax_digits:1.0.0", "train[98%:]", config, 0)
@@ -76,15 +101,9 @@ def test_parts_of_splits_by_name(data_dir, make_config):
     assert source.class_names == tuple("0123456789")
     assert source.num_classes == 10
     assert source.name_of(3) == "train[:98%]:3"
-    assert "tensorflow" not in sys.modules
-
-
-def test_pickled_and_read_by_threads(data_dir, make_config):
-    source = open_source("digits", "test", make_config(data_dir=data_dir), 0)
-    expected = [source[i] for i in range(len(source))]
-    copy = pickle.loads(pickle.dumps(source))
+    copy = pickle.loads(pickle.dumps(rest))
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(copy.__getitem__, range(len(copy)))) == expected
+        assert list(pool.map(copy.__getitem__, range(29))) == [rest[i] for i in range(29)]
 
 
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
@@ -97,17 +116,14 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     assert source.key_of(3) == b"3"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_names_that_cannot_be_opened(tmp_path, make_config):
+    for name, message in (
         ("cifar1O", "Nearest: cifar10"),
         ("cifar10:9.9.9", r"cannot open 'cifar10:9\.9\.9'"),
-        ("cifar10", "vit-jax prepare cifar10 --data_dir={}$"),
-    ],
-)
-def test_names_that_cannot_be_opened(tmp_path, make_config, name, message):
-    with pytest.raises(ValueError, match=message.format(tmp_path)):
-        open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
+        ("cifar10", f"vit-jax prepare cifar10 --data_dir={tmp_path}$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
 
 
 @pytest.mark.parametrize(

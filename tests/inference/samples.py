@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.weights.small_networks import VIT, weights_of
 from vit_jax.arrays import normalise
+from vit_jax.inference.predict import predict
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 SEVEN = dataclasses.replace(VIT, num_classes=len(NAMES))
@@ -49,3 +50,11 @@ def logits_of(model, pixels):
 def softmax(logits):
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def probabilities(model, paths):
+    """(N, K), what `predict` says of files that can be read, in the order of the model's classes."""
+    named = [
+        {one["class"]: one["probability"] for one in record["predictions"]} for record in predict(model, paths, 99)
+    ]
+    return np.array([[row[name] for name in model.class_names] for row in named])

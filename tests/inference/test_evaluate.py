@@ -41,16 +41,10 @@ def assert_same_result(found, expected):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
-@pytest.fixture
-def use_devices(monkeypatch):
-    """Makes the session one of fewer devices."""
-    devices = jax.devices()
-    return lambda count: monkeypatch.setattr(jax, "devices", lambda *_: devices[:count])
-
-
-@pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 5), (1, 64), (8, 5), (8, 20), (3, 10)])
-def test_every_example_once_on_any_devices(num_devices, global_batch, use_devices):
-    use_devices(num_devices)
+@pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 64), (8, 5), (3, 10)])
+def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatch):
+    devices = jax.devices()[:num_devices]
+    monkeypatch.setattr(jax, "devices", lambda *_: devices)
     weights = sample_weights()
     model = from_weights(weights, sharding=replicated_everywhere(jax.devices()))
     source = MemorySource(PIXELS, LABELS, NAMES)
@@ -90,18 +84,7 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
 def test_a_subset_of_the_classes(tmp_path):
     weights = sample_weights()
     data = write_folder(tmp_path, ("bee", "gnu"), [0, 1, 1, 0, 1], PIXELS[:5])
-    found = evaluate_folder(weights, data)
-    assert_same_result(found, expected_of(weights, PIXELS[:5], np.array([1, 6, 6, 1, 6])))
-    lines = found.to_csv(NAMES).splitlines()
-    assert len(lines) == 8
-    assert lines[1] == "ant,0,0,,"
-    assert lines[7].startswith("gnu,3,")
-
-
-def test_weights_without_names_are_matched_by_number(tmp_path):
-    weights = sample_weights(class_names=None)
-    data = write_folder(tmp_path / "seven", NAMES, LABELS, PIXELS)
-    assert_same_result(evaluate_folder(weights, data), expected_of(weights, PIXELS, LABELS))
+    assert_same_result(evaluate_folder(weights, data), expected_of(weights, PIXELS[:5], np.array([1, 6, 6, 1, 6])))
 
 
 def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):

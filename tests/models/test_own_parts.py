@@ -1,7 +1,5 @@
 """Networks, blocks and positions of the user's own, named in a config, against plain loops over their parameters."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,24 +57,3 @@ def test_a_network_of_ones_own():
 def test_a_reference_to_nothing_names_its_field(field):
     with pytest.raises(ValueError, match=f"config.model.{field}='{HERE}:Missing'.* has no 'Missing'"):
         abstract(small(**{field: f"{HERE}:Missing"}))
-
-
-def spread(leaf):
-    """The leaf over eight devices, by its last dimension where they divide it."""
-    mesh = jax.make_mesh((8,), ("data",))
-    spec = [None] * (leaf.ndim - 1) + ["data"] if leaf.shape[-1] % 8 == 0 else []
-    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
-
-
-def test_parameters_of_ones_own_are_split_and_differentiated():
-    """Which dimension FSDP splits of parameters that no rule knows is tested in tests/sharding."""
-    architecture = small(block=f"{HERE}:GatedBlock", remat="dots")
-    model, x = filled(architecture), images(architecture)
-    placed = jax.tree.map(spread, model)
-
-    def loss(model):
-        return jnp.square(model(x, dropout_key=jax.random.key(0)).logits_BK).mean()
-
-    found, expected = jax.jit(jax.grad(loss))(placed), jax.jit(jax.grad(loss))(model)
-    for name, leaf in pytree.named_leaves(found).items():
-        np.testing.assert_allclose(leaf, pytree.named_leaves(expected)[name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.listing import read_file
+from vit_jax.data.files import read_file
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform
 

@@ -14,8 +14,9 @@ from vit_jax.api.images import Images, undescribed
 from vit_jax.arrays import ModelOutput, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.pipeline import evaluation_batches
+from vit_jax.data.pipeline import open_batches
 from vit_jax.data.placement import prefetch
+from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
@@ -154,9 +155,8 @@ class Model:
     def _read(self, source: Images, size: int) -> Iterator[Padded]:
         """Batches of images that are prepared here, by threads that read ahead."""
         threads = Parallelism(num_workers=0, num_threads=available_cores())
-        with evaluation_batches(
-            source, self.require_transform(), global_batch=size, rows=np.arange(size), parallelism=threads
-        ) as batches:
+        stream = EvaluationStream(source, self.require_transform(), size, np.arange(size))
+        with open_batches(stream, threads) as batches:
             for batch in batches:
                 rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
                 yield batch.image, [None if ok else UnreadableImage(reason_of(source, i)) for i, ok in rows if i >= 0]

@@ -99,7 +99,7 @@ def show(words: Sequence[str]) -> None:
 
 def prepare(words: Sequence[str]) -> None:
     """Writes a dataset as ArrayRecord files."""
-    from vit_jax.data.prepare import prepare
+    from vit_jax.data.tfds_source import prepare
 
     options, *_ = split(words, positional=("DATASET",), optional=("data_dir", "manual_dir"))
     print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))

@@ -90,11 +90,11 @@ def predict(words: Sequence[str]) -> None:
 
     images = list_images(names)
 
-    from vit_jax.inference.predict import predict, to_json, to_record, to_table
+    from vit_jax.inference.predict import predict, to_json, to_table
 
     model, weights = _model(options)
     _note_unnamed(weights)
-    found = [to_record(prediction, model.class_names, top) for prediction in predict(model, images)]
+    found = list(predict(model, images, top))
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
     if failed:

@@ -18,13 +18,9 @@ Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
 
 
 def randaugment(rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float) -> np.ndarray:
-    """Applies `layers` operations, each drawn from all of them with equal chance.
+    """Applies `layers` operations of a magnitude, 0 to 10 or more, each drawn from all of them with equal chance.
 
-    Args:
-      rng: consumed.
-      image: uint8 (H, W, 3), RGB; not modified.
-      layers: how many operations; 0 returns the image.
-      magnitude: their strength, 0 to 10 or more.
+    Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
     """
     for choice in rng.integers(len(OPERATIONS), size=layers):
         image = OPERATIONS[choice](rng, image, magnitude / 10)
@@ -92,26 +88,6 @@ def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> n
     return _blend(smooth, image, strength)
 
 
-def shear_x(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Moves each row sideways by 0.3 x strength times its distance from the top."""
-    return _warp(image, np.array([[1, _signed(rng, 0.3 * strength), 0], [0, 1, 0]]))
-
-
-def shear_y(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Moves each column up or down by 0.3 x strength times its distance from the left."""
-    return _warp(image, np.array([[1, 0, 0], [_signed(rng, 0.3 * strength), 1, 0]]))
-
-
-def translate_x(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Moves by 100 pixels x strength, at every image size."""
-    return _warp(image, np.array([[1, 0, _signed(rng, 100.0 * strength)], [0, 1, 0]]))
-
-
-def translate_y(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Moves by 100 pixels x strength, at every image size."""
-    return _warp(image, np.array([[1, 0, 0], [0, 1, _signed(rng, 100.0 * strength)]]))
-
-
 def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Covers a square of 2 x int(40 x strength) pixels around a random point with grey."""
     half = int(40 * strength)
@@ -125,6 +101,16 @@ def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -
     """Adds int(110 x strength) to values below 128."""
     return _look_up(image, np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS))
 
+
+def _moving(matrix: Callable[[float], list[list[float]]], most: float) -> Operation:
+    """Moves pixels by the matrix of `most` x strength, in either direction."""
+    return lambda rng, image, strength: _warp(image, np.array(matrix(_signed(rng, most * strength))))
+
+
+shear_x = _moving(lambda slope: [[1, slope, 0], [0, 1, 0]], most=0.3)  # rows, by their distance from the top
+shear_y = _moving(lambda slope: [[1, 0, 0], [slope, 1, 0]], most=0.3)  # columns, by their distance from the left
+translate_x = _moving(lambda pixels: [[1, 0, pixels], [0, 1, 0]], most=100.0)  # at every image size
+translate_y = _moving(lambda pixels: [[1, 0, 0], [0, 1, pixels]], most=100.0)
 
 OPERATIONS: tuple[Operation, ...] = (
     *(autocontrast, equalize, invert, rotate, posterize, solarize, color, contrast),

@@ -32,15 +32,10 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 def sample_inception_box(
     rng: np.random.Generator, height: int, width: int, area_fraction: tuple[float, float], distribution: str = "tf"
 ) -> Box:
-    """Draws a box with an aspect ratio of 3/4 to 4/3 and a part of the image's area.
+    """Draws a box with an aspect ratio of 3/4 to 4/3 and a part of the image's area, from the least to the most.
 
-    Args:
-      rng: consumed.
-      height: of the image, in pixels.
-      width: of the image, in pixels.
-      area_fraction: smallest and largest part of the area.
-      distribution: "tf" for that of `sample_distorted_bounding_box`, where 100 failed attempts give the full
-        image; "torchvision" for that of `RandomResizedCrop`, where 10 failed attempts give a central part.
+    The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed attempts give the
+    full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts give a central part.
     """
     areas = (area_fraction[0] * height * width, area_fraction[1] * height * width)
     if distribution == "torchvision":

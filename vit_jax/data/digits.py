@@ -1,7 +1,6 @@
-"""The 1,797 handwritten digits that come with scikit-learn, written as a small TFDS dataset of ArrayRecord files.
+"""The 1,797 handwritten digits that come with scikit-learn, as a small TFDS dataset that needs no download.
 
-It needs no download, so every example and test can run on it. Grey 8 x 8 images; the stored values 0 to 16 are
-scaled to 0 to 255.
+Grey 8 x 8 images; the stored values 0 to 16 are scaled to 0 to 255.
 """
 
 import hashlib
@@ -35,11 +34,8 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        train, test = split_indices(digits.target)
-        return {
-            "train": self._generate_examples(digits, train),
-            "test": self._generate_examples(digits, test),
-        }
+        parts = zip(("train", "test"), split_indices(digits.target), strict=True)
+        return {split: self._generate_examples(digits, indices) for split, indices in parts}
 
     def _generate_examples(self, digits: Any, indices: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in indices:
@@ -64,10 +60,9 @@ def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(data_dir: str | None = None) -> Path:
-    """Writes the dataset unless it exists, and returns its folder. Several processes may do so at once.
+    """Writes the dataset unless it exists, and returns its folder; `data_dir` as for `TfdsSource`.
 
-    Args:
-      data_dir: where TFDS keeps datasets; None for its default (~/tensorflow_datasets or $TFDS_DATA_DIR).
+    Several processes may do so at once.
     """
     builder = VitJaxDigits(data_dir=data_dir, file_format="array_record")
     path = Path(builder.data_dir)

@@ -1,35 +1,65 @@
-"""Image files as a source, and the files that the arguments of a command line name."""
+"""Image files: which files are images, by their names; how folders of them are walked; what a command line names.
 
+Files and folders whose names start with a dot are skipped. Links are followed, but no folder is walked twice and
+none that contains the start, so the walk ends where links form a circle.
+"""
+
+import collections
 import difflib
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-import numpy as np
+from vit_jax.data.images import UnreadableImage
 
-from vit_jax.data.listing import EXTENSIONS, image_files, is_image, read_file, walk_folders
-from vit_jax.data.records import Source
+EXTENSIONS = (
+    *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
+)
+"""What OpenCV decodes to 8 bits; compared without regard to case."""
 
 
-class FileSource(Source):
-    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
+def is_image(name: str) -> bool:
+    """Whether a file of this name is treated as an image."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
-    def __init__(
-        self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray | None = None, root: str = ""
-    ) -> None:
-        """Takes paths, which need not be readable, below `root`; without labels all have class 0, to predict on."""
-        self.class_names, self.root = tuple(class_names), root
-        self.labels = np.zeros(len(paths), np.int32) if labels is None else labels
-        self._paths = np.array([os.fsencode(path) for path in paths])
 
-    def image_of(self, index: int) -> bytes:
-        return read_file(self.name_of(index))
+def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+    """Image files below an existing folder, at any depth, sorted; `others` counts the other files, by extension."""
+    found = []
+    for parent in walk_folders(folder):
+        for entry in os.scandir(parent):
+            if is_image(entry.name):
+                found.append(entry.path)
+            elif others is not None and not entry.name.startswith(".") and entry.is_file():
+                others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
+    return sorted(found)
 
-    def name_of(self, index: int) -> str:
-        return os.path.join(self.root, os.fsdecode(self._paths[index]))
 
-    def key_of(self, index: int) -> bytes:
-        return bytes(self._paths[index])
+def walk_folders(folder: str) -> Iterator[str]:
+    """The folder and those below it, each once; `folder` must exist."""
+    seen = {_inode(parent) for parent in Path(os.path.abspath(folder)).parents}
+    for parent, folders, _ in os.walk(folder, followlinks=True):
+        if _inode(parent) in seen:
+            folders.clear()
+            continue
+        seen.add(_inode(parent))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield parent
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+      UnreadableImage: the file was removed since it was listed, or may not be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UnreadableImage(f"The file cannot be opened ({error.strerror})") from error
 
 
 def list_images(arguments: Sequence[str]) -> list[str]:
@@ -45,9 +75,9 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
     found: dict[str, str] = {}
-    for argument in arguments:
-        for path in _expand(argument):
-            found.setdefault(_identity(path), path)
+    for path in (path for argument in arguments for path in _expand(argument)):
+        folder, name = os.path.split(path)
+        found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
     return list(found.values())
 
 
@@ -95,7 +125,6 @@ def _nothing(argument: str, path: str) -> str:
     return f"There is no file or folder {argument!r}. {nearest}"
 
 
-def _identity(path: str) -> str:
-    """Equal for two ways to write one path."""
-    folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)
+def _inode(path: str | Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

@@ -1,22 +1,44 @@
 """Image folders ("folder:PATH"): a sub-folder for each class, optionally below a sub-folder for each split.
 
-Without split sub-folders a fixed part of every class is held out for testing. `class_folders` reads the classes.
+Without split sub-folders a fixed part of every class is held out for testing.
 """
 
+import collections
 import difflib
+import functools
+import logging
 import os
+import unicodedata
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.class_folders import read_class_names, read_classes, require_distinct, subfolders
-from vit_jax.data.listing import is_image
+from vit_jax.data.files import EXTENSIONS, image_files, is_image, read_file
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import hold_out
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
 WHOLE = "all"  # the split that is every image of a folder without split sub-folders
+
+
+class FileSource(Source):
+    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
+
+    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
+        """Takes paths below `root`, which need not be readable."""
+        self.class_names, self.labels, self.root = class_names, labels, root
+        self._paths = np.array([os.fsencode(path) for path in paths])
+
+    def image_of(self, index: int) -> bytes:
+        return read_file(self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def key_of(self, index: int) -> bytes:
+        return bytes(self._paths[index])
 
 
 def folder_of(data: str) -> Path | None:
@@ -58,15 +80,13 @@ def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Sourc
 
 def split_folders(path: Path, *names: str) -> list[str]:
     """Sub-folders that are splits: named like one, or as given, with class folders and no images directly inside."""
-    return [name for name in subfolders(path) if name in (*SPLIT_NAMES, *names) and _holds_folders(path / name)]
+    return [name for name in _subfolders(path) if name in (*SPLIT_NAMES, *names) and _holds_folders(path / name)]
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
     """Whether `config.holdout_fraction` has an effect: the data are a folder without split sub-folders."""
     path = folder_of(data)
-    if path is None:
-        return False
-    return not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
+    return path is not None and not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
 
 
 def _open_split(path: Path, split: str, config: InputConfig) -> Source:
@@ -84,16 +104,15 @@ def _open_split(path: Path, split: str, config: InputConfig) -> Source:
                     else f" Give folder:{path / splits[0]}, and a part of it is held out for testing."
                 )
             )
-    class_names = read_class_names(path / train_split)
-    present = set(subfolders(path / split))
-    require_distinct(path, sorted({*class_names, *present}))
-    extra = sorted(present - set(class_names))
-    if extra:
+    class_names = _read_class_names(path / train_split)
+    present = set(_subfolders(path / split))
+    _require_distinct(path, sorted({*class_names, *present}))
+    if extra := sorted(present - set(class_names)):
         raise ValueError(
             f"Split {split!r} of {str(path)!r} has classes that {train_split!r} does not have: {few(extra)}. "
             "Every class needs training images: add them, or remove the folders."
         )
-    return read_classes(path / split, class_names, present)
+    return _read_classes(path / split, class_names, present)
 
 
 def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source:
@@ -103,9 +122,9 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source
             f"Split {split!r} of {str(path)!r}, which has no split sub-folders; allowed are config.input.train_split, "
             f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
         )
-    class_names = read_class_names(path)
+    class_names = _read_class_names(path)
     _refuse_splits(path, class_names)
-    everything = read_classes(path, class_names, class_names)
+    everything = _read_classes(path, class_names, class_names)
     if split == WHOLE:
         return everything
     if not 0.0 < config.holdout_fraction < 1.0:
@@ -124,7 +143,7 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source
 
 def _refuse_splits(path: Path, class_names: tuple[str, ...]) -> None:
     """Classes with a name like a split's that hold the same folders and no images are splits under other names."""
-    inside = [subfolders(path / name) for name in class_names if _holds_folders(path / name)]
+    inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
     is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))
     if not is_like_splits or len(inside) < len(class_names) or any(names != inside[0] for names in inside):
         return
@@ -140,4 +159,65 @@ def _refuse_splits(path: Path, class_names: tuple[str, ...]) -> None:
 
 def _holds_folders(path: Path) -> bool:
     """Whether there are folders directly inside, and no images."""
-    return bool(subfolders(path)) and not any(is_image(name) for name in os.listdir(path))
+    return bool(_subfolders(path)) and not any(is_image(name) for name in os.listdir(path))
+
+
+def _read_class_names(path: Path) -> tuple[str, ...]:
+    """The classes of a folder, at least two, in alphabetical order."""
+    names = tuple(_subfolders(path))
+    if len(names) < 2:
+        found = f"only one, {names[0]!r}" if names else "none"
+        raise ValueError(
+            f"{str(path)!r} needs a sub-folder of images for each of at least two classes; it has {found}."
+        )
+    _require_distinct(path, names)
+    return names
+
+
+def _require_distinct(path: Path, names: Sequence[str]) -> None:
+    """Refuses names that some systems treat as one, or that look the same: they are one class under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
+        if other != name:
+            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
+            difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
+            raise ValueError(
+                f"The classes {other!r} and {name!r} of {str(path)!r} differ only in {difference}. Put their images "
+                "into one folder, or rename one of them."
+            )
+
+
+def _read_classes(path: Path, class_names: tuple[str, ...], present: Collection[str]) -> FileSource:
+    """Image files of every class at any depth, ordered by class and then by name; of a present class at least one."""
+    files: list[str] = []
+    sizes: list[int] = []
+    others: collections.Counter[str] = collections.Counter()
+    for name in class_names:
+        found = image_files(os.path.join(path, name), others) if name in present else []
+        if name in present and not found:
+            raise ValueError(
+                f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
+                "add images or remove the folder."
+            )
+        files += [os.path.relpath(file, path) for file in found]
+        sizes.append(len(found))
+    if others:
+        kinds = [f"{n:,} {extension}" for extension, n in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
+        _warn_once(f"{path}: skipped files whose names are not those of images: {few(kinds)}.")
+    labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return FileSource(files, class_names, labels, root=str(path))
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """A folder without split sub-folders is read once for each of its parts."""
+    from vit_jax import hosts  # here, because it loads jax, which workers do without
+
+    if hosts.is_first():
+        logging.getLogger(__name__).warning(message)
+
+
+def _subfolders(path: Path) -> list[str]:
+    """Names of the folders directly inside, sorted, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))

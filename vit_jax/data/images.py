@@ -3,8 +3,6 @@
 import cv2
 import numpy as np
 
-from vit_jax.data.signatures import explain_unreadable, has_unmarked_inks
-
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
@@ -12,6 +10,21 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 # The orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored pixels.
 _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"RIFF", "WebP"),
+)
+_MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
+
+_JPEG_START = b"\xff\xd8"
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_ADOBE, _JPEG_SCAN = 0xEE, 0xDA
 
 
 class UnreadableImage(ValueError):
@@ -37,10 +50,10 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
     try:
         pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if image else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
-        raise UnreadableImage(f"{explain_unreadable(image)}: {error.err}") from error
+        raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
     if pixels is None:
-        raise UnreadableImage(explain_unreadable(image))
-    if has_unmarked_inks(image):
+        raise UnreadableImage(_explain_unreadable(image))
+    if _has_unmarked_inks(image):
         raise UnreadableImage(
             "The file is a CMYK JPEG without Adobe's marker, whose colours may be inverted: save as RGB"
         )
@@ -55,13 +68,40 @@ def _to_rgb(pixels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pixels[..., :3])
 
 
-def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear without antialiasing, whose samples are pixel centres: TF's `resize`, for crops and complete images.
+def _explain_unreadable(file: bytes) -> str:
+    """Why a file that no decoder accepts is no image."""
+    if not file:
+        return "The file is empty"
+    if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
+        return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
+    for signature, name in _SIGNATURES:
+        if file.startswith(signature):
+            return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
+    return f"The file is of no known image format ({len(file)} bytes)"
 
-    Args:
-      image: uint8 (H, W, 3).
-      size: height, width.
+
+def _has_unmarked_inks(file: bytes) -> bool:
+    """Whether this is a CMYK JPEG without the marker by which Adobe says that the inks are stored inverted.
+
+    Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
     """
+    if not file.startswith(_JPEG_START):
+        return False
+    place, inks, marked = 2, 0, False
+    while place + 10 <= len(file) and file[place] == 0xFF:
+        marker = file[place + 1]
+        if marker == _JPEG_SCAN:
+            break
+        if marker in _JPEG_FRAMES:
+            inks = file[place + 9]
+        marked = marked or (marker == _JPEG_ADOBE and file[place + 4 : place + 9] == b"Adobe")
+        # A marker may be preceded by any number of the bytes 0xFF.
+        place += 1 if marker == 0xFF else 2 + int.from_bytes(file[place + 2 : place + 4], "big")
+    return inks == 4 and not marked
+
+
+def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """To `size` (height, width), bilinear without antialiasing, whose samples are pixel centres: TF's `resize`."""
     if image.shape[:2] == tuple(size):
         return image
     return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)

@@ -12,12 +12,7 @@ class MemorySource(Source):
     """A source over arrays, for tests and for small or generated data."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
-        """Takes the arrays without copying them.
-
-        Args:
-          images: uint8 (N, H, W, C), C = 1 or 3 (RGB).
-          labels: integers (N,), 0 to len(class_names) - 1.
-          class_names: one for each class.
+        """Takes images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,), without copying them.
 
         Raises:
           ValueError: the arrays have other types or shapes, or a label has no class.

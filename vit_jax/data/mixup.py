@@ -28,15 +28,8 @@ def mixup(
     Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here one a step.
     """
     weight = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
-    return mix(jnp.maximum(weight, 1 - weight), image_BHWC, label_BK, mask_B)
-
-
-def mix(
-    weight: jax.Array, image_BHWC: jax.Array, label_BK: jax.Array, mask_B: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`mixup` with a weight given: weight x example + (1 - weight) x the example before it."""
     paired_B = (mask_B > 0) & (jnp.roll(mask_B, 1) > 0)
-    weight_B = jnp.where(paired_B, weight, jnp.float32(1))
+    weight_B = jnp.where(paired_B, jnp.maximum(weight, 1 - weight), jnp.float32(1))
 
     def blend(value: jax.Array) -> jax.Array:
         shape = (-1,) + (1,) * (value.ndim - 1)

@@ -1,19 +1,16 @@
 """Host batches for training and testing, prepared ahead by grain's threads and worker processes.
 
-A run resumes from its step alone: there is no iterator state to save. An error, also a dead worker, ends the
-iteration for good, because what grain yields after it is no longer the promised stream.
+A run resumes from its step alone: there is no iterator state to save.
 """
 
+import contextlib
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import grain
-import numpy as np
 from absl import flags
 
-from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
-from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 from vit_jax.data.workers import Parallelism, initialize_worker
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
@@ -27,98 +24,37 @@ class LostWorker(RuntimeError):
     """A worker process died, and the promised stream ended with it."""
 
 
-class HostBatches(Iterator[HostBatch]):
-    """Iterates over a stream once. Use as a context manager, or call `close`, so that workers end with it.
-
-    Iterating raises:
-      LostWorker: a worker died.
-      RuntimeError: the iteration continues after an error, or after `close`.
-      Exception: whatever reading or transforming a record raised.
-    """
-
-    def __init__(self, stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> None:
-        if not len(stream.source):
-            raise ValueError("The source has no records; give at least one.")
-        self._remaining, self._failed = len(stream), False
-        self._iterator = _prefetching(stream, parallelism) if self._remaining else None
-
-    def __next__(self) -> HostBatch:
-        if self._failed:
-            raise RuntimeError("The input pipeline failed before; start it again at the step that is due.")
-        if self._remaining == 0:
-            self.close()
-            raise StopIteration
-        if self._iterator is None:
-            raise RuntimeError(f"The input pipeline is closed with {self._remaining} batches to come.")
-        try:
-            batch = next(self._iterator)
-        except BaseException as error:
-            self._failed = True
-            self.close()
-            if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
-                raise LostWorker(_LOST_WORKER.format(self._remaining)) from error
-            raise
-        self._remaining -= 1
-        return batch
-
-    def close(self) -> None:
-        """Ends threads and workers; calling it again does nothing."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def train_batches(
-    source: Source,
-    transform: TrainTransform,
-    *,
-    seed: int,
-    global_batch: int,
-    rows: np.ndarray,
-    start_step: int,
-    num_steps: int,
-    parallelism: Parallelism = _THREADS_ONLY,
-) -> HostBatches:
-    """Batches of steps `start_step` to `num_steps` - 1, for any length of training.
+@contextlib.contextmanager
+def open_batches(
+    stream: TrainStream | EvaluationStream, parallelism: Parallelism = _THREADS_ONLY
+) -> Iterator[Iterator[HostBatch]]:
+    """The batches of a stream, once; threads and workers end with the context.
 
     Args:
-      source: at least one record.
-      transform: from a record to uint8 (H, W, 3).
-      seed: 0 to 2**32 - 1, of order and augmentation.
-      global_batch: examples in a step, over all processes.
-      rows: (R,) positions in the global batch that this process supplies.
-      start_step: the step that is due.
-      num_steps: of the complete run.
+      stream: of a source with at least one record.
       parallelism: changes the speed, never the content.
 
     Raises:
-      ValueError: the source has no records, or `start_step` is out of range.
+      ValueError: the source has no records; while iterating, the context has ended.
+      LostWorker: while iterating, a worker died.
+      Exception: while iterating, whatever reading or transforming a record raised.
     """
-    if not 0 <= start_step <= num_steps:
-        raise ValueError(f"start_step is {start_step} of {num_steps} steps; give 0 to {num_steps}.")
-    stream = TrainStream(source, transform, seed, global_batch, rows, start_step, num_steps)
-    return HostBatches(stream, parallelism)
+    if not len(stream.source):
+        raise ValueError("The source has no records; give at least one.")
+    with contextlib.closing(_prefetching(stream, parallelism)) as batches:
+        yield _promised(batches, len(stream))
 
 
-def evaluation_batches(
-    source: Source,
-    transform: EvaluationTransform,
-    *,
-    global_batch: int,
-    rows: np.ndarray,
-    parallelism: Parallelism = _THREADS_ONLY,
-) -> HostBatches:
-    """Batches that hold every record exactly once over all processes: ceil(records / global_batch) for each.
-
-    Arguments and errors as for `train_batches`.
-    """
-    return HostBatches(EvaluationStream(source, transform, global_batch, rows), parallelism)
+def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
+    """So many batches and no fewer. It ends with the first error: what grain yields after it is another stream."""
+    for remaining in range(count, 0, -1):
+        try:
+            batch = next(batches)
+        except Exception as error:
+            if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
+                raise LostWorker(_LOST_WORKER.format(remaining)) from error
+            raise
+        yield batch
 
 
 def _prefetching(stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> Any:

@@ -4,6 +4,7 @@ The sharding comes from the caller, so nothing here knows meshes; it shards the 
 """
 
 import collections
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,7 +12,10 @@ import jax
 import numpy as np
 
 from vit_jax.arrays import Batch
-from vit_jax.data.stream import HostBatch
+from vit_jax.data.pipeline import open_batches
+from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
+from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.workers import choose_parallelism
 
 
 def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
@@ -21,13 +25,7 @@ def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray
 
 
 def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
-    """Makes the global batch of which this process supplies the rows that `local_rows` gives; images stay uint8.
-
-    Args:
-      batch: R rows.
-      sharding: of the batch dimension, for every array.
-      global_batch: rows over all processes.
-    """
+    """Makes the global batch of which this process supplies the rows that `local_rows` gives; images stay uint8."""
 
     def globalize(local: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, local, (global_batch, *local.shape[1:]))
@@ -37,16 +35,31 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
 
 
 def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], size: int = 2) -> Iterator[Any]:
-    """Yields placed batches in order, with `size` of them in transfer to the devices.
-
-    Args:
-      batches: host batches.
-      place: starts the transfer of one and does not wait for it.
-      size: batches placed before the first is yielded, at least 1.
-    """
+    """Yields placed batches in order; `size` of them are in transfer, which `place` starts and does not wait for."""
     placed: collections.deque[Any] = collections.deque()
     for batch in batches:
         placed.append(place(batch))
         if len(placed) >= size:
             yield placed.popleft()
     yield from placed
+
+
+@contextlib.contextmanager
+def open_placed(
+    stream: TrainStream | EvaluationStream,
+    sharding: jax.sharding.Sharding,
+    log: UnreadableLog,
+    num_workers: int | None = None,
+    num_threads: int | None = None,
+) -> Iterator[Iterator[Batch]]:
+    """The global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
+
+    The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts unreadable images.
+
+    Raises:
+      ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.
+    """
+    height, width = stream.transform.image_size
+    parallelism = choose_parallelism(num_workers, num_threads, batch_bytes=len(stream.rows) * height * width * 3)
+    with open_batches(stream, parallelism) as batches:
+        yield prefetch(log.watch(batches), lambda batch: place(batch, sharding, stream.global_batch))

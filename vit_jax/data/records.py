@@ -1,7 +1,4 @@
-"""One stored example, and what a collection of them offers to the rest of the pipeline.
-
-Every other file of `data/` may import this one; it imports none of them.
-"""
+"""One stored example, and what a collection of them offers to the rest of the pipeline."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -65,8 +62,7 @@ def checked_labels(source: Source) -> np.ndarray:
       ValueError: one is no class, as in test splits whose labels are secret (-1).
     """
     labels = source.labels
-    wrong = np.flatnonzero((labels < 0) | (labels >= source.num_classes))
-    if len(wrong):
+    if len(wrong := np.flatnonzero((labels < 0) | (labels >= source.num_classes))):
         raise ValueError(
             f"{source.name_of(int(wrong[0]))} has the label {labels[wrong[0]]}, but classes are 0 to "
             f"{source.num_classes - 1}: choose a split with labels, or correct them."

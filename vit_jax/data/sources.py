@@ -10,7 +10,7 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data.folder import folder_of, open_folder
 from vit_jax.data.memory import CachedSource
 from vit_jax.data.records import Source, checked_labels, few
-from vit_jax.data.selection import select
+from vit_jax.data.subset import select
 from vit_jax.references import is_reference, resolve
 
 
@@ -21,8 +21,7 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
       data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "folder:PATH", or
         "package.module:name", which is called with (split, config, seed) and returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]".
-      config: where data is kept, the names of the usual splits, which classes and how many training examples of each
-        to take, whether to cache records.
+      config: where data is kept, which classes and training examples to take, whether to cache records.
       seed: chooses the hold-out of an image folder without split sub-folders, and the training examples.
 
     Raises:
@@ -36,11 +35,11 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
 def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind == "tfds" and name):
-        from vit_jax.data import digits, tfds_source  # here, because tensorflow_datasets takes seconds to load
+        from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
 
         if data == "digits":
-            return tfds_source.TfdsSource.from_directory(digits.prepare(config.data_dir), split)
-        return tfds_source.TfdsSource.from_name(name, split, config.data_dir)
+            return tfds_source.open_digits(split, config.data_dir)
+        return tfds_source.open_tfds(name, split, config.data_dir)
     if (path := folder_of(data)) is not None:
         return open_folder(path, split, config, seed)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "folder"], n=1)
@@ -60,11 +59,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
 
 
 def _validated(source: Any, data: str, split: str) -> Source:
-    """The source that a user's own code returned.
-
-    Raises:
-      ValueError: it lacks a part of a source, is empty, or its labels and classes do not fit together.
-    """
+    """The source that a user's own code returned, complete and not empty, its labels numbers of its classes."""
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "__len__", "__getitem__", "name_of", "key_of")
     if missing := [part for part in parts if not hasattr(source, part)]:

@@ -40,7 +40,17 @@ class HostBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainStream:
-    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch."""
+    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch, for any length of training.
+
+    Attributes:
+      source: at least one record.
+      transform: from a record to uint8 (H, W, 3).
+      seed: 0 to 2**32 - 1, of order and augmentation.
+      global_batch: examples in a step, over all processes.
+      rows: (R,) positions in the global batch that this process supplies.
+      start_step: the step that is due.
+      num_steps: of the complete run.
+    """
 
     source: Source
     transform: TrainTransform
@@ -49,6 +59,10 @@ class TrainStream:
     rows: np.ndarray
     start_step: int
     num_steps: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_step <= self.num_steps:
+            raise ValueError(f"start_step is {self.start_step} of {self.num_steps} steps; give 0 to {self.num_steps}.")
 
     def __len__(self) -> int:
         return self.num_steps - self.start_step
@@ -65,7 +79,7 @@ class TrainStream:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationStream:
-    """Batches that hold every record once, in order; the last is padded with rows of mask 0 and index -1."""
+    """Batches that hold every record once over all processes, in order; the last has padding of mask 0 and index -1."""
 
     source: Source
     transform: EvaluationTransform

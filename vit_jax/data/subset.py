@@ -1,16 +1,18 @@
-"""Parts of a source, and the split of one into two to choose settings on.
+"""Parts of a source: what a config selects of it, and the split of one into two to choose settings on.
 
 The choice depends on the seed and on each record's own key (`Source.key_of`), not on its neighbours: adding a
 record keeps the order of the others, and the first ten of a class are among its first twenty.
 """
 
+import difflib
 import functools
 import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.records import Record, Source, checked_labels
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.records import Record, Source, checked_labels, few
 
 
 class SubsetSource(Source):
@@ -23,14 +25,10 @@ class SubsetSource(Source):
         class_names: tuple[str, ...] | None = None,
         relabel: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Takes the records by their numbers in `source`.
+        """Takes the records by their numbers (N,) in `source`.
 
-        Args:
-          source: of all records.
-          indices: integers (N,), 0 to len(source) - 1.
-          class_names: of the subset; None: those of `source`.
-          relabel: for each class of `source` its number among `class_names`, -1 for a class without chosen records;
-            None: the number stays.
+        `class_names` are of the subset, and `relabel` gives for each class of `source` its number among them, -1 for a
+        class without chosen records; None leaves either as it is.
         """
         self.source, self.class_names = source, source.class_names if class_names is None else tuple(class_names)
         self._indices = np.asarray(indices, np.int64).reshape(-1)
@@ -59,15 +57,10 @@ class SubsetSource(Source):
 def hold_out(
     source: Source, fraction: float, seed: int, purpose: bytes = b"hold-out/"
 ) -> tuple[SubsetSource, SubsetSource]:
-    """Splits a source, class by class, into the rest and a held-out part, each in the order of the source.
+    """Splits a source, class by class, into the rest and a held-out fraction, each in the order of the source.
 
     A class with two examples or more has at least one on either side; the only example of a class stays in the rest.
-
-    Args:
-      source: to split.
-      fraction: of each class that is held out, above 0 and below 1.
-      seed: chooses the examples.
-      purpose: chooses others with the same seed.
+    Another `purpose` chooses others with the same seed.
 
     Raises:
       ValueError: no class has two examples.
@@ -78,7 +71,7 @@ def hold_out(
     counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
     if not counts.any():
         raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
-    held = first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose))
+    held = _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose))
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
 
 
@@ -88,10 +81,10 @@ def classes_without_examples(source: Source) -> list[str]:
     return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
 
 
-def first_by_hash(
+def _first_by_hash(
     source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
 ) -> np.ndarray:
-    """Picks the first `counts[label]` records of each class, in the order of their hash.
+    """Which candidates, bool (N,), are the first `counts[label]` of their class, in the order of their hash.
 
     Args:
       source: of the records.
@@ -99,9 +92,6 @@ def first_by_hash(
       labels: integers (N,), their classes.
       counts: integers (num_classes,).
       salt: hashed with each record's key: the seed, and the purpose of the choice.
-
-    Returns:
-      bool (N,): which are picked.
     """
     keys = [hashlib.sha256(salt + source.key_of(index)).digest() for index in indices.tolist()]
     by_hash = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
@@ -111,3 +101,52 @@ def first_by_hash(
     chosen = np.zeros(len(indices), bool)
     chosen[order] = place_in_class < counts[labels[order]]
     return chosen
+
+
+def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
+    """Applies `config.classes` and, for training, `config.train_examples_per_class`; the source itself without them.
+
+    Raises:
+      ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or for
+        training a class with too few.
+    """
+    per_class = config.train_examples_per_class
+    if not config.classes and (per_class is None or not training):
+        return source
+    class_names = tuple(config.classes) or source.class_names
+    relabel = _numbering(source.class_names, class_names) if config.classes else np.arange(source.num_classes)
+    labels = relabel[checked_labels(source)]
+    indices = np.flatnonzero(labels >= 0)
+    if training:
+        _require_examples(np.bincount(labels[indices], minlength=len(class_names)), class_names, per_class or 1)
+    if not len(indices):
+        raise ValueError(f"No example of this split is of the classes {few(class_names, repr)}; choose others.")
+    if training and per_class is not None:
+        counts = np.full(len(class_names), per_class)
+        indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
+    return SubsetSource(source, indices, class_names, relabel)
+
+
+def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
+    """For each known class its number among the chosen ones, or -1."""
+    for name in chosen:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            raise ValueError(
+                f"config.input.classes names {name!r}, which the data does not have. "
+                + (f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}.")
+            )
+    if (repeated := [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]) or len(chosen) < 2:
+        found = f"{few(repeated, repr)} more than once" if repeated else f"only {chosen[0]!r}"
+        raise ValueError(f"config.input.classes names {found}; give at least two different classes.")
+    numbers = {name: number for number, name in enumerate(chosen)}
+    return np.array([numbers.get(name, -1) for name in known])
+
+
+def _require_examples(sizes: np.ndarray, class_names: tuple[str, ...], needed: int) -> None:
+    named = zip(class_names, sizes.tolist(), strict=True)
+    if short := [f"{name!r} has {size}" for name, size in named if size < needed]:
+        raise ValueError(
+            f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
+            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
+        )

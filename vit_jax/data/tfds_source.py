@@ -1,17 +1,18 @@
-"""Datasets of the TFDS catalogue, prepared as ArrayRecord files, read by index without TensorFlow.
+"""Datasets of the TFDS catalogue: prepared once as ArrayRecord files, then read by index without TensorFlow.
 
 Images stay as they are stored (encoded); the transforms decode them.
 """
 
 import difflib
 import functools
-import os
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
+from vit_jax.data import digits
 from vit_jax.data.records import Record, Source
 
 CHUNK = 256  # records read at once for their labels
@@ -21,7 +22,7 @@ class TfdsSource(Source):
     """One split, or a part of one, of a prepared dataset with the features "image" and "label"."""
 
     def __init__(self, builder: Any, split: str) -> None:
-        """Opens a split of a builder whose data is prepared.
+        """Opens a split of a TFDS builder.
 
         Raises:
           ValueError: the data is missing or in a format without random access, there is no such split, or the
@@ -36,31 +37,6 @@ class TfdsSource(Source):
         skip = dict.fromkeys(encoded, tfds.decode.SkipDecoding())
         self._records = builder.as_data_source(split=split, decoders=skip)
         self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
-
-    @classmethod
-    def from_name(cls, name: str, split: str, data_dir: str | None) -> "TfdsSource":
-        """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
-
-        Raises:
-          ValueError: TFDS knows no such dataset or version; otherwise as the constructor.
-        """
-        try:
-            builder = tfds.builder(name, data_dir=data_dir)
-        except tfds.core.DatasetNotFoundError:
-            known = tfds.list_builders(with_community_datasets=False)
-            near = difflib.get_close_matches(name.partition(":")[0].partition("/")[0], known, n=3)
-            raise ValueError(
-                f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
-                + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
-            ) from None
-        except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
-            raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
-        return cls(builder, split)
-
-    @classmethod
-    def from_directory(cls, path: Path, split: str) -> "TfdsSource":
-        """Opens the prepared dataset in a folder (the one with dataset_info.json)."""
-        return cls(tfds.builder_from_directory(os.fspath(path)), split)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -80,6 +56,64 @@ class TfdsSource(Source):
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
+
+
+def open_digits(split: str, data_dir: str | None) -> TfdsSource:
+    """Opens the digits of scikit-learn, prepared if need be."""
+    return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
+
+
+def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
+    """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+
+    Raises:
+      ValueError: TFDS knows no such dataset or version; otherwise as `TfdsSource`.
+    """
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:
+        _, near = _in_catalogue(name)
+        raise ValueError(
+            f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
+            + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
+        ) from None
+    except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
+        raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
+    return TfdsSource(builder, split)
+
+
+def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
+    """Downloads and prepares a dataset, or finds it prepared; returns its folder.
+
+    Args:
+      name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
+      data_dir: where TFDS keeps prepared datasets; None: its own default.
+      manual_dir: of archives that must be downloaded by hand (ImageNet's two tar files).
+
+    Raises:
+      ValueError: unknown name, or TensorFlow, which the catalogue's own builders need, is not installed.
+    """
+    if name == "digits":
+        return str(digits.prepare(data_dir))
+    is_known, near = _in_catalogue(name, "digits")
+    if not is_known:
+        raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
+    builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    if not builder.is_prepared():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise ValueError(
+                f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
+                f"pip install 'vit_jax[prepare]', best in an environment of its own, and run the command again."
+            )
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
+    return str(builder.data_path)
+
+
+def _in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
+    """Whether the catalogue has this dataset, and the nearest names."""
+    known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
+    family = name.partition("/")[0].partition(":")[0]
+    return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
 
 
 def _require_prepared(builder: Any) -> None:

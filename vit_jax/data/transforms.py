@@ -1,7 +1,6 @@
 """The transforms of one record, for training and for testing: from stored bytes to uint8 pixels of the model's size.
 
-Both are values that can be pickled, and pure: random numbers come from the generator given. Nothing here scales
-values or mixes images; the train step does so, on the device.
+Both can be pickled, and are pure: random numbers come from the generator given. The train step scales and mixes.
 """
 
 import dataclasses
@@ -23,15 +22,17 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Decode, crop, flip, RandAugment, and a user's own augmentations.
+    """Decode, crop, flip, RandAugment, and a user's own augmentations: references, resolved once in each process.
 
-    Attributes:
-      config: a valid one; its augmentations are references, resolved once in each process.
-      more_augmentations: callables that can be pickled to workers, applied last.
+    Raises:
+      ValueError: an augmentation cannot be imported or called.
     """
 
     config: InputConfig
-    more_augmentations: tuple[Augmentation, ...] = ()
+
+    def __post_init__(self) -> None:
+        for reference in self.config.augmentations:
+            _resolved(reference)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -50,9 +51,7 @@ class TrainTransform:
         if layers := self.config.randaugment_layers:
             image = augment.randaugment(rng, image, layers, self.config.randaugment_magnitude)
         for reference in self.config.augmentations:
-            image = _apply(_resolved(reference), reference, image, rng)
-        for augmentation in self.more_augmentations:
-            image = _apply(augmentation, repr(augmentation), image, rng)
+            image = _augmented(reference, image, rng)
         return image
 
     def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -86,17 +85,6 @@ class EvaluationTransform:
         return images.central_crop(images.resize_to_cover(image, covered), self.image_size)
 
 
-def build_train_transform(config: InputConfig) -> TrainTransform:
-    """The training transform of a valid config.
-
-    Raises:
-      ValueError: an augmentation cannot be imported or called.
-    """
-    for reference in config.augmentations:
-        _resolved(reference)
-    return TrainTransform(config)
-
-
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation, of a valid config."""
     return EvaluationTransform(config.image_size, config.test_resize, config.test_crop_fraction)
@@ -113,10 +101,10 @@ def _resolved(reference: str) -> Augmentation:
     return augmentation
 
 
-def _apply(augmentation: Augmentation, name: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    result = augmentation(image.copy(), rng)  # a copy, because the image may be part of the stored record
+def _augmented(reference: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    result = _resolved(reference)(image.copy(), rng)  # a copy, because the image may be part of the stored record
     is_array = isinstance(result, np.ndarray)
     if not is_array or (result.dtype, result.shape) != (image.dtype, image.shape):
         found = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
-        raise ValueError(f"The augmentation {name} returned {found}; return uint8 {image.shape}.")
+        raise ValueError(f"The augmentation {reference} returned {found}; return uint8 {image.shape}.")
     return result

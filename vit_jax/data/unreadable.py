@@ -13,12 +13,7 @@ class UnreadableLog:
 
     def __init__(self, source: Source, max_unreadable: int) -> None:
         self._source, self._max_unreadable = source, max_unreadable
-        self.reasons: dict[int, str] = {}  # by the index of the record
-
-    @property
-    def count(self) -> int:
-        """Unreadable images so far in this process."""
-        return len(self.reasons)
+        self.reasons: dict[int, str] = {}  # by the index of the record; in this process
 
     def update(self, batch: HostBatch) -> None:
         """Counts and logs the unreadable images of one batch.
@@ -31,9 +26,9 @@ class UnreadableLog:
                 reason = self.reasons[index] = reason_of(self._source, index)
                 name = self._source.name_of(index)
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
-        if self.count > self._max_unreadable:
+        if len(self.reasons) > self._max_unreadable:
             raise ValueError(
-                f"{self.count} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
+                f"{len(self.reasons)} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
                 f"{few([self._source.name_of(index) for index in self.reasons])}. Replace or remove them, or raise "
                 "config.input.max_unreadable."
             )

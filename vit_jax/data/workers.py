@@ -25,22 +25,12 @@ class Parallelism(NamedTuple):
 
 
 def choose_parallelism(
-    num_workers: int | None = None,
-    num_threads: int | None = None,
-    *,
-    batch_bytes: int,
-    shared_memory: str = "/dev/shm",
+    num_workers: int | None = None, num_threads: int | None = None, *, batch_bytes: int, shared_memory: str = "/dev/shm"
 ) -> Parallelism:
     """The numbers given, and in the place of None a choice by the cores of this process.
 
-    Args:
-      num_workers: processes; None: a choice.
-      num_threads: in each process; None: a choice.
-      batch_bytes: size of the batch this process supplies, for the check of shared memory.
-      shared_memory: where workers put batches; not checked where it does not exist.
-
     Raises:
-      ValueError: shared memory is too small for the workers.
+      ValueError: `shared_memory`, where it exists, is too small for the workers' batches, of `batch_bytes` each.
     """
     cores = available_cores()
     if num_workers is None:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.protocol import Split
-from vit_jax.evals.sums import Sums, sum_over
+from vit_jax.evals.sums import Split, Sums, sum_over
 
 
 class ClassificationEvaluator:

@@ -18,20 +18,17 @@ from vit_jax.evals.sums import OpenBatches, Sums, sum_over
 
 
 def per_class_sums(logits_BK: jax.Array, batch: Batch) -> Sums:
-    """Sums over the examples that count.
-
-    Args:
-      logits_BK: float32.
-      batch: what they were computed from.
+    """Sums over the examples that count, of a batch and the float32 logits computed from it.
 
     Returns:
       Scalar "loss" (softmax cross-entropy); "images_K", "top1_K" and "top5_K", each by true class. With equal logits
       the lower class number ranks first; with five classes or fewer everything is in the top 5. A logit that is not a
       number beats no other.
     """
-    loss_B = -jnp.take_along_axis(jax.nn.log_softmax(logits_BK), batch.label_B[:, None], axis=1)[:, 0]
-    true_B1 = jnp.take_along_axis(logits_BK, batch.label_B[:, None], axis=1)
-    is_higher = jnp.arange(logits_BK.shape[1])[None] > batch.label_B[:, None]
+    label_B1 = batch.label_B[:, None]
+    loss_B = -jnp.take_along_axis(jax.nn.log_softmax(logits_BK), label_B1, axis=1)[:, 0]
+    true_B1 = jnp.take_along_axis(logits_BK, label_B1, axis=1)
+    is_higher = jnp.arange(logits_BK.shape[1])[None] > label_B1
     is_beaten = (logits_BK < true_B1) | ((logits_BK == true_B1) & is_higher)
     rank_B = logits_BK.shape[1] - 1 - jnp.sum(is_beaten, axis=1)
     one_hot_BK = jax.nn.one_hot(batch.label_B, logits_BK.shape[1]) * batch.mask_B[:, None]
@@ -76,29 +73,14 @@ class PerClassResult:
         return text.getvalue()
 
 
-class PerClassEvaluator:
-    """Evaluates a model on a split.
+def evaluate_per_class(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], model: Any) -> PerClassResult:
+    """Evaluates a model on a split; `step` takes (model, batch) and gives sums as `per_class_sums`.
 
-    Args:
-      open_batches: gives the split's batches, padded with mask 0, the same number in every process.
-      step: (model, batch) -> sums as `per_class_sums` gives.
+    Raises:
+      ValueError: not one image of the split could be read.
     """
-
-    def __init__(
-        self,
-        open_batches: OpenBatches,
-        step: Callable[[Any, Batch], Sums],
-    ):
-        self._open_batches, self._step = open_batches, step
-
-    def run(self, model: Any) -> PerClassResult:
-        """Goes through the split once.
-
-        Raises:
-          ValueError: not one image of the split could be read.
-        """
-        totals = sum_over(self._open_batches, self._step, model)
-        images = float(totals["images_K"].sum()) if totals else 0.0
-        if not images:
-            raise ValueError("No image of the split could be read, so there is nothing to evaluate.")
-        return PerClassResult(float(totals["loss"]) / images, totals["images_K"], totals["top1_K"], totals["top5_K"])
+    totals = sum_over(open_batches, step, model)
+    images = float(totals["images_K"].sum()) if totals else 0.0
+    if not images:
+        raise ValueError("No image of the split could be read, so there is nothing to evaluate.")
+    return PerClassResult(float(totals["loss"]) / images, totals["images_K"], totals["top1_K"], totals["top5_K"])

@@ -1,24 +1,51 @@
-"""Sums over all batches of a split: what evaluators divide in the end."""
+"""What every evaluator has in common: a split, and sums over its batches that are divided in the end.
 
-from collections.abc import Callable
-from typing import Any
+When an evaluator runs, and under which prefix its results appear, is not its business.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.protocol import OpenBatches
 
+OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
 Sums = dict[str, jax.Array]
 
 
-def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
-    """Adds up, in float64, what `step` gives for every batch; empty where there is no batch.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The examples that an evaluator sees.
 
-    Args:
-      open_batches: gives the split's batches, padded with mask 0, the same number in every process.
-      step: (evaluated, batch) -> sums over the examples that count.
-      evaluated: a training state or a model.
+    Attributes:
+      name: for messages.
+      class_names: in the order of the labels.
+      num_examples: without padding.
+      open_batches: a context that gives placed batches of every example once, padded with mask 0; the same number of
+        batches in every process. Iterating ends with an error of its own where the run has to stop.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    num_examples: int
+    open_batches: OpenBatches
+
+
+class Evaluator(Protocol):
+    """Built once with its data; run as often as wanted."""
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yields the names and values of everything measured on a training state."""
+
+
+def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
+    """Adds up, in float64, what `step` gives for every batch of a split; empty where there is no batch.
+
+    The step takes what is evaluated, a training state or a model, and a batch; it sums over the examples that count.
     """
     totals: dict[str, np.ndarray] = {}
     pending: Sums = {}

@@ -1,19 +1,17 @@
 """Accuracy of weights on a labelled dataset."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from vit_jax.api import Model
 from vit_jax.arrays import Batch, normalise
-from vit_jax.data.pipeline import evaluation_batches
-from vit_jax.data.placement import local_rows, place, prefetch
+from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source, few
+from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.data.workers import choose_parallelism
-from vit_jax.evals.per_class import PerClassEvaluator, PerClassResult, per_class_sums
+from vit_jax.evals.per_class import PerClassResult, evaluate_per_class, per_class_sums
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
 
 
@@ -36,26 +34,18 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
         preparation of images.
     """
     model.require_classes()
-    transform = model.require_transform()
     mesh = build_mesh(jax.devices())
     sharding = batch_sharding(mesh)
     global_batch = -(-global_batch // mesh.size) * mesh.size
-    rows = local_rows(sharding, global_batch)
-    dtype, (height, width) = model.architecture.compute_dtype, model.architecture.image_size
+    stream = EvaluationStream(source, model.require_transform(), global_batch, local_rows(sharding, global_batch))
     log = UnreadableLog(source, max_unreadable=len(source))  # counted at the end: one process must not stop alone
 
-    @contextlib.contextmanager
-    def open_batches() -> Iterator[Iterator[Batch]]:
-        parallelism = choose_parallelism(batch_bytes=len(rows) * height * width * 3)
-        with evaluation_batches(
-            source, transform, global_batch=global_batch, rows=rows, parallelism=parallelism
-        ) as batches:
-            yield prefetch(log.watch(batches), lambda batch: place(batch, sharding, global_batch))
-
     def step(module: Any, batch: Batch) -> dict[str, jax.Array]:
-        return per_class_sums(module(normalise(batch.image_BHWC, dtype)).logits_BK, batch)
+        image_BHWC = normalise(batch.image_BHWC, model.architecture.compute_dtype)
+        return per_class_sums(module(image_BHWC).logits_BK, batch)
 
-    result = PerClassEvaluator(open_batches, jax.jit(step, out_shardings=replicated(mesh))).run(model.module)
+    jitted = jax.jit(step, out_shardings=replicated(mesh))
+    result = evaluate_per_class(lambda: open_placed(stream, sharding, log), jitted, model.module)
     if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
         names = few([source.name_of(index) for index in log.reasons])
         raise ValueError(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from vit_jax.api import Model
-from vit_jax.files import open_atomically
+from vit_jax.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes
@@ -58,11 +58,10 @@ def export_stablehlo(model: Model, path: str | pathlib.Path, *, overwrite: bool 
         )
     description = json.dumps(_description(model), indent=2)
     program = jax.jit(lambda image_BHWC: jax.nn.softmax(model(image_BHWC).logits_BK))
-    exported = jax_export.export(program, platforms=PLATFORMS)(_abstract_images(model))
-    with open_atomically(path) as file:
-        file.write(exported.serialize())
-    with open_atomically(_beside(path)) as file:
-        file.write(f"{description}\n".encode())
+    shape = (*jax_export.symbolic_shape("batch"), *model.architecture.image_size, 3)
+    exported = jax_export.export(program, platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    write_atomically(path, exported.serialize())
+    write_atomically(_beside(path), f"{description}\n")
     return [path, _beside(path)]
 
 
@@ -76,11 +75,6 @@ def require_free(path: str | pathlib.Path, *, overwrite: bool) -> None:
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name + ".json")
-
-
-def _abstract_images(model: Model) -> jax.ShapeDtypeStruct:
-    (batch,) = jax_export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *model.architecture.image_size, 3), jnp.uint8)
 
 
 def _description(model: Model) -> dict[str, Any]:

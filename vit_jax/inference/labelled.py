@@ -20,48 +20,28 @@ from vit_jax.weights.description import TrainingData
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the user chooses of the data, named as the options of the command line; None leaves it open.
+    """What the user chooses of the data, named as the options of the command line; None leaves it open."""
 
-    Attributes:
-      split: to evaluate.
-      train_split: of a folder, the sub-folder whose classes count.
-      classes: to evaluate.
-      seed: of the hold-out of a folder without split sub-folders.
-      holdout_fraction: of every class of such a folder.
-      data_dir: where TFDS keeps prepared datasets.
-    """
-
-    split: str | None = None
-    train_split: str | None = None
-    classes: tuple[str, ...] | None = None
-    seed: int | None = None
-    holdout_fraction: float | None = None
-    data_dir: str | None = None
+    split: str | None = None  # to evaluate
+    train_split: str | None = None  # of a folder, the sub-folder whose classes count
+    classes: tuple[str, ...] | None = None  # to evaluate
+    seed: int | None = None  # of the hold-out of a folder without split sub-folders
+    holdout_fraction: float | None = None  # of every class of such a folder
+    data_dir: str | None = None  # where TFDS keeps prepared datasets
 
 
 class Labelled(NamedTuple):
-    """Images to evaluate.
+    """Images to evaluate."""
 
-    Attributes:
-      source: with labels in the weights' numbering.
-      words: which split of which data, and how many of how many images.
-      notes: what readers of the result should know.
-    """
-
-    source: Source
-    words: str
-    notes: list[str]
+    source: Source  # with labels in the weights' numbering
+    words: str  # which split of which data, and how many of how many images
+    notes: list[str]  # what readers of the result should know
 
 
 def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> Labelled:
-    """Opens the part of a dataset that is evaluated.
+    """Opens the part of a dataset, `data` as in a recipe, that is evaluated.
 
     Classes are matched by name; where the weights have no names, by number, if there are as many.
-
-    Args:
-      data: as in a recipe.
-      weights: whose classes count, and whose training data are recognised.
-      choice: of the user.
 
     Raises:
       ValueError: the data cannot be opened, have no such split, or have classes that the weights do not have, or have
@@ -83,19 +63,9 @@ def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> 
     return Labelled(source, f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images", notes)
 
 
-class _Decision(NamedTuple):
-    split: str
-    how: TrainingData  # how the data are split
-    notes: list[str]
-
-
+_Decision = tuple[str, TrainingData, list[str]]  # the split, how the data are split, notes
 _USUAL = TrainingData(
-    data="",
-    seed=0,
-    holdout_fraction=InputConfig.holdout_fraction,
-    train_split="train",
-    test_split="test",
-    classes=(),
+    data="", seed=0, holdout_fraction=InputConfig.holdout_fraction, train_split="train", test_split="test", classes=()
 )
 
 
@@ -107,9 +77,9 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     folder = folder_of(data)
     if folder is None:
         _refuse_idle(data, choice, "train_split", "seed", "holdout_fraction")
-        return _Decision(split, how, [])
+        return split, how, []
     if not folder.is_dir():
-        return _Decision(split, how, [])  # opening it says so
+        return split, how, []  # opening it says so
     _refuse_idle(data, choice, "data_dir")
     splits = split_folders(folder, how.train_split, split, choice.train_split or "")
     if not splits:
@@ -117,7 +87,7 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     _refuse_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
     usual = how.train_split if own or how.train_split in splits else split  # evaluation needs no training images
     how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split)
-    return _Decision(split, how, [])
+    return split, how, []
 
 
 def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData | None) -> _Decision:
@@ -134,7 +104,7 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
         _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
         trained_on = "" if own or weights.training is None else weights.training.data
         note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
-        return _Decision(WHOLE, how, [note] if trained_on.startswith("folder:") else [])
+        return WHOLE, how, [note] if trained_on.startswith("folder:") else []
     then = weights.training or how  # also where it is not recognised: it may be a copy
     how = dataclasses.replace(
         how,
@@ -142,7 +112,7 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
         holdout_fraction=then.holdout_fraction if choice.holdout_fraction is None else choice.holdout_fraction,
     )
     note = f"training held out {then.holdout_fraction:g} of each class by seed {then.seed}; this is another hold-out."
-    return _Decision(parts[split], how, [note] if own and how != own else [])
+    return parts[split], how, [note] if own and how != own else []
 
 
 def _refuse_idle(what: str, choice: Choice, *names: str) -> None:
@@ -160,8 +130,7 @@ def _numbered(source: Source, data: str, weights: Weights) -> Source:
                 "names to match them by."
             )
         return source
-    unknown = [name for name in source.class_names if name not in known]
-    if unknown:
+    if unknown := [name for name in source.class_names if name not in known]:
         raise ValueError(
             f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
             "evaluate on some classes of the data only, name them: --classes=A,B."

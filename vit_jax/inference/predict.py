@@ -1,6 +1,5 @@
 """Classes and probabilities of image files, and how they are printed."""
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,51 +10,24 @@ from vit_jax.api import Model
 from vit_jax.data.images import UnreadableImage
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """The result for one image.
-
-    Attributes:
-      image: its file.
-      probabilities: (K,), float32; None where the image cannot be read.
-      error: why it cannot be read.
-    """
-
-    image: str
-    probabilities: np.ndarray | None = None
-    error: str | None = None
-
-
-def predict(model: Model, images: Sequence[str], *, batch_size: int = 64) -> Iterator[Prediction]:
-    """Classifies files in their order, and continues after one that cannot be read.
+def predict(model: Model, images: Sequence[str], top: int) -> Iterator[dict[str, Any]]:
+    """One JSON object for each file, in their order: its `top` most probable classes, or why it cannot be read.
 
     Raises:
       ValueError: probabilities that are not finite; the model has no classes or states no preparation of images.
     """
-    for image, found in zip(images, model.stream(list(images), batch_size=batch_size), strict=True):
+    for image, found in zip(images, model.stream(list(images)), strict=True):
         if isinstance(found, UnreadableImage):
-            yield Prediction(image, error=str(found))
+            yield {"image": image, "error": str(found)}
             continue
         if not np.isfinite(found).all():
             raise ValueError(
                 f"{model.source}: the probabilities of {image} are not finite. Its parameters are damaged, or too "
                 "large for the dtype it computes in."
             )
-        yield Prediction(image, found)
-
-
-def top_classes(probability_BK: np.ndarray, count: int) -> np.ndarray:
-    """(B, count) class numbers, the most probable first; among equals the lower number."""
-    return np.argsort(-probability_BK, axis=1, kind="stable")[:, :count]
-
-
-def to_record(prediction: Prediction, class_names: Sequence[str], top: int) -> dict[str, Any]:
-    """One JSON object: the image, and its classes with probabilities, or the error."""
-    if prediction.probabilities is None:
-        return {"image": prediction.image, "error": prediction.error}
-    order = top_classes(prediction.probabilities[None], top)[0]
-    classes = [{"class": class_names[k], "probability": float(prediction.probabilities[k])} for k in order]
-    return {"image": prediction.image, "predictions": classes}
+        order = np.argsort(-found, kind="stable")[:top]  # of equals the lower number first
+        classes = [{"class": model.class_names[k], "probability": float(found[k])} for k in order]
+        yield {"image": image, "predictions": classes}
 
 
 def to_json(records: Sequence[dict[str, Any]]) -> str:

@@ -37,12 +37,15 @@ class PatchEmbedding(nnx.Module):
         return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
 
 
+def _small(rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
+
+
 class LearnedPositions1D(nnx.Module):
     """One learned row for each token in raster order, the class token's first."""
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        shape = (1, architecture.sequence_length, architecture.width)
-        self.table = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
+        self.table = _small(rngs, 1, architecture.sequence_length, architecture.width)
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
@@ -54,18 +57,16 @@ class LearnedPositions2D(nnx.Module):
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         (rows, columns), width = architecture.grid, architecture.width
-        self.row_table = nnx.Param(0.02 * jax.random.normal(rngs.params(), (rows, width // 2)))
-        self.column_table = nnx.Param(0.02 * jax.random.normal(rngs.params(), (columns, width // 2)))
-        has_class_token = architecture.pool == "token"
-        self.class_row = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, width))) if has_class_token else None
+        self.row_table = _small(rngs, rows, width // 2)
+        self.column_table = _small(rngs, columns, width // 2)
+        self.class_row = _small(rngs, 1, width) if architecture.pool == "token" else None
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
         rows_hD, columns_wD = self.row_table[...], self.column_table[...]
         shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
-        grid_hwD = jnp.concatenate(
-            [jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape)], axis=-1
-        )
+        halves = (jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape))
+        grid_hwD = jnp.concatenate(halves, axis=-1)
         table = grid_hwD.reshape(-1, grid_hwD.shape[-1])
         if self.class_row is not None:
             table = jnp.concatenate([self.class_row[...], table])

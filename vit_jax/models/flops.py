@@ -17,28 +17,17 @@ from vit_jax.config import Architecture
 def forward_macs(model: Any, architecture: Architecture, *, count_padding: bool = True) -> int:
     """Multiply-adds of one image's forward pass, as `cost.flops.forward_macs`, but also for a network of one's own.
 
-    Args:
-      model: the network, of arrays or their abstract shapes.
-      architecture: its image size and dtype.
-      count_padding: whether multiplications with the zeros around a map count.
-
-    Raises:
-      ValueError: as `count_macs`.
+    The model is of arrays or their abstract shapes; arguments and errors otherwise as for `count_macs`.
     """
     image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype))
     return count_macs(lambda model, image: model(image), model, image, count_padding=count_padding)
 
 
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
-    """Multiply-adds of the matrix products and convolutions in a function.
+    """Multiply-adds of the matrix products and convolutions in a function, which is traced and not run.
 
-    The body of a scan counts as often as it runs; of a conditional the most expensive branch counts. What is inside a
-    kernel for one kind of device (Pallas, custom calls) is not counted.
-
-    Args:
-      function: traced, not run.
-      *arguments: arrays or their abstract shapes.
-      count_padding: whether multiplications with the zeros around a map count.
+    The body of a scan counts as often as it runs; of a conditional the most expensive branch; multiplications with the
+    zeros around a map if `count_padding`. Kernels for one kind of device (Pallas, custom calls) do not count.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.

@@ -4,26 +4,96 @@ Pre-activation (v2) is Big Transfer's network (BiT, bit_jax/models.py). Post-act
 hybrids (vision_transformer, models_resnet.py); it can stand alone too, since the paper does not say which of the
 two its ResNets were.
 
-Legend: B batch, H W height and width, C channels, K classes.
+Legend: B batch, H W height and width, C channels, I O channels of a kernel's input and output, K classes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
-from vit_jax.config.variants import BOTTLENECK
-from vit_jax.models.convolution import CONVOLUTION, GroupNorm, Padding, StandardizedConv, max_pool
-from vit_jax.models.heads import Head
+from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
+from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.models.transformer import Head, standardized
 
+CONVOLUTION = "convolution"  # the name under which rematerialisation knows what a convolution gave
+Padding = str | Sequence[tuple[int, int]]
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(CONVOLUTION),  # norms and standardised kernels come again
     "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each unit
 }
+
+
+class StandardizedConv(nnx.Module):
+    """A convolution without bias whose kernel has mean 0 and variance 1 in every output channel, at every use.
+
+    The two releases guard the division differently (BiT adds to the variance, ViT's hybrids to its root), so the
+    architecture says which.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        inputs: int,
+        outputs: int,
+        *,
+        stride: int = 1,
+        padding: Padding,
+        a: Architecture,
+        rngs: nnx.Rngs,
+    ):
+        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32))
+        self.stride, self.padding = stride, padding if isinstance(padding, str) else tuple(padding)
+        self.epsilon, self.epsilon_added_to = a.standardization_epsilon, a.standardization_epsilon_added_to
+        self.dtype = jnp.dtype(a.compute_dtype)
+
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        """Returns (B, H / stride, W / stride, O), rounded up where the padding covers the border."""
+        kernel = standardize(self.kernel[...], self.epsilon, self.epsilon_added_to).astype(self.dtype)
+        y_BHWO = jax.lax.conv_general_dilated(
+            x_BHWC.astype(self.dtype),
+            kernel,
+            window_strides=(self.stride, self.stride),
+            padding=self.padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return checkpoint_name(y_BHWO, CONVOLUTION)
+
+
+def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
+    """Subtracts the mean of every output channel and divides by its standard deviation, in float32.
+
+    `epsilon`, which guards the division, is added to the "variance", before the root, or to the "std", after it.
+    """
+    if epsilon_added_to == "variance":
+        return standardized(kernel_HWIO, (0, 1, 2), epsilon)
+    centred = kernel_HWIO - kernel_HWIO.mean(axis=(0, 1, 2), keepdims=True)
+    return centred / (jnp.sqrt(jnp.square(centred).mean(axis=(0, 1, 2), keepdims=True)) + epsilon)
+
+
+class GroupNorm(nnx.Module):
+    """Normalises over H, W and the channels of a group."""
+
+    def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
+        self.scale = nnx.Param(jnp.full((channels,), initial_scale))
+        self.bias = nnx.Param(jnp.zeros((channels,)))
+        self.epsilon, self.dtype = a.group_norm_epsilon, jnp.dtype(a.compute_dtype)
+
+    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        batch, height, width, channels = x_BHWC.shape
+        groups = x_BHWC.reshape(batch, height, width, NUM_GROUPS, channels // NUM_GROUPS)
+        normal_BHWC = standardized(groups, (1, 2, 4), self.epsilon).reshape(x_BHWC.shape)
+        return (normal_BHWC * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+def max_pool(x_BHWC: jax.Array, padding: str) -> jax.Array:
+    """Maximum over 3x3 windows, two cells apart. "SAME" pads with nothing, "VALID" does not pad."""
+    return jax.lax.reduce_window(x_BHWC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
 
 
 class Shortcut(nnx.Module):

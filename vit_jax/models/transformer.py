@@ -1,6 +1,6 @@
-"""The encoder: pre-norm blocks of attention and MLP, stacked into one and run by a scan.
+"""The encoder: pre-norm blocks of attention and MLP, stacked into one and run by a scan; from its tokens to logits.
 
-Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP dimension, L depth.
+Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP dimension, L depth, K classes.
 """
 
 import functools
@@ -12,10 +12,12 @@ from flax import nnx
 
 from vit_jax.activations import named
 from vit_jax.config import Architecture
+from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.references import resolve
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
+constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps projections, not attention weights
@@ -23,19 +25,10 @@ REMAT_POLICIES: dict[str, Callable[..., bool]] = {
 }
 
 
-def gelu(x: jax.Array, form: str) -> jax.Array:
-    """The tanh approximation (released JAX code) or the exact form (PyTorch ports)."""
-    return jax.nn.gelu(x, approximate=form == "tanh")
-
-
 def dropout(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, *, dims: int | None = None) -> jax.Array:
-    """Zeroes a fraction of `x` and scales the rest up; the identity where there is no key.
+    """Zeroes a fraction of `x` and scales the rest up; the identity outside training, where there is no key.
 
-    Args:
-      x: any shape.
-      fraction: probability of zero.
-      key: None outside training.
-      dims: share one draw over all but the first `dims` dimensions; 1 drops whole examples (stochastic depth).
+    One draw is shared over all but the first `dims` dimensions: 1 drops whole examples (stochastic depth).
     """
     if key is None:
         return x
@@ -45,8 +38,15 @@ def dropout(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, *,
     return jnp.where(keep, x * scale, jnp.zeros_like(x))
 
 
+def standardized(x: jax.Array, axes: int | tuple[int, ...], epsilon: float) -> jax.Array:
+    """Float32 of mean 0 and variance 1 over the axes; `epsilon` is added to the variance, that of centred values."""
+    centred = x.astype(jnp.float32)
+    centred = centred - centred.mean(axis=axes, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=axes, keepdims=True) + epsilon)
+
+
 class LayerNorm(nnx.Module):
-    """Normalises over D with statistics in float32, the variance from centred values.
+    """Normalises over D.
 
     Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
     """
@@ -58,10 +58,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
-        centred = x.astype(jnp.float32)
-        centred = centred - centred.mean(axis=-1, keepdims=True)
-        inverse_std = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + self.epsilon)
-        return (centred * inverse_std * self.scale[...] + self.bias[...]).astype(self.dtype)
+        return (standardized(x, -1, self.epsilon) * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
 class Attention(nnx.Module):
@@ -86,7 +83,10 @@ class Attention(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Two dense layers around a GELU, dropout after each (ViT, App. B.1)."""
+    """Two dense layers around a GELU, dropout after each (ViT, App. B.1).
+
+    The form of the GELU is "tanh", an approximation (released JAX code), or "exact" (PyTorch ports).
+    """
 
     def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
         dense = functools.partial(nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs)
@@ -95,7 +95,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        hidden_BSM = gelu(named(self.expand(x_BSD), "hidden_BSM"), self.form)
+        hidden_BSM = jax.nn.gelu(named(self.expand(x_BSD), "hidden_BSM"), approximate=self.form == "tanh")
         return dropout(self.contract(dropout(hidden_BSM, fraction, keys[0])), fraction, keys[1])
 
 
@@ -122,12 +122,9 @@ class Block(nnx.Module):
         norm_BSD = self.attention_norm(x_BSD)
         branch, weights_BTQS = self.attention(norm_BSD, norm_BSD)
         branch = dropout(branch, self.dropout_fraction, keys[0])
-        x_BSD = x_BSD + self._drop_path(branch, drop_fraction, keys[1])
+        x_BSD = x_BSD + dropout(branch, drop_fraction, keys[1], dims=1)
         branch = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=keys[2])
-        return x_BSD + self._drop_path(branch, drop_fraction, keys[3]), weights_BTQS
-
-    def _drop_path(self, branch: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
-        return dropout(branch, drop_fraction, key, dims=1)
+        return x_BSD + dropout(branch, drop_fraction, keys[3], dims=1), weights_BTQS
 
 
 class Encoder(nnx.Module):
@@ -180,3 +177,43 @@ class Encoder(nnx.Module):
         layers = (self.blocks, fractions_L, keys_L)
         x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll)
         return self.norm(x_BSD), blocks_LBSD, attention_LBTQS
+
+
+class AttentionPooling(nnx.Module):
+    """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(a.compute_dtype)
+        self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
+        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(a)
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
+        """Returns pooled_BD."""
+        batch, _, width = tokens_BSD.shape
+        probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
+        x_B1D, _ = self.attention(probe_B1D, tokens_BSD)
+        return (x_B1D + self.mlp(self.norm(x_B1D)))[:, 0]
+
+
+class Head(nnx.Module):
+    """Zero-initialised linear classifier, behind a tanh layer of width D where the architecture says "mlp".
+
+    The paper pre-trains with the hidden layer and fine-tunes without (ViT, sec. 3.2). Computes in float32. A network
+    of 0 classes ends in its features and has no logits.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(a.width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
+        bias_init = constant(a.head_bias_init)
+        zeros = nnx.initializers.zeros_init()
+        self.has_classes = a.num_classes > 0
+        self.linear = nnx.Linear(a.width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
+
+    def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+        """Returns logits_BK, or None, and the features_BD they are linear in."""
+        features_BD = pooled_BD.astype(jnp.float32)
+        if self.hidden is not None:
+            features_BD = jnp.tanh(self.hidden(features_BD))
+        return (self.linear(features_BD) if self.has_classes else None), features_BD

@@ -13,9 +13,8 @@ from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.models.embed import PatchEmbedding, build_positions
-from vit_jax.models.heads import AttentionPooling, Head
 from vit_jax.models.resnet import ResNetBody
-from vit_jax.models.transformer import Encoder, dropout
+from vit_jax.models.transformer import AttentionPooling, Encoder, Head, dropout
 
 
 class VisionTransformer(nnx.Module):

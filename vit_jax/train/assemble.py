@@ -25,13 +25,12 @@ from vit_jax.config import (
     resolve,
 )
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
-from vit_jax.data.pipeline import HostBatches, evaluation_batches, train_batches
-from vit_jax.data.placement import local_rows, place, prefetch
+from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
-from vit_jax.data.transforms import build_evaluation_transform, build_train_transform
+from vit_jax.data.stream import EvaluationStream, TrainStream
+from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.data.workers import Parallelism, choose_parallelism
 from vit_jax.models import build_model, flops
 from vit_jax.objectives import Classification, build_objective
 from vit_jax.optim.optimizers import build_optimizer, check_patterns
@@ -251,44 +250,18 @@ def open_train_batches(
 
     Threads and workers end with the context.
     """
-    config, batch = assembly.config, assembly.config.global_batch
-    rows = local_rows(assembly.batch_sharding, batch)
-    with train_batches(
-        source,
-        build_train_transform(config.input),
-        seed=config.seed,
-        global_batch=batch,
-        rows=rows,
-        start_step=start_step,
-        num_steps=assembly.steps.total,
-        parallelism=_parallelism(config, len(rows)),
-    ) as host_batches:
-        log = UnreadableLog(source, config.input.max_unreadable)
-        yield _placed(host_batches, log, assembly.batch_sharding, batch), log
+    config, batch, sharding = assembly.config, assembly.config.global_batch, assembly.batch_sharding
+    transform, rows = TrainTransform(config.input), local_rows(sharding, batch)
+    stream = TrainStream(source, transform, config.seed, batch, rows, start_step, assembly.steps.total)
+    log = UnreadableLog(source, config.input.max_unreadable)
+    with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:
+        yield batches, log
 
 
 @contextlib.contextmanager
 def open_evaluation_batches(assembly: Assembly, source: Source, log: UnreadableLog) -> Iterator[Iterator[Batch]]:
     """Placed batches that hold every example of the split once; `log` is the split's, of all evaluations."""
-    config, batch = assembly.config, assembly.evaluation_batch
-    rows = local_rows(assembly.batch_sharding, batch)
-    with evaluation_batches(
-        source,
-        build_evaluation_transform(config.input),
-        global_batch=batch,
-        rows=rows,
-        parallelism=_parallelism(config, len(rows)),
-    ) as host_batches:
-        yield _placed(host_batches, log, assembly.batch_sharding, batch)
-
-
-def _parallelism(config: RunConfig, num_rows: int) -> Parallelism:
-    height, width = config.input.image_size
-    inputs = config.input
-    return choose_parallelism(inputs.num_workers, inputs.num_threads, batch_bytes=num_rows * height * width * 3)
-
-
-def _placed(
-    batches: HostBatches, log: UnreadableLog, sharding: jax.sharding.NamedSharding, global_batch: int
-) -> Iterator[Batch]:
-    return prefetch(log.watch(batches), lambda batch: place(batch, sharding, global_batch))
+    inputs, batch, sharding = assembly.config.input, assembly.evaluation_batch, assembly.batch_sharding
+    stream = EvaluationStream(source, build_evaluation_transform(inputs), batch, local_rows(sharding, batch))
+    with open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads) as batches:
+        yield batches

@@ -108,7 +108,7 @@ def train(
             if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
                 lock.check()
                 store.check()
-                metrics |= clock.rates(step) | {"unreadable_images": unreadable.count}
+                metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.reasons)}
                 train_metrics.update(metrics)
                 writers.write(step, metrics)
                 display.show(step, metrics, clock.seconds_left(step, total))
