@@ -17,8 +17,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
-from vit_jax.hosts.peers import Peers, Rule
-from vit_jax.hosts.reports import Report, Verdict
+from vit_jax.hosts.peers import Peers, Report, Rule, Verdict
 
 __all__ = [
     "Peers",
