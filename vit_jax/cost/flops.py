@@ -36,24 +36,6 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     return network + _head(a)
 
 
-def training_flops_per_image(architecture: Architecture) -> int:
-    """FLOPs of one training example, forward and backward; what rematerialisation computes again is not counted.
-
-    Nor are multiplications with padding: with them the exaFLOPs of the paper's ResNets come out some per cent too high.
-    """
-    return FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(architecture, count_padding=False)
-
-
-def exaflops(architecture: Architecture, images: float) -> float:
-    """Compute of a complete training run in units of 1e18 FLOPs, as in the last column of ViT, Table 6.
-
-    Args:
-      architecture: the network at its training resolution.
-      images: examples seen in training, repeats included.
-    """
-    return training_flops_per_image(architecture) * images / 1e18
-
-
 def _resnet(a: Architecture, count_padding: bool) -> int:
     units = (conv for unit in convolutions.residual_units(a) for conv in unit.convolutions)
     return sum(conv.macs(count_padding=count_padding) for conv in (convolutions.root(a), *units))

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from vit_jax import pytree
-from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.cost.memory import ROWS, kept_bytes, padded_bytes, passing_bytes
 from vit_jax.plan.hlo import mesh_members
 from vit_jax.plan.memory import Memory
@@ -95,19 +94,12 @@ def shard_bytes(leaf: Any, *, tiled: bool) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """The time of a step as a sum in which nothing overlaps.
+    """The time of a step as a sum in which nothing overlaps."""
 
-    Attributes:
-      compute_seconds: matrix products, recomputation included, at `ATTAINABLE` of the peak.
-      elementwise_seconds: norms, softmax, GELU and their gradients: `PASSES` over activations.
-      collective_seconds: parameters gathered and gradients summed, sums of tensor parallelism.
-      update_seconds: the optimiser's passes over the state, at the memory's bandwidth.
-    """
-
-    compute_seconds: float
-    elementwise_seconds: float
-    collective_seconds: float
-    update_seconds: float
+    compute_seconds: float  # matrix products, recomputation included, at `ATTAINABLE` of the peak
+    elementwise_seconds: float  # norms, softmax, GELU and their gradients: `PASSES` over activations
+    collective_seconds: float  # parameters gathered and gradients summed, sums of tensor parallelism
+    update_seconds: float  # the optimiser's passes over the state, at the memory's bandwidth
 
     @property
     def seconds(self) -> float:
@@ -117,7 +109,7 @@ class Roofline:
 def roofline(run: Assembly, topology: Topology) -> Roofline:
     """Time of a step by arithmetic."""
     a, chip, mesh = run.architecture, topology.chip, run.batch_sharding.mesh
-    flops = training_flops_per_image(a) * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
+    flops = run.training_flops_per_image * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" else 4)  # float32 takes about four times as long
     all_kept = dataclasses.replace(a, remat="none")
     activations = kept_bytes(all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu)
@@ -133,7 +125,7 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
 
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
     mesh, parts = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps
-    seconds = make_collective_seconds(list(mesh.devices.flat), topology)
+    seconds = make_collective_seconds(mesh.devices.flat, topology)
     leaves = jax.tree.leaves(run.abstract_state.model)
     spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]
     replicated = [leaf for leaf in leaves if "data" not in leaf.sharding.spec]

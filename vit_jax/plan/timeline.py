@@ -20,44 +20,26 @@ _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a step.
+    """One collective of a step."""
 
-    Attributes:
-      operation: such as "all-reduce".
-      num_bytes: of the complete array.
-      devices: positions in the mesh of one group.
-      source: the operation it comes from, as jax names it.
-      count: how often a step executes it.
-      seconds: of one execution.
-      waited_seconds: of one execution, how long the core waits for it.
-    """
-
-    operation: str
-    num_bytes: int
-    devices: tuple[int, ...]
-    source: str
-    count: int
-    seconds: float
-    waited_seconds: float
+    operation: str  # such as "all-reduce"
+    num_bytes: int  # of the complete array
+    devices: tuple[int, ...]  # positions in the mesh of one group
+    source: str  # the operation it comes from, as jax names it
+    count: int  # how often a step executes it
+    seconds: float  # of one execution
+    waited_seconds: float  # of one execution, how long the core waits for it
 
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """Where the time of a step goes.
+    """Where the time of a step goes."""
 
-    Attributes:
-      compute_seconds: the core computes.
-      collective_seconds: the core waits for collectives.
-      prefetch_seconds: the core waits for memory.
-      collectives: all of them, the most expensive first.
-      num_unknown_loops: loops of unknown length, counted as one pass.
-    """
-
-    compute_seconds: float = 0.0
-    collective_seconds: float = 0.0
-    prefetch_seconds: float = 0.0
-    collectives: tuple[Collective, ...] = ()
-    num_unknown_loops: int = 0
+    compute_seconds: float = 0.0  # the core computes
+    collective_seconds: float = 0.0  # the core waits for collectives
+    prefetch_seconds: float = 0.0  # the core waits for memory
+    collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
+    num_unknown_loops: int = 0  # loops of unknown length, counted as one pass
 
     @property
     def seconds(self) -> float:
@@ -77,19 +59,12 @@ class Timeline:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Conversion of cycles and bytes to seconds.
-
-    Attributes:
-      clock_hertz: of the core.
-      memory_bytes_per_second: of the bus.
-      network_bytes_per_second: of one chip, between slices.
-      collective_seconds: (operation, bytes, positions in the mesh) -> seconds.
-    """
+    """Conversion of cycles and bytes to seconds."""
 
     clock_hertz: float
     memory_bytes_per_second: float
-    network_bytes_per_second: float
-    collective_seconds: Callable[[str, int, tuple[int, ...]], float]
+    network_bytes_per_second: float  # of one chip, between slices
+    collective_seconds: Callable[[str, int, tuple[int, ...]], float]  # (operation, bytes, positions in the mesh)
 
 
 def step_timeline(program: Program, speeds: Speeds) -> Timeline:

@@ -8,7 +8,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.cost.chips import Chip, find_chip
@@ -37,19 +37,12 @@ class StandIn:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A machine.
+    """A machine."""
 
-    Attributes:
-      name: as the user wrote it.
-      fabric: of its kind.
-      shape: chips along each axis of a slice, or (GPUs of a node,).
-      num_slices: slices, or nodes.
-    """
-
-    name: str
+    name: str  # as the user wrote it
     fabric: Fabric
-    shape: tuple[int, ...]
-    num_slices: int
+    shape: tuple[int, ...]  # chips along each axis of a slice, or (GPUs of a node,)
+    num_slices: int  # slices, or nodes
 
     @property
     def is_tpu(self) -> bool:
@@ -100,11 +93,7 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parses a machine's name.
-
-    Args:
-      name: "[SLICES*]KIND:SHAPE"; for GPUs "[NODES*]KIND:GPUS".
-      num_slices: given apart from the name; None for the name's number.
+    """Parses "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS"; the number may be given apart, as `num_slices`.
 
     Raises:
       ValueError: there is no such machine.
@@ -158,13 +147,9 @@ def _is_shape_3d(shape: tuple[int, ...], largest: int) -> bool:
     return cubes and list(shape) == sorted(shape) and math.prod(shape) <= largest
 
 
-def make_collective_seconds(devices: Sequence[Any], topology: Topology) -> Callable[[str, int, tuple[int, ...]], float]:
-    """Returns (operation, bytes, positions in the mesh) -> seconds.
-
-    Args:
-      devices: of the mesh, in its order, which the positions refer to.
-      topology: its fabric connects them.
-    """
+def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> Callable[[str, int, tuple[int, ...]], float]:
+    """Returns (operation, bytes, positions in the mesh) -> seconds, for devices in the order of the mesh."""
+    devices = list(devices)
 
     def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
         group = group_of([devices[position] for position in positions], topology)
