@@ -113,9 +113,8 @@ def test_srun_that_starts_nothing_is_a_failure(job):
 def test_sigterm_to_all_processes_leaves_their_codes(job):
     """--signal and preemption reach the shell of a task as well as vit-jax."""
     write_program(job.folder / "tool", "#!/bin/bash\ntrap 'exit 75' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
-    job.answers("srun", "echo $$ >&3; ")
-    task = [f"{job.checkout}/launch/slurm_task.sh", f"{job.folder}/end", str(job.folder / "tool")]
-    with job.start("slurm_task.sh", *task[1:], SLURM_PROCID="0", SLURMD_NODENAME="node0") as process:
+    task = [f"{job.folder}/end", str(job.folder / "tool")]
+    with job.start("slurm_task.sh", *task, SLURM_PROCID="0", SLURMD_NODENAME="node0") as process:
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, 15)
         process.communicate(timeout=300)
