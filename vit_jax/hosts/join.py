@@ -88,12 +88,8 @@ def join_seconds(environment: Mapping[str, str]) -> int:
 def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
     """Starts `jax.distributed`; ends the process with a message if the others do not join.
 
-    Args:
-      place: of this process.
-      stay_seconds: time that the coordination service continues if the first process is killed.
-
     Returns:
-      In the first process, the process of the coordination service.
+      In the first process, that of the coordination service; if the first is killed, it continues for `stay_seconds`.
     """
     timeout = join_seconds(os.environ)
     serving = threading.Event()

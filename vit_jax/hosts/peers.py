@@ -68,12 +68,7 @@ Rule = Callable[[Mapping[int, Report]], Verdict | None]
 class Peers:
     """This process among those of its run; a run of one process has no store.
 
-    Args:
-      store: of the coordination service.
-      process_id: of this process.
-      num_processes: of the run.
-      lost_seconds: without a sign of life, after which a process counts as lost.
-      leave: ends the process at once, with an exit code.
+    A process without a sign of life for `lost_seconds` counts as lost. `leave` ends this one, with an exit code.
     """
 
     def __init__(
@@ -117,12 +112,9 @@ class Peers:
                 thread.start()
 
     def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
-        """Starts to watch that steps follow each other.
+        """Starts to watch that steps follow each other, after those that were done before.
 
-        Args:
-          rule: evaluates the reports of all processes; called in the first one.
-          last_checkpoint: its step, for the last message.
-          start_step: steps done before.
+        The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
         self._rule, self._last_checkpoint = rule, last_checkpoint
         self._step, self._idle_since = start_step, time.monotonic()

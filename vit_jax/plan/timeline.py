@@ -104,7 +104,7 @@ class _Walk:
             pass_.compute(seconds)
         else:
             is_split = opcode.endswith("-start")
-            key = name if is_split else collective.channel or name
+            key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
