@@ -17,20 +17,9 @@ from jax.experimental import multihost_utils
 
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
-from vit_jax.hosts.peers import Peers, Report, Rule, Verdict
+from vit_jax.hosts.peers import Peers, Report, Verdict
 
-__all__ = [
-    "Peers",
-    "Report",
-    "Rule",
-    "Verdict",
-    "ends_together",
-    "exits",
-    "is_first",
-    "start",
-    "this_process",
-    "wait_for_all",
-]
+__all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "is_first", "start", "this_process", "wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
 _this_process: Peers | None = None

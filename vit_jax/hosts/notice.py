@@ -21,9 +21,7 @@ MAX_FAILURES = 5  # in a row: a pod may have no access to the machine's metadata
 class Notice:
     """A thread that polls the machine's metadata until the notice has come or `stop` is called.
 
-    Args:
-      metadata: address of the machine's metadata.
-      product: file with the machine's kind.
+    `metadata` is their address, `product` the file with the machine's kind.
     """
 
     def __init__(self, metadata: str = METADATA, product: pathlib.Path = PRODUCT):
