@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-from typing import NamedTuple
 
 import pytest
 
@@ -130,177 +129,166 @@ def test_what_is_shipped_is_the_checkout_without_what_git_ignores(stage):
     assert not any(name.startswith(("runs", ".git/")) for name in listing)
 
 
-class Life(NamedTuple):
-    """A run that something happens to: gcloud's answers, the exit code, what is done, and what the user is told."""
-
-    answers: dict
-    does: str
-    said: list
-    code: int = 0
-    options: tuple = ()
+def life(does, *said, code=0, options=(), **answers):
+    """A run that something happens to: what is done, what the user is told, the exit code, and gcloud's answers."""
+    return does, said, code, options, {kind: [a] if isinstance(a, str) else a for kind, a in answers.items()}
 
 
 ONE_LIFE = "create install start rsync delete"
-ENDPOINTS = ["echo '10.0.0.1;10.0.0.2'"]
-QUOTA = "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit TPUV5sLitepodPerProjectPerZone exceeded"
-PREEMPTED = ["echo ACTIVE", "echo SUSPENDED", "echo SUSPENDED", NOT_THERE, "echo ACTIVE"]
+TWO_LIVES = f"create install start delete {ONE_LIFE}"
+NO_QUOTA = "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit TPUV5sLitepodPerProjectPerZone exceeded"
+UNANSWERED = {
+    "log": ["exit 255", "true"],
+    "status": [*["exit 255"] * 7, ENDED_WELL],
+    "endpoints": "echo '10.0.0.1;10.0.0.2'",
+}
+
+
+def refused(reason):
+    return f"echo '{reason}' >&2; exit 1"
+
+
 LIVES = {
-    "a preemption makes a new machine that goes on": Life(
-        {"describe": [NOT_THERE, NOT_THERE, *PREEMPTED], "log": ["echo step 1; exit 255", "echo step 1; echo step 2"]},
-        "create install start delete create install start rsync delete",
-        ["pod was preempted (SUSPENDED). A new one is requested; the run resumes"],
+    "a preemption makes a new machine that goes on": life(
+        TWO_LIVES,
+        "pod was preempted (SUSPENDED). A new one is requested; the run resumes",
         options=("--spot", "--max_failures=0"),
+        describe=[*NEW, "echo SUSPENDED", "echo SUSPENDED", NOT_THERE, "echo ACTIVE"],
+        log=["echo step 1; exit 255", "echo step 1; echo step 2"],
     ),
-    "a run that has saved is started again and not counted": Life(
-        {"status": [SAVED, SAVED, ENDED_WELL]},
+    "a run that has saved is started again and not counted": life(
         "create install start install start install start rsync delete",
-        ["has saved; it is started again"],
+        "has saved; it is started again",
         options=("--max_failures=0",),
+        status=[SAVED, SAVED, ENDED_WELL],
     ),
-    "no quota": Life(
-        {"create": [f"echo '{QUOTA}' >&2; exit 1"], "describe": [NOT_THERE]},
+    "no quota": life(
         "create",
-        [QUOTA, "no quota or no capacity for 1 x v5litepod-16 in us-west4-a", "--retry_seconds=600"],
+        *(NO_QUOTA, "no quota or no capacity for 1 x v5litepod-16 in us-west4-a", "--retry_seconds=600"),
         code=3,
+        create=refused(NO_QUOTA),
+        describe=NOT_THERE,
     ),
-    "another refusal than of capacity is final": Life(
-        {
-            "create": [
-                *("echo 'There is no more capacity in the zone' >&2; exit 1", "echo 'exceeded the quota' >&2; exit 1"),
-                "echo PERMISSION_DENIED >&2; exit 1",
-            ],
-            "describe": [NOT_THERE],
-        },
+    "another refusal than of capacity is final": life(
         "create create create",
-        ["requesting again in 0 s", "PERMISSION_DENIED", "Nothing of it costs money"],
+        *("requesting again in 0 s", "PERMISSION_DENIED", "Nothing of it costs money"),
         code=1,
         options=("--retry_seconds=0",),
-    ),
-    "a request that fails later for want of quota is deleted, since it stays in the queue for good": Life(
-        {
-            "describe": [NOT_THERE, NOT_THERE, "echo FAILED", "echo FAILED"],
-            "reason": ["echo 'message: Quota exceeded'"],
-        },
-        "create delete",
-        ["message: Quota exceeded"],
-        code=3,
-    ),
-    "a worker out of reach is named and the machine replaced": Life(
-        {
-            "describe": [NOT_THERE, NOT_THERE, *["echo ACTIVE"] * 6, NOT_THERE, "echo ACTIVE"],
-            "log": ["exit 255", "true"],
-            "status": [*["exit 255"] * 5, ENDED_WELL],
-            "endpoints": ENDPOINTS,
-            "true": ["true", "exit 255"],
-        },
-        "create install start delete create install start rsync delete",
-        ["a dead worker: worker 1 of pod cannot be reached by ssh"],
-    ),
-    "workers that each can be reached are not given up": Life(
-        {"log": ["exit 255", "true"], "status": [*["exit 255"] * 7, ENDED_WELL], "endpoints": ENDPOINTS},
-        ONE_LIFE,
-        ["finished"],
-    ),
-    "a laptop off line gives nothing up": Life(
-        {
-            "describe": [*NEW, *["echo no network >&2; exit 1"] * 7, "echo ACTIVE"],
-            "log": ["exit 255", "true"],
-            "status": [*["exit 255"] * 7, ENDED_WELL],
-            "endpoints": ENDPOINTS,
-        },
-        ONE_LIFE,
-        ["finished"],
-    ),
-    "a dead worker is named, and the run starts again a few times on the same machine": Life(
-        {"status": [KILLED], "tail": ["echo the last words of worker 1"]},
-        "create install start stop install start stop install start delete",
-        [
-            "a dead worker: t1v-n-1-w-1 (worker 1 of pod) was killed (exit code 137",
-            "the last words of worker 1",
-            "starting again from the last checkpoint, 1 of at most 2 times",
-            "failed 3 times; --max_failures=2 allows no more.",
+        create=[
+            refused("There is no more capacity in the zone"),
+            refused("exceeded the quota"),
+            refused("PERMISSION_DENIED"),
         ],
+        describe=NOT_THERE,
+    ),
+    "a request that fails later for want of quota is deleted, since it stays in the queue for good": life(
+        "create delete",
+        "message: Quota exceeded",
+        code=3,
+        describe=[*NEW[:2], "echo FAILED", "echo FAILED"],
+        reason="echo 'message: Quota exceeded'",
+    ),
+    "a worker out of reach is named and the machine replaced": life(
+        TWO_LIVES,
+        "a dead worker: worker 1 of pod cannot be reached by ssh",
+        describe=[*NEW[:2], *["echo ACTIVE"] * 6, NOT_THERE, "echo ACTIVE"],
+        true=["true", "exit 255"],
+        **UNANSWERED | {"status": [*["exit 255"] * 5, ENDED_WELL]},
+    ),
+    "workers that each can be reached are not given up": life(ONE_LIFE, "finished", **UNANSWERED),
+    "a laptop off line gives nothing up": life(
+        ONE_LIFE, "finished", describe=[*NEW, *[refused("no network")] * 7, "echo ACTIVE"], **UNANSWERED
+    ),
+    "a dead worker is named, and the run starts again a few times on the same machine": life(
+        "create install start stop install start stop install start delete",
+        "a dead worker: t1v-n-1-w-1 (worker 1 of pod) was killed (exit code 137",
+        "the last words of worker 1",
+        "starting again from the last checkpoint, 1 of at most 2 times",
+        "failed 3 times; --max_failures=2 allows no more.",
         code=1,
         options=("--max_failures=2",),
+        status=KILLED,
+        tail="echo the last words of worker 1",
     ),
-    "a mistake of the user is not repeated": Life(
-        {
-            "status": ["echo t1v-n-1-w-0 exit 2 100; echo t1v-n-1-w-1 exit 2 100"],
-            "tail": ["echo config.optimzer: there is no such field"],
-        },
+    "a mistake of the user is not repeated": life(
         "create install start delete",
-        ["there is no such field"],
+        "there is no such field",
         code=2,
+        status="echo t1v-n-1-w-0 exit 2 100; echo t1v-n-1-w-1 exit 2 100",
+        tail="echo config.optimzer: there is no such field",
     ),
     # The workers still tell how an earlier attempt ended; taken for this one's end, it would be tried for ever.
-    "a failed installation is a failure whatever an earlier attempt left": Life(
-        {"install": ["echo 'no space left' >&2; exit 1"], "status": [SAVED]},
+    "a failed installation is a failure whatever an earlier attempt left": life(
         "create install stop install delete",
-        ["no space left"],
+        "no space left",
         code=1,
         options=("--max_failures=1",),
+        install=refused("no space left"),
+        status=SAVED,
     ),
-    "the machine is kept, and what it costs is said": Life(
-        {},
+    "the machine is kept, and what it costs is said": life(
         "create install start rsync",
-        ["costs money until it is deleted", "  ./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a", "(256 chips)"],
+        *(
+            "costs money until it is deleted",
+            "  ./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a",
+            "(256 chips)",
+        ),
         options=("--type=v4-512", "--keep"),
     ),
-    "all workers are waited for, and no summary is a failure": Life(
-        {
-            "status": ["echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 running", ENDED_WELL],
-            "summary": ["exit 1", "exit 1"],
-        },
+    "all workers are waited for, and no summary is a failure": life(
         "create install start delete",
-        ["gs://bucket/run/summary.json is not there"],
+        "gs://bucket/run/summary.json is not there",
         code=1,
         options=("--max_failures=0",),
+        status=["echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 running", ENDED_WELL],
+        summary="exit 1",
     ),
-    "a finished run creates nothing": Life({"summary": ["true"]}, "rsync", ["Nothing is created"]),
+    "a finished run creates nothing": life("rsync", "Nothing is created", summary="true"),
     # The same command again after Ctrl-C: nothing is created or installed under the run.
-    "a run that goes on is taken up": Life(
-        {"describe": ["echo ACTIVE"], "status": [BOTH_RUN, ENDED_WELL]}, "start rsync delete", ["finished"]
+    "a run that goes on is taken up": life(
+        "start rsync delete", "finished", describe="echo ACTIVE", status=[BOTH_RUN, ENDED_WELL]
     ),
-    "another run on the machine is left alone": Life(
-        {"describe": ["echo ACTIVE"], "status": [BOTH_RUN], "start": ["echo runs another command >&2; exit 1"]},
+    "another run on the machine is left alone": life(
         "start",
-        ["pod runs another command"],
+        "pod runs another command",
         code=1,
+        describe="echo ACTIVE",
+        status=BOTH_RUN,
+        start=refused("runs another command"),
     ),
-    "one slice that fails to start is seen": Life(
-        {"start": ['[[ "$node" == pod-1 ]]'], "status": ['echo "$node-w-0 none"']},
+    "one slice that fails to start is seen": life(
         "create install install start start delete",
-        ["(worker 0 of pod-0) never started"],
+        "(worker 0 of pod-0) never started",
         code=1,
         options=("--slices=2", "--max_failures=0"),
+        start='[[ "$node" == pod-1 ]]',
+        status='echo "$node-w-0 none"',
     ),
-    "Google Cloud out of reach is not waited for for ever": Life(
-        {"describe": ["echo 'could not resolve host' >&2; exit 1"]}, "", ["has not responded ten times"], code=1
+    "Google Cloud out of reach is not waited for for ever": life(
+        "", "has not responded ten times", code=1, describe=refused("could not resolve host")
     ),
 }
 
 
-@pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
-def test_what_happens_to_a_run(stage, life):
-    result = run(stage, *life.options, **life.answers)
-    assert result.returncode == life.code, result.stderr
-    assert changes(stage) == life.does.split()
-    assert not [text for text in life.said if text not in result.stderr]
-    assert life.code or "status" in life.answers or "dead worker" not in result.stderr
+@pytest.mark.parametrize("name", LIVES)
+def test_what_happens_to_a_run(stage, name):
+    does, said, code, options, answers = LIVES[name]
+    result = run(stage, *options, **answers)
+    assert result.returncode == code, result.stderr
+    assert changes(stage) == does.split()
+    assert not [text for text in said if text not in result.stderr]
+    assert code or "status" in answers or "dead worker" not in result.stderr
     creations = [call for call in stage.calls("gcloud") if call[2:4] == ["queued-resources", "create"]]
     assert all(call == creations[0] for call in creations)
-    assert not creations or ("--spot" in creations[0]) == ("--spot" in life.options)
-
-
-def test_the_log_of_a_dead_worker_is_kept(stage):
-    run(stage, "--max_failures=0", status=[KILLED], tail=["echo the last words"])
-    assert (stage.checkout / "runs/pod/worker-1-of-pod.txt").read_text() == "the last words\n"
-    assert step("tail", worker=1) in stage.calls("gcloud")
+    assert not creations or ("--spot" in creations[0]) == ("--spot" in options)
+    if answers.get("status") == [KILLED]:
+        assert (stage.checkout / "runs/pod/worker-1-of-pod.txt").read_text() == "the last words of worker 1\n"
+        assert step("tail", worker=1) in stage.calls("gcloud")
 
 
 def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_for(stage):
     shutil.rmtree(stage.checkout / ".git")
-    result = stage.run("tpu_pod.sh", *RUN, *WORDS)
+    result = run(stage)
     assert result.returncode == 2
     assert "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
     assert stage.calls("gcloud") == []
@@ -364,9 +352,8 @@ def test_steps_alone(stage):
 
 @pytest.mark.parametrize("answer", [None, "y\n", "\n"], ids=["no terminal", "yes", "no"])
 def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer):
-    stage.answers("describe", "echo ACTIVE")
-    stage.answers("status", BOTH_RUN)
-    stage.answers("summary", "exit 1")
+    for kind, script in {"describe": "echo ACTIVE", "status": BOTH_RUN, "summary": "exit 1"}.items():
+        stage.answers(kind, script)
     stage.answers("log", "echo step 1; sleep 600")
     terminal, ours = pty.openpty()
     with stage.start("tpu_pod.sh", *RUN, *WORDS, stdin=subprocess.DEVNULL if answer is None else ours) as process:
