@@ -8,7 +8,7 @@ import pytest
 from tests.plan.programs import TEXT
 from vit_jax.plan import hlo
 from vit_jax.plan.memory import Memory, compiled_memory
-from vit_jax.plan.timeline import Speeds, step_timeline
+from vit_jax.plan.timeline import step_timeline
 
 TILE = 8 * 128 * 4
 CYCLE = 1e-9
@@ -83,7 +83,11 @@ def test_kinds_of_a_program():
 
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0):
-    return step_timeline(hlo.parse(text), Speeds(1 / CYCLE, memory, 1e9, lambda *_: collective))
+    machine = types.SimpleNamespace(
+        fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9),
+        chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
+    )
+    return step_timeline(hlo.parse(text), machine, lambda *_: collective)
 
 
 def test_cycles_times_loops():

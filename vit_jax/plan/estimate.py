@@ -9,7 +9,7 @@ from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.memory import Memory, compiled_memory
-from vit_jax.plan.timeline import Speeds, Timeline, step_timeline
+from vit_jax.plan.timeline import Timeline, step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 
@@ -128,7 +128,9 @@ def make_plan(
     memory, timeline = None, None
     if isinstance(compiled, aot.Executable):
         program = hlo.parse(compiled.text)
-        memory, timeline = compiled_memory(compiled.memory, program), step_timeline(program, _speeds(run, topology))
+        collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
+        memory = compiled_memory(compiled.memory, program)
+        timeline = step_timeline(program, topology, collective_seconds)
     elif compiled is None:
         memory = arithmetic_memory(run, topology)
     else:
@@ -144,13 +146,4 @@ def make_plan(
         timeline=timeline,
         roofline=roofline(run, topology) if architecture.is_standard else None,
         price_per_chip_hour=price_per_chip_hour,
-    )
-
-
-def _speeds(run: Assembly, topology: Topology) -> Speeds:
-    return Speeds(
-        clock_hertz=topology.fabric.clock_hertz,
-        memory_bytes_per_second=topology.chip.memory_bandwidth_bytes_per_second,
-        network_bytes_per_second=topology.fabric.network_bytes_per_second,
-        collective_seconds=make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology),
     )

@@ -22,6 +22,8 @@ _SHAPES = {  # by the number of axes
 _CUBE = 4  # larger slices with three axes are made of cubes of this side
 _HOST = (2, 2, 1)  # chips of one host along each axis
 
+CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]  # (operation, bytes, positions in the mesh)
+
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
@@ -144,8 +146,8 @@ def _is_made_of_cubes(fabric: Fabric, shape: tuple[int, ...]) -> bool:
     return len(shape) == fabric.num_axes == 3 and cubes and is_sorted and math.prod(shape) <= fabric.largest_slice
 
 
-def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> Callable[[str, int, tuple[int, ...]], float]:
-    """Returns (operation, bytes, positions in the mesh) -> seconds, for devices in the order of the mesh."""
+def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
+    """For devices in the order of the mesh."""
     devices = list(devices)
 
     def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
