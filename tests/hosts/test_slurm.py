@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hosts.test_cluster import SLURM, find, numbers, without
-from vit_jax.hosts.slurm import first_host, idle_tasks
+from vit_jax.hosts.slurm import idle_tasks
 
 OF_A_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_PROCID": "0"}
 
@@ -60,7 +60,7 @@ def test_a_step_of_one_task_in_a_job_of_many():
     ],
 )
 def test_first_host(nodes, first):
-    assert first_host(nodes) == first
+    assert find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.partition(":")[0] == first
 
 
 NODES = "SLURM_STEP_TASKS_PER_NODE"

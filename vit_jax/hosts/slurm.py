@@ -61,14 +61,10 @@ def _port(environment: Environment) -> int:
 
 
 def _first_node(environment: Environment) -> str:
+    """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ValueError("SLURM_STEP_NODELIST is not set, so the first node is not known: set VIT_JAX_COORDINATOR.")
-    return first_host(nodes)
-
-
-def first_host(nodes: str) -> str:
-    """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     assert first is not None, nodes
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])

@@ -25,7 +25,7 @@ PASSES = 4
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "full": 4 / 3}
 """Relative FLOPs of a step by policy; dots computes attention weights again, full the forward pass."""
 _PROGRAM_BYTES = 30_000_000
-_STACKED = ("blocks", "rest")  # layers that a loop runs
+_STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
 
 
 def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
@@ -40,8 +40,7 @@ def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
         a,
         images=images // config.optimizer.accumulation_steps,
         gradient_bytes=sizes["model"],
-        layer_parameters=_layer_parameters(run),
-        gathered_parameters=_gathered_parameters(run),
+        **_parameters(run),
         is_accumulated=config.optimizer.accumulation_steps > 1,
         model_shards=axes["model"],
         tiled=tiled,
@@ -62,29 +61,20 @@ def _images(run: Assembly) -> int:
     return run.config.global_batch // (axes["replica"] * axes["data"])
 
 
-def _layer_parameters(run: Assembly) -> int:
-    """Parameters on one device, of layers in loops."""
-    model = pytree.named_leaves(run.abstract_state.model)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in model.items() if _is_stacked(name))
-
-
-def _gathered_parameters(run: Assembly) -> int:
-    """Parameters that FSDP gathers at one time: one layer of the largest stack, and all outside of stacks."""
-    stacks, alone = {"": 0}, 0
+def _parameters(run: Assembly) -> dict[str, int]:
+    """Of layers in loops, on one device; of FSDP, gathered at one time: a layer of the largest stack and all outside."""
+    in_loops, stacks, alone = 0, {"": 0}, 0
     for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
+        stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
+        in_loops += math.prod(leaf.sharding.shard_shape(leaf.shape)) if layer else 0
         if "data" not in leaf.sharding.spec:
             continue
         size = _values([leaf], run.batch_sharding.mesh)
-        if _is_stacked(name):
-            stack = re.split("|".join(f"/{part}/" for part in _STACKED), f"/{name}")[0]
+        if layer:
             stacks[stack] = stacks.get(stack, 0) + size // leaf.shape[0]
         else:
             alone += size
-    return max(stacks.values()) + alone
-
-
-def _is_stacked(name: str) -> bool:
-    return any(part in _STACKED for part in name.split("/"))
+    return {"layer_parameters": in_loops, "gathered_parameters": max(stacks.values()) + alone}
 
 
 def shard_bytes(leaf: Any, *, tiled: bool) -> int:
