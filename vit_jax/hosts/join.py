@@ -24,10 +24,7 @@ SHUTDOWN_SECONDS = 300
 def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount) -> Place | None:
     """The place of this process in its run; None if it is the only one.
 
-    Args:
-      environment: of the process.
-      has_tpu: whether it computes on the TPUs of this host.
-      count_gpus: number of GPUs it can use.
+    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use.
 
     Raises:
       ValueError: variables are missing or contradict each other.

@@ -25,8 +25,6 @@ BATCH_FACTORS = (0.25, 0.5, 2, 4)
 MAX_ACCUMULATION = 64
 DOUBT = 0.15
 """How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
-
-
 _SEARCHED = (
     *("global_batch", "model.remat", "optimizer.accumulation_steps"),
     *("sharding.parameters", "sharding.num_replicas", "sharding.num_model_shards"),
@@ -76,17 +74,17 @@ def search(
     can_compile: bool = True,
     report: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Searches for the fastest layout of a recipe that fits.
+    """Searches for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
       config: the recipe's.
       topology: the machine.
       dataset: what it would train on.
-      price_per_chip_hour: as for `make_plan`, like `can_compile`.
-      num_tries: candidates that are compiled at least, if there are so many; more only until one fits.
+      price_per_chip_hour: for the winner's report.
+      num_tries: candidates that are planned at least, if there are so many; more only until one fits.
       other_batches: whether to try other global batches too.
       can_compile: False decides by arithmetic alone.
-      report: receives a line before each compilation, which may take minutes.
+      report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
       ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
