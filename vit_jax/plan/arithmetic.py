@@ -62,7 +62,7 @@ def _images(run: Assembly) -> int:
 
 
 def _parameters(run: Assembly) -> dict[str, int]:
-    """Of layers in loops, on one device; and gathered by FSDP at one time: a layer of a stack and all outside stacks."""
+    """Of layers in loops, on one device; and what FSDP gathers at once: the largest layer, and all outside of loops."""
     in_loops, stacks, alone = 0, {"": 0}, 0
     for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
         stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
