@@ -1,6 +1,4 @@
-"""Memory by formula: tiles as XLA lays them, what each policy keeps, where the peak is."""
-
-import dataclasses
+"""Memory by formula: tiles as XLA lays them, what policies keep, where the peak is; tests/plan holds sums to XLA's."""
 
 import pytest
 
@@ -32,10 +30,6 @@ def test_tiles(shape, itemsize, num_bytes):
     assert padded_bytes(shape, itemsize) == num_bytes
 
 
-def test_without_tiles():
-    assert padded_bytes((5, 80), 4, tiled=False) == 1600
-
-
 def test_full_keeps_the_input_of_each_block():
     assert kept_bytes(architecture(), 8, tiled=False) == 12 * 8 * 197 * 768 * 2
 
@@ -45,12 +39,6 @@ def test_dots_keeps_what_the_projections_gave():
     assert kept_bytes(architecture(remat="dots"), 8, tiled=False) == 12 * 8 * 197 * per_token
 
 
-def test_none_keeps_more_than_dots_and_attention_weights():
-    kept = {remat: kept_bytes(architecture(remat=remat), 8, tiled=False) for remat in ("none", "dots")}
-    attention = 12 * 8 * 12 * 197 * 197 * (4 + 2)
-    assert kept["none"] > kept["dots"] + attention
-
-
 def test_a_resnet_keeps_the_inputs_of_its_units():
     maps = 56**2 * (64 + 256 * 2) + 56**2 * 256 + 28**2 * 512 * 3 + 28**2 * 512 + 14**2 * 1024 * 5
     maps += 14**2 * 1024 + 7**2 * 2048 * 2
@@ -58,34 +46,10 @@ def test_a_resnet_keeps_the_inputs_of_its_units():
     assert kept_bytes(architecture("R50x1"), 4, tiled=False) == 4 * (maps + root) * 2
 
 
-def test_norms_after_convolutions_see_more_maps():
-    """A hybrid's unit keeps its input and what all its convolutions gave, the shortcut's too."""
-    a = architecture("R50+ViT-B/32", remat="dots")
-    deeper = architecture("R50+ViT-B/16", remat="dots")  # the units of the last stage moved up, at twice the size
-    assert kept_bytes(a, 4, tiled=False) < kept_bytes(deeper, 4, tiled=False)
-    first = dataclasses.replace(a, units=(1,), depth=0, remat="dots")
-    twice = dataclasses.replace(first, units=(2,))
-    unit = 56**2 * (256 + 64 + 64 + 256)  # the second unit: input, three convolutions, no shortcut
-    assert kept_bytes(twice, 4, tiled=False) - kept_bytes(first, 4, tiled=False) == 4 * 2 * unit
-
-
 def test_model_shards_divide_heads_and_hidden_units_only():
     a = architecture(remat="dots")
     tokens = 12 * 8 * 197 * 768 * 2
     assert kept_bytes(a, 8, tiled=False) - kept_bytes(a, 8, model_shards=2, tiled=False) == tokens * (3 + 4) // 2
-
-
-def test_what_passes_grows_with_images_parameters_and_gathering():
-    def passing(**changes):
-        arguments = {"images": 8, "gradient_bytes": 10**6, "layer_parameters": 10**6, "tiled": False} | changes
-        return tuple(passing_bytes(architecture(), **arguments).values())
-
-    base = passing()
-    assert sum(passing(images=16)) > sum(base)
-    assert passing(layer_parameters=2 * 10**6)[2] - base[2] == 2 * 10**6  # copied in bfloat16
-    assert passing(gathered_parameters=10**6)[2] > base[2] + 4 * 10**6
-    assert passing(gradient_bytes=2 * 10**6)[1] == 2 * 10**6
-    assert passing(is_accumulated=True)[2] > base[2] + 10**6  # the sum beside the part
 
 
 def test_the_peak_of_a_resnet_is_not_at_its_last_layer():

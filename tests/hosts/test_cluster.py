@@ -1,5 +1,7 @@
 """What launchers leave in the environment, read without starting anything."""
 
+import re
+
 import pytest
 
 from vit_jax.hosts import cluster
@@ -51,89 +53,61 @@ def test_nothing_is_one_process_and_explicit_numbers_are_used():
     assert numbers(find(EXPLICIT)) == ("a:1234", 4, 3)
 
 
-@pytest.mark.parametrize("name", EXPLICIT)
-def test_two_of_three_are_an_error_that_names_the_third(name):
-    with pytest.raises(ValueError, match=rf"but {name} is not"):
-        find(without(EXPLICIT, name))
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("environment", "message"),
     [
-        {"VIT_JAX_PROCESS_ID": "4"},
-        {"VIT_JAX_NUM_PROCESSES": "many"},
-        {"VIT_JAX_PROCESS_ID": "-1"},
-        {"VIT_JAX_COORDINATOR": "a"},
+        *((without(EXPLICIT, name), f"but {name} is not") for name in EXPLICIT),
+        (EXPLICIT | {"VIT_JAX_PROCESS_ID": "4"}, "VIT_JAX_PROCESS_ID"),
+        (EXPLICIT | {"VIT_JAX_PROCESS_ID": "-1"}, "VIT_JAX_PROCESS_ID"),
+        (EXPLICIT | {"VIT_JAX_NUM_PROCESSES": "many"}, "VIT_JAX_NUM_PROCESSES"),
+        (EXPLICIT | {"VIT_JAX_COORDINATOR": "a"}, "VIT_JAX_COORDINATOR"),
+        ({"VIT_JAX_COORDINATOR": "a:1"}, "nothing says how many processes"),
+        (SLURM | EXPLICIT | {"VIT_JAX_PROCESS_ID": "0"}, "VIT_JAX_PROCESS_ID=0, but SLURM says 4 and 3: unset"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"}, "OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4"),
+        (without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri"), "set VIT_JAX_COORDINATOR"),
+        *((without(JOBSET, name), name) for name in JOBSET if name != "JOBSET_NAME"),
+        (JOBSET | {"JOB_INDEX": "2"}, "JOB_INDEX"),
+        (JOBSET | {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX"),
+        (JOBSET | {"NUM_JOBS": "x"}, "NUM_JOBS"),
+        (SLURM | {"SLURM_PROCID": "4"}, "SLURM_PROCID=4 and SLURM_STEP_NUM_TASKS=4"),
+        (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID"),
+        (SLURM | {"SLURM_NODEID": "2"}, "SLURM_NODEID=2, but SLURM_STEP_TASKS_PER_NODE=2(x2)"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "not a list like"),
+        (SLURM | {"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "SLURM_LOCALID=2"),
     ],
 )
-def test_numbers_that_make_no_sense(change):
-    (name,) = change
-    with pytest.raises(ValueError, match=name):
-        find(EXPLICIT | change)
-
-
-def test_the_address_alone_needs_a_cluster_that_gives_the_rest():
-    with pytest.raises(ValueError, match="nothing says how many processes"):
-        find({"VIT_JAX_COORDINATOR": "a:1"})
-    for environment in (OPEN_MPI, JOBSET, SLURM):
-        assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
+def test_variables_that_are_missing_or_contradict_each_other_are_named(environment, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        find(environment)
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, JOBSET, SLURM], ids=["Open MPI", "JobSet", "SLURM"])
-def test_one_process_on_purpose(environment):
-    assert find(environment) is not None
-    assert find(environment | {"VIT_JAX_NUM_PROCESSES": "1"}) is None
-
-
-def test_explicit_numbers_that_contradict_the_cluster():
-    with pytest.raises(ValueError, match=r"VIT_JAX_PROCESS_ID=0, but SLURM says 4 and 3: unset"):
-        find(SLURM | EXPLICIT | {"VIT_JAX_PROCESS_ID": "0"})
+def test_what_is_given_replaces_what_the_cluster_says(environment):
+    assert numbers(find(environment))[1:] == ((8, 6) if environment is JOBSET else (4, 3))
+    assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
+    assert find(environment | {"VIT_JAX_NUM_PROCESSES": "1"}) is None  # alone on purpose
     assert numbers(find(SLURM | EXPLICIT)) == ("a:1234", 4, 3)
 
 
-def test_open_mpi_4():
-    coordinator, num_processes, process_id = numbers(find(OPEN_MPI))
-    assert (num_processes, process_id) == (4, 3)
-    host, port = coordinator.split(":")
+def test_open_mpi():
+    host, port = find(OPEN_MPI).coordinator.split(":")
     assert host == "10.96.0.1"
     assert 61440 <= int(port) < 65536
-    other = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert find(other).coordinator == coordinator
+    assert find(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}).coordinator == f"{host}:{port}"
     assert find(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
-
-
-def test_open_mpi_over_ipv6_and_version_5():
     uri = {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::b9b,2620:10d]:43370"}
     assert find(OPEN_MPI | uri).coordinator.startswith("[fe80::b9b]:")
-    environment = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
-    assert find(environment | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith("login-1:")
-    assert find(environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith("127.0.0.1:")
-    with pytest.raises(ValueError, match="set VIT_JAX_COORDINATOR"):
-        find(environment)
-    assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).process_id == 3
-    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4"):
-        find(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"})
+    version_5 = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
+    assert find(version_5 | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith("login-1:")
+    assert find(version_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith("127.0.0.1:")
+    assert find(version_5 | {"VIT_JAX_COORDINATOR": "a:1"}).process_id == 3
     assert find(OPEN_MPI | SLURM).launcher == "Open MPI"
 
 
 def test_jobset():
-    assert numbers(find(JOBSET)) == ("vit-slice-0-0.vit:8476", 8, 6)
-    assert (
-        find(JOBSET | {"PROCESSES_IN_JOB": "1", "NUM_JOBS": "1", "JOB_INDEX": "0", "JOB_COMPLETION_INDEX": "0"}) is None
-    )
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        *(without(JOBSET, name) for name in JOBSET if name != "JOBSET_NAME"),
-        *(JOBSET | change for change in ({"JOB_INDEX": "2"}, {"JOB_COMPLETION_INDEX": "4"}, {"NUM_JOBS": "x"})),
-    ],
-)
-def test_a_jobset_with_variables_that_are_missing_or_wrong(environment):
-    (name,) = {name for name, _ in environment.items() ^ JOBSET.items()}
-    with pytest.raises(ValueError, match=name):
-        find(environment)
+    assert find(JOBSET).coordinator == "vit-slice-0-0.vit:8476"
+    alone = {"PROCESSES_IN_JOB": "1", "NUM_JOBS": "1", "JOB_INDEX": "0", "JOB_COMPLETION_INDEX": "0"}
+    assert find(JOBSET | alone) is None
 
 
 class Pod:
@@ -178,18 +152,16 @@ def test_a_tpu_pod_as_jax_sees_it(pod):
     assert on_tpu({"VIT_JAX_NUM_PROCESSES": "1"}) is None
 
 
-def test_a_tpu_of_one_host_joins_nobody(pod):
+def test_a_tpu_of_one_host_joins_nobody_and_one_without_metadata_is_refused(pod):
     pod.hosts = 1
     assert on_tpu({}) is None
     pod.is_there = False
     assert on_tpu({}) is None
 
-
-def test_a_metadata_server_that_does_not_respond(pod):
     def refused():
         raise ConnectionError("refused")
 
-    pod.get_process_count = refused
+    pod.is_there, pod.get_process_count = True, refused
     with pytest.raises(ValueError, match="VIT_JAX_NUM_PROCESSES=1 is enough"):
         on_tpu({})
 

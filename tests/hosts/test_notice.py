@@ -39,7 +39,7 @@ def scripted(killed, monkeypatch):
     return make
 
 
-def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path):
+def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatch):
     signals, event = killed
     values = {"preempted": "FALSE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 
@@ -57,7 +57,9 @@ def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path):
     product.write_text("Google Compute Engine\n")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        Notice(f"http://127.0.0.1:{server.server_port}/instance", product).start()
+        monkeypatch.setattr(notice, "METADATA", f"http://127.0.0.1:{server.server_port}/instance")
+        monkeypatch.setattr(notice, "PRODUCT", product)
+        Notice().start()
         assert event.wait(120)
         server.shutdown()
     assert signals == [signal.SIGTERM]
@@ -87,4 +89,5 @@ def test_elsewhere_nothing_is_polled(monkeypatch, tmp_path):
     monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("a thread was started"))
     (tmp_path / "product_name").write_text("Standard PC\n")
     for name in ("product_name", "missing"):
-        Notice(product=tmp_path / name).start()
+        monkeypatch.setattr(notice, "PRODUCT", tmp_path / name)
+        Notice().start()

@@ -3,14 +3,9 @@
 import pytest
 
 from tests.hosts.test_cluster import SLURM, find, numbers, without
-from vit_jax.hosts.slurm import first_host, idle_tasks, tasks_of_nodes
+from vit_jax.hosts.slurm import idle_tasks
 
 OF_A_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_PROCID": "0"}
-
-
-def gpus(environment, visible=None, driver=0):
-    seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return find(environment | seen, gpus=driver).local_device_ids
 
 
 def one_node(num_tasks, task, **more):
@@ -42,9 +37,6 @@ def test_a_step():
 )
 def test_a_shell_in_a_job_runs_alone(shell):
     assert find(shell) is None
-
-
-def test_tasks_that_were_not_started_are_counted():
     assert idle_tasks(OF_A_JOB) == 4
     assert idle_tasks(SLURM | OF_A_JOB) == 0
     assert idle_tasks({"SLURM_NTASKS": "4"}) == 0
@@ -53,21 +45,6 @@ def test_tasks_that_were_not_started_are_counted():
 def test_a_step_of_one_task_in_a_job_of_many():
     assert find(SLURM | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     assert find(without(SLURM, "SLURM_STEP_NUM_TASKS") | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4 and SLURM_STEP_NUM_TASKS=4"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID"),
-        ({"SLURM_NODEID": "2"}, r"SLURM_NODEID=2, but SLURM_STEP_TASKS_PER_NODE=2\(x2\)"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not a list like"),
-        ({"SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "SLURM_LOCALID=2"),
-    ],
-)
-def test_contradictions_name_the_variables(change, named):
-    with pytest.raises(ValueError, match=named):
-        find(SLURM | change)
 
 
 @pytest.mark.parametrize(
@@ -83,40 +60,40 @@ def test_contradictions_name_the_variables(change, named):
     ],
 )
 def test_first_host(nodes, first):
-    assert first_host(nodes) == first
+    assert find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.partition(":")[0] == first
 
 
-def test_tasks_of_nodes():
-    assert tasks_of_nodes("2(x3),1") == [2, 2, 2, 1]
-    assert tasks_of_nodes("8") == [8]
+NODES = "SLURM_STEP_TASKS_PER_NODE"
+UNEVEN = SLURM | {NODES: "2(x3),1", "SLURM_NODEID": "3", "SLURM_LOCALID": "0"}
 
 
-def test_gpus_are_shared_by_the_tasks_of_a_node():
-    nodes = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}
-    assert gpus(nodes, "0,1,2,3,4,5,6,7") is None  # one task uses all
-    assert [gpus(one_node(4, task), "0,1,2,3") for task in (0, 3)] == [(0,), (3,)]
-    assert gpus(one_node(4, 3), driver=4) == (3,)
-    assert gpus(one_node(4, 2), "0,1,2,3,4,5,6,7") == (4, 5)
+@pytest.mark.parametrize(
+    ("environment", "visible", "share"),
+    [
+        (SLURM | {NODES: "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}, "0,1,2,3,4,5,6,7", None),  # one uses all
+        (one_node(4, 0), "0,1,2,3", (0,)),
+        (one_node(4, 3), "0,1,2,3", (3,)),
+        (one_node(4, 2), "0,1,2,3,4,5,6,7", (4, 5)),
+        (one_node(4, 3), None, (3,)),  # as the driver counts them
+        (UNEVEN, "0,1,2,3", None),
+        (UNEVEN | {"SLURM_NODEID": "2", "SLURM_LOCALID": "1"}, "0,1,2,3", (2, 3)),
+        # SLURM shows each task its own already
+        (one_node(4, 2, SLURM_GPUS_PER_TASK="1"), "0", None),
+        (one_node(2, 1, SLURM_GPUS_PER_TASK="4"), "4,5,6,7", None),
+        (one_node(2, 1, SLURM_TRES_PER_TASK="cpu:8,gres/gpu:4"), "4,5,6,7", None),
+        (one_node(2, 1, SLURM_STEP_GPUS="0,1,2,3,4,5,6,7"), "4,5,6,7", None),
+        (one_node(2, 1, SLURM_STEP_GPUS="4,5,6,7"), "0,1,2,3", (2, 3)),
+        (one_node(4, 2), "0", None),  # bound, as only the visible GPU shows
+        (one_node(4, 2), "NoDevFiles", None),
+        (one_node(4, 2, JAX_LOCAL_DEVICE_IDS="1,2"), "0,1,2,3", None),  # the user's own choice
+    ],
+)
+def test_gpus_are_shared_by_the_tasks_of_a_node(environment, visible, share):
+    seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert find(environment | seen, gpus=4).local_device_ids == share
 
 
-def test_gpus_that_slurm_has_shared_out_already():
-    assert gpus(one_node(4, 2, SLURM_GPUS_PER_TASK="1"), "0") is None
-    assert gpus(one_node(2, 1, SLURM_GPUS_PER_TASK="4"), "4,5,6,7") is None
-    assert gpus(one_node(2, 1, SLURM_TRES_PER_TASK="cpu:8,gres/gpu:4"), "4,5,6,7") is None
-    assert gpus(one_node(2, 1, SLURM_STEP_GPUS="0,1,2,3,4,5,6,7"), "4,5,6,7") is None
-    assert gpus(one_node(2, 1, SLURM_STEP_GPUS="4,5,6,7"), "0,1,2,3") == (2, 3)
-    assert gpus(one_node(4, 2), "0") is None  # bound, as only the visible GPU shows
-
-
-def test_nodes_that_differ():
-    last = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3", "SLURM_LOCALID": "0"}
-    assert gpus(last, "0,1,2,3") is None
-    assert gpus(last | {"SLURM_NODEID": "2", "SLURM_LOCALID": "1"}, "0,1,2,3") == (2, 3)
-
-
-def test_gpus_that_cannot_be_shared_and_the_users_own_choice():
+def test_gpus_that_are_absent_or_cannot_be_shared():
+    assert find(one_node(4, 2), gpus=0).local_device_ids is None
     with pytest.raises(ValueError, match="3 GPUs cannot be shared evenly by the 2 tasks"):
-        gpus(one_node(2, 0), "0,1,2")
-    assert gpus(one_node(4, 2), driver=0) is None
-    assert gpus(one_node(4, 2), "NoDevFiles", driver=4) is None
-    assert gpus(one_node(4, 2, JAX_LOCAL_DEVICE_IDS="1,2"), "0,1,2,3") is None
+        find(one_node(2, 0), gpus=3)

@@ -19,6 +19,7 @@ class Stage:
     folder: Path
     checkout: Path
     variables: dict[str, str]
+    cwd: Path | None = None  # of the scripts; the checkout by default
 
     def answers(self, kind: str, *scripts: str) -> None:
         """The n-th call of this kind runs the n-th script, later calls the last."""
@@ -34,7 +35,7 @@ class Stage:
         script, *rest = words
         return subprocess.Popen(
             [self.checkout / "launch" / script, *rest],
-            cwd=cwd or self.checkout,
+            cwd=cwd or self.cwd or self.checkout,
             env=self.variables | variables,
             stdin=stdin,
             stdout=subprocess.PIPE,

@@ -1,9 +1,9 @@
 """The Kubernetes manifest, validated by a schema of JobSet's fields, and the script with a stand-in for kubectl."""
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 from pathlib import Path
@@ -29,18 +29,11 @@ LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--
 STATE = ["get", "jobset", "vit-h", "--output=jsonpath={.status.terminalState}/{.status.restarts}"]
 
 
-def load_renderer():
-    specification = importlib.util.spec_from_file_location("render_jobset", LAUNCH / "render_jobset.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-renderer = load_renderer()
+renderer = runpy.run_path(str(LAUNCH / "render_jobset.py"))
 
 
 def render(words):
-    return yaml.safe_load(renderer.render(words))
+    return yaml.safe_load(renderer["render"](words))
 
 
 def parts(manifest):
@@ -97,14 +90,9 @@ def test_gpus_are_told_where_the_others_are():
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "nfs"}
     assert "annotations" not in manifest["metadata"]
-
-
-def test_pods_find_each_other_by_what_the_manifest_gives_them():
-    """The names and numbers are those that vit_jax/hosts reads."""
-    replicated, _, container = parts(render([*GPU, "--slices=3", *WORDS]))
-    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-    environment |= {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
-    place = jobset_place(environment | {"JOB_COMPLETION_INDEX": "1"})  # Kubernetes sets it
+    # The names and numbers are those that vit_jax/hosts reads; Kubernetes sets JOB_COMPLETION_INDEX.
+    known = {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
+    place = jobset_place(values | known | {"JOB_COMPLETION_INDEX": "1"})
     assert (place.num_processes, place.process_id) == (12, 9)
     assert place.coordinator == "vit-h-worker-0-0.vit-h:8476"
     assert {"containerPort": 8476} in container["ports"]
@@ -129,10 +117,9 @@ def test_exit_codes_meet_their_rules():
                 return rule["action"]
         return "RestartJobSet"
 
-    assert action(2) == "FailJobSet"
-    assert action(75) == "RestartJobSetAndIgnoreMaxRestarts"
-    assert action(None) == "RestartJobSetAndIgnoreMaxRestarts"  # the node was taken away
-    assert action(137) == action(1) == "RestartJobSet"
+    not_counted = "RestartJobSetAndIgnoreMaxRestarts"  # without a code the node was taken away
+    expected = {2: "FailJobSet", 75: not_counted, None: not_counted, 137: "RestartJobSet", 1: "RestartJobSet"}
+    assert {code: action(code) for code in expected} == expected
     assert policy["maxRestarts"] == 5
 
 
@@ -169,7 +156,7 @@ def test_words_for_the_run_pass_untouched(word):
     ],
 )
 def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, expected):
-    assert renderer.hosts_and_chips(accelerator, topology, chips_per_host) == expected
+    assert renderer["hosts_and_chips"](accelerator, topology, chips_per_host) == expected
 
 
 @pytest.mark.parametrize(
@@ -197,7 +184,7 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
 )
 def test_mistakes_are_refused(stage, words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        renderer.render(words)
+        render(words)
 
 
 def test_one_command_from_the_manifest_to_the_end(stage):

@@ -32,12 +32,6 @@ def test_shellcheck(folder):
     assert result.returncode == 0, result.stdout
 
 
-def test_shellcheck_would_tell(tmp_path):
-    script = tmp_path / "x.sh"
-    script.write_text("#!/bin/bash\nrm $1\n")
-    assert subprocess.run([linter("shellcheck"), script], capture_output=True).returncode == 1
-
-
 def test_hadolint():
     result = subprocess.run([linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

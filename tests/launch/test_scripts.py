@@ -3,12 +3,9 @@
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from tests.launch.conftest import Stage
 
 BASH = shutil.which("bash") or pytest.skip("no bash here", allow_module_level=True)
 
@@ -45,21 +42,6 @@ echo
 MISSING = "#!/bin/bash\nexit 127\n"
 
 
-@dataclass
-class Sandbox(Stage):
-    """A stage with a folder of stand-ins of its own, and another folder to call the scripts from."""
-
-    stand_ins: Path
-    elsewhere: Path
-
-    def start(self, *words, cwd=None, **options):
-        return super().start(*words, cwd=cwd or self.elsewhere, **options)
-
-    def calls(self):
-        file = self.folder / "calls"
-        return file.read_text().splitlines() if file.exists() else []
-
-
 def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
@@ -67,44 +49,47 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def sandbox(stage, tmp_path) -> Sandbox:
-    stand_ins, elsewhere = tmp_path / "bin", tmp_path / "elsewhere"
-    stand_ins.mkdir()
-    elsewhere.mkdir()
-    write_program(stand_ins / "python3", FAKE_PYTHON)
+def sandbox(stage):
+    """A stage with programs of its own on the PATH, and a working folder that is not the checkout."""
+    stage.programs, stage.elsewhere = stage.folder / "bin", stage.folder / "elsewhere"
+    stage.programs.mkdir()
+    stage.elsewhere.mkdir()
+    write_program(stage.programs / "python3", FAKE_PYTHON)
     for name in ("python3.13", "python3.12", "python3.11", "nvidia-smi"):
-        write_program(stand_ins / name, MISSING)
-    variables = {
-        "PATH": f"{stand_ins}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "CALLS": str(tmp_path / "calls"),
-        "FAKE_TOOL": str(write_program(tmp_path / "tool", FAKE_TOOL)),
+        write_program(stage.programs / name, MISSING)
+    stage.cwd = stage.elsewhere
+    stage.variables |= {
+        "PATH": f"{stage.programs}:{os.environ['PATH']}",
+        "FAKE_TOOL": str(write_program(stage.folder / "tool", FAKE_TOOL)),
         "VIT_JAX_ACCELERATOR": "cpu",
     }
-    return Sandbox(stage.folder, stage.checkout, variables, stand_ins, elsewhere)
+    del stage.variables["VIT_JAX_MOUNTS"]
+    return stage
+
+
+def installed(sandbox):
+    """What was made and installed, in order."""
+    calls = sandbox.folder / "calls"
+    return calls.read_text().splitlines() if calls.exists() else []
 
 
 def test_first_run_installs_and_second_does_not(sandbox):
     first = sandbox.run("local.sh", "pretrain")
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"  # nothing of pip on the way
-    assert sandbox.calls() == ["venv", "pip .[cpu]"]
+    assert installed(sandbox) == ["venv", "pip .[cpu]"]
     second = sandbox.run("local.sh", "pretrain", cwd=sandbox.checkout)
     assert (second.stdout, second.stderr) == (f"vit-jax in {sandbox.checkout}: [pretrain]\n", "")
-    assert len(sandbox.calls()) == 2
+    link = sandbox.elsewhere / "vit"
+    link.symlink_to(sandbox.checkout / "launch/local.sh")
+    subprocess.run([link, "doctor"], env=sandbox.variables, check=True, capture_output=True)
+    assert len(installed(sandbox)) == 2
 
 
 def test_arguments_pass_untouched(sandbox):
     arguments = ("pretrain", "--workdir=my runs/x", "", 'it\'s "quoted"', "$HOME `ls` * \\", "line\nbreak", "--", "-e")
     result = sandbox.run("local.sh", *arguments)
     assert result.stdout.partition(": ")[2] == " ".join(f"[{argument}]" for argument in arguments) + "\n"
-
-
-def test_a_link_to_the_script_finds_the_checkout(sandbox):
-    link = sandbox.elsewhere / "vit"
-    link.symlink_to(sandbox.checkout / "launch/local.sh")
-    subprocess.run([link, "doctor"], env=sandbox.variables, check=True, capture_output=True)
-    assert (sandbox.checkout / ".venv/vit-jax-installed").exists()
 
 
 def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
@@ -114,7 +99,7 @@ def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
         sandbox.run("local.sh", "doctor")
     sandbox.checkout = sandbox.checkout.rename(sandbox.checkout.with_name("moved"))
     assert sandbox.run("local.sh", "doctor").returncode == 0
-    assert sandbox.calls() == ["venv", *["pip .[cpu]"] * 4]
+    assert installed(sandbox) == ["venv", *["pip .[cpu]"] * 4]
 
 
 def test_failed_installation_is_shown_and_repeated(sandbox):
@@ -131,7 +116,7 @@ def test_failed_installation_is_shown_and_repeated(sandbox):
     for script in ("local.sh", "test.sh", "local.sh", "test.sh"):  # which share an environment
         sandbox.run(script, "x")
     expected = ["pip .[cpu]", "pip .[cpu]", "pip .[cpu,test]", "pip .[cpu]", "pip .[cpu,test]"]
-    assert sandbox.calls() == ["venv", *expected]
+    assert installed(sandbox) == ["venv", *expected]
 
 
 def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
@@ -140,7 +125,7 @@ def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
     assert result.returncode == 1
     assert "is not a virtual environment" in result.stderr
     assert (sandbox.elsewhere / "letters").exists()
-    assert sandbox.calls() == []
+    assert installed(sandbox) == []
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="without flock there is no lock")
@@ -148,51 +133,37 @@ def test_two_first_runs_install_once(sandbox):
     processes = [sandbox.start("local.sh", "doctor", FAKE_PIP_SECONDS="0.3") for _ in range(2)]
     for process in processes:
         assert process.communicate(timeout=300)[0].endswith(": [doctor]\n")
-    assert sandbox.calls() == ["venv", "pip .[cpu]"]
+    assert installed(sandbox) == ["venv", "pip .[cpu]"]
 
 
 @pytest.mark.parametrize(
-    ("nvidia_smi", "extra"),
+    ("nvidia_smi", "file", "text", "extra"),
     [
-        ("echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'", "cuda"),
-        ("echo 'No devices were found'", "cpu"),
-        ("echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "cpu"),
-    ],
-    ids=["card", "no card", "no driver"],
-)
-def test_nvidia_is_detected(sandbox, tmp_path, nvidia_smi, extra):
-    write_program(sandbox.stand_ins / "nvidia-smi", f"#!/bin/bash\n{nvidia_smi}\n")
-    assert detect(sandbox, tmp_path) == extra
-
-
-@pytest.mark.parametrize(
-    ("files", "extra"),
-    [
-        ({"dev/accel0": ""}, "tpu"),
-        ({"dev/accel/accel0": ""}, "cpu"),  # what Linux calls the accelerator of a laptop
-        ({"dev/vfio/vfio": ""}, "cpu"),  # any machine with the module loaded
-        ({"sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor": "0x1ae0\n"}, "tpu"),
-        ({"sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor": "0x10de\n"}, "cpu"),  # passed on to a guest
-        ({"sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor": "0x1ae0\n"}, "cpu"),  # the network card of a Google VM
+        ("echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'", "", "", "cuda"),
+        ("echo 'No devices were found'", "", "", "cpu"),
+        ("echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "", "", "cpu"),
+        ("exit 127", "dev/accel0", "", "tpu"),
+        ("exit 127", "dev/accel/accel0", "", "cpu"),  # what Linux calls the accelerator of a laptop
+        ("exit 127", "dev/vfio/vfio", "", "cpu"),  # any machine with the module loaded
+        ("exit 127", "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor", "0x1ae0\n", "tpu"),
+        ("exit 127", "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor", "0x10de\n", "cpu"),  # passed on to a guest
+        ("exit 127", "sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor", "0x1ae0\n", "cpu"),  # a Google VM's network card
     ],
 )
-def test_tpu_is_detected(sandbox, tmp_path, files, extra):
-    for name, text in files.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    assert detect(sandbox, tmp_path) == extra
-
-
-def detect(sandbox: Sandbox, tmp_path: Path) -> str:
-    script = f'set -euo pipefail; source "{sandbox.checkout}/launch/environment.sh"; accelerator "{tmp_path}/root"'
+def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
+    write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{nvidia_smi}\n")
+    path = sandbox.folder / "root" / (file or "nothing")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    script = 'set -euo pipefail; source "$1/launch/environment.sh"; accelerator "$2/root"'
     variables = {name: value for name, value in sandbox.variables.items() if name != "VIT_JAX_ACCELERATOR"}
-    return subprocess.check_output([BASH, "-c", script], env=variables, text=True).strip()
+    words = [BASH, "-c", script, "bash", sandbox.checkout, sandbox.folder]
+    assert subprocess.check_output(words, env=variables, text=True).strip() == extra
 
 
 def test_accelerator_chosen_by_name(sandbox):
     assert sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="tpu").returncode == 0
-    assert sandbox.calls() == ["venv", "pip .[tpu]"]
+    assert installed(sandbox) == ["venv", "pip .[tpu]"]
     unknown = sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="gpu")
     assert unknown.returncode == 1
     assert "none of cpu, cuda, tpu" in unknown.stderr
@@ -207,24 +178,24 @@ def test_accelerator_chosen_by_name(sandbox):
 )
 def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, programs, message):
     for name, script in programs.items():
-        write_program(sandbox.stand_ins / name, f"#!/bin/bash\n{script}\n")
+        write_program(sandbox.programs / name, f"#!/bin/bash\n{script}\n")
     result = sandbox.run("local.sh", "doctor")
     assert result.returncode == 1
     assert message in result.stderr
     assert not (sandbox.checkout / ".venv").exists()
-    write_program(sandbox.stand_ins / "python3.12", FAKE_PYTHON)
+    write_program(sandbox.programs / "python3.12", FAKE_PYTHON)
     assert "with Python 3.12.1" in sandbox.run("local.sh", "doctor", FAKE_VERSION="3.12.1").stderr
 
 
 def test_chosen_python_is_never_ignored(sandbox):
-    chosen = str(write_program(sandbox.stand_ins / "chosen", FAKE_PYTHON))
+    chosen = str(write_program(sandbox.programs / "chosen", FAKE_PYTHON))
     assert sandbox.run("local.sh", "doctor", PYTHON=chosen).returncode == 0
     assert sandbox.run("local.sh", "doctor", PYTHON=chosen).returncode == 0
-    other = str(write_program(sandbox.stand_ins / "other", "#!/bin/bash\necho 3.13.0\n"))
+    other = str(write_program(sandbox.programs / "other", "#!/bin/bash\necho 3.13.0\n"))
     refused = sandbox.run("local.sh", "doctor", PYTHON=other)
     assert refused.returncode == 1
     assert "was made with Python 3.11.7" in refused.stderr
-    old = str(write_program(sandbox.stand_ins / "old", "#!/bin/bash\necho 3.9.2\n"))
+    old = str(write_program(sandbox.programs / "old", "#!/bin/bash\necho 3.9.2\n"))
     refused = sandbox.run("local.sh", "doctor", PYTHON=old, VIT_JAX_VENV="fresh")
     assert f"PYTHON={old} is 3.9.2; 3.11 or newer is needed." in refused.stderr
 
@@ -233,18 +204,12 @@ def test_test_script_checks_everything_in_the_root_or_only_its_arguments(sandbox
     result = sandbox.run("test.sh")
     assert [line.partition(" in ")[0] for line in result.stdout.splitlines()] == ["ruff", "ruff", "mypy", "tool"]
     assert result.stdout.splitlines()[-1] == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4]"
-    assert sandbox.calls() == ["venv", "pip .[cpu,test]"]
+    assert installed(sandbox) == ["venv", "pip .[cpu,test]"]
     result = sandbox.run("test.sh", "tests/models", "-k", "a or b")
     assert (
         result.stdout
         == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4] [tests/models] [-k] [a or b]\n"
     )
-
-
-def test_scripts_share_an_environment(sandbox):
-    for script in ("local.sh", "test.sh", "local.sh", "test.sh"):
-        sandbox.run(script, "x")
-    assert sandbox.calls() == ["venv", "pip .[cpu]", "pip .[cpu,test]"]
 
 
 GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'"
@@ -261,7 +226,7 @@ GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H
     ],
 )
 def test_gpus_are_named_and_what_hides_some(sandbox, variables, message):
-    write_program(sandbox.stand_ins / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
+    write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
     result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR="cuda", **variables)
     assert message in result.stderr
     assert result.stdout.endswith(": [pretrain]\n")
@@ -273,7 +238,7 @@ def test_gpus_are_named_and_what_hides_some(sandbox, variables, message):
 )
 def test_the_environment_of_the_run(sandbox, accelerator, chosen, added):
     """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
-    write_program(sandbox.stand_ins / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
+    write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
     before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
     result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **chosen)
@@ -290,7 +255,7 @@ def test_dry_run_of_a_first_run_executes_nothing(sandbox):
         f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu]'",
         f"'{venv}/bin/vit-jax' pretrain '--workdir=my runs'",
     ]
-    assert sandbox.calls() == []
+    assert installed(sandbox) == []
     assert not (sandbox.checkout / ".venv").exists()
     sandbox.run("local.sh", VIT_JAX_VENV="mine")  # relative to the caller
     later = sandbox.run("local.sh", "--dry-run", VIT_JAX_VENV="mine")

@@ -88,34 +88,31 @@ def test_the_first_to_fail_is_named(job):
     assert "task 1 on node1 ended with exit code 134" in submit(job).stderr
 
 
-def test_failures_are_named_and_come_to_an_end(job):
-    first, second = (submit(job, "0 137", VIT_JAX_MAX_FAILURES="1") for _ in range(2))
-    assert "a dead worker: task 1 on node1 ended with exit code 137" in first.stderr
-    assert "1 of at most 1 times" in first.stderr
-    assert (first.returncode, second.returncode) == (75, 1)
-    assert job.calls("scontrol") == [REQUEUE]
+@pytest.mark.parametrize(
+    ("codes", "srun", "code", "requeued", "said"),
+    [
+        ("0 137", ":", 75, True, ["a dead worker: task 1 on node1 ended with exit code 137", "1 of at most 3 times"]),
+        ("2 2", ":", 2, False, ["Starting again would not help"]),  # a mistake of the user
+        ("0 0", "exit 9", 75, True, ["task none on an unknown node ended with exit code 9"]),  # nothing was started
+    ],
+)
+def test_failures_are_named_and_mistakes_not_repeated(job, codes, srun, code, requeued, said):
+    job.answers("srun", srun)
+    result = submit(job, codes)
+    assert result.returncode == code
+    assert job.calls("scontrol") == [REQUEUE] * requeued
+    assert not [text for text in said if text not in result.stderr]
 
 
-def test_mistake_of_the_user_is_not_repeated(job):
-    result = submit(job, "2 2")
-    assert result.returncode == 2
-    assert job.calls("scontrol") == []
-    assert "Starting again would not help" in result.stderr
-
-
-def test_srun_that_starts_nothing_is_a_failure(job):
-    job.answers("srun", "echo 'srun: error: Node failure' >&2; exit 9")
-    result = submit(job)
-    assert "task none on an unknown node ended with exit code 9" in result.stderr
-    assert job.calls("scontrol") == [REQUEUE]
+def test_failures_come_to_an_end(job):
+    assert [submit(job, "0 137", VIT_JAX_MAX_FAILURES="1").returncode for _ in range(2)] == [75, 1]
 
 
 def test_sigterm_to_all_processes_leaves_their_codes(job):
     """--signal and preemption reach the shell of a task as well as vit-jax."""
     write_program(job.folder / "tool", "#!/bin/bash\ntrap 'exit 75' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
-    job.answers("srun", "echo $$ >&3; ")
-    task = [f"{job.checkout}/launch/slurm_task.sh", f"{job.folder}/end", str(job.folder / "tool")]
-    with job.start("slurm_task.sh", *task[1:], SLURM_PROCID="0", SLURMD_NODENAME="node0") as process:
+    task = [f"{job.folder}/end", str(job.folder / "tool")]
+    with job.start("slurm_task.sh", *task, SLURM_PROCID="0", SLURMD_NODENAME="node0") as process:
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, 15)
         process.communicate(timeout=300)

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import load_recipe
@@ -23,7 +23,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/plan.json"
 README = ROOT / "vit_jax/plan/README.md"
 Row = dict[str, Any]
-Columns = tuple[tuple[str, Callable[[Row], str]], ...]
 
 
 class Case(NamedTuple):
@@ -103,8 +102,7 @@ def record(case: Case) -> Row:
 
 def load() -> dict[str, Row]:
     """All recorded figures by name of the case."""
-    rows: dict[str, Row] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    return rows
+    return json.loads(GOLDEN.read_text())
 
 
 def write(rows: dict[str, Row]) -> None:
@@ -121,68 +119,62 @@ def write(rows: dict[str, Row]) -> None:
 
 def headline_table(rows: dict[str, Row]) -> str:
     """Memory, time and cost of runs on pods."""
-
-    def gib(kind: str) -> tuple[str, Callable[[Row], str]]:
-        title = kind.replace("optimizer", "optimiser")
-        return title, lambda row: f"{row['memory'][kind] / GIB:.3f}" if row["memory"] else ""
-
-    columns: Columns = (
-        ("fits", lambda row: "yes" if row["fits"] else "no"),
-        ("GiB a chip, of", lambda row: f"{(row['needed_bytes'] or 0) / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}"),
-        *(gib(kind) for kind in ("parameters", "optimizer", "activations", "gradients", "temporary")),
-        ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.1f}"),
-        ("waiting for collectives, ms", lambda row: f"{1e3 * row['timeline'].get('collective_seconds', 0):,.1f}"),
-        ("MFU", lambda row: f"{row['totals']['mfu']:.1%}"),
-        ("days", lambda row: f"{row['totals']['days']:,.2f}"),
-        ("chip-hours", lambda row: f"{row['totals']['chip_hours']:,.0f}"),
-        ("exaFLOPs", lambda row: f"{row['totals']['exaflops']:,.0f}"),
-    )
-    return _table(columns, [rows[case.name] for case in HEADLINES if case.name in rows])
+    kinds = ("parameters", "optimizer", "activations", "gradients", "temporary")
+    titles = (kind.replace("optimizer", "optimiser") for kind in kinds)
+    columns = ("fits", "GiB a chip, of", *titles, "step, ms", "waiting for collectives, ms", "MFU", "days")
+    lines = []
+    for row in (rows[case.name] for case in HEADLINES):
+        totals = row["totals"]
+        lines.append(
+            [
+                *(row["name"], "yes" if row["fits"] else "no"),
+                f"{row['needed_bytes'] / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}",
+                *(f"{row['memory'][kind] / GIB:.3f}" for kind in kinds),
+                *(f"{1e3 * row['step_seconds']:,.1f}", f"{1e3 * row['timeline']['collective_seconds']:,.1f}"),
+                *(f"{totals['mfu']:.1%}", f"{totals['days']:,.2f}"),
+                *(f"{totals['chip_hours']:,.0f}", f"{totals['exaflops']:,.0f}"),
+            ]
+        )
+    return _table((*columns, "chip-hours", "exaFLOPs"), lines)
 
 
 def scaling_table(rows: dict[str, Row]) -> str:
     """L/16 at 64 images a chip on more and more chips."""
-
-    def collective(row: Row) -> str:
+    lines = []
+    chosen = [row for name, row in rows.items() if name.startswith("L/16 on v5e")]
+    for row in chosen:
         fact = row["dearest_collectives"][0]
         size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
-        return f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
-
-    chosen = [row for name, row in rows.items() if name.startswith("L/16 on v5e")]
-    columns: Columns = (
-        ("chips", lambda row: str(row["num_chips"])),
-        ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.1f}"),
-        ("of that of 16 chips", lambda row: f"{row['step_seconds'] / chosen[0]['step_seconds']:.3f}"),
-        ("dearest collective", collective),
-    )
-    return _table(columns, chosen) if chosen else ""
+        dearest = (
+            f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
+        )
+        share = row["step_seconds"] / chosen[0]["step_seconds"]
+        lines.append([row["name"], str(row["num_chips"]), f"{1e3 * row['step_seconds']:,.1f}", f"{share:.3f}", dearest])
+    return _table(("chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
 
 
 def spread_table(rows: dict[str, Row]) -> str:
     """Compiled memory and time beside arithmetic."""
-    chosen = []
-    for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
+    lines = []
+    for case in (case for case in CASES if rows[case.name]["memory"]):
         row, plan = rows[case.name], plan_of(case, can_compile=False)
-        assert plan.memory is not None
-        chosen.append(row | {"compiled": Memory(**row["memory"]), "by formula": plan.memory, "bound": plan.roofline})
-    columns: Columns = (
-        ("machine", lambda row: row["topology"]),
-        ("images a chip", lambda row: f"{row['global_batch'] // row['num_chips']:,}"),
-        ("remat", lambda row: row["remat"]),
-        ("parameters", lambda row: row["sharding"]),
-        ("state, GB", lambda row: f"{row['compiled'].state / 1e9:.3f}"),
-        ("arithmetic", lambda row: f"{row['by formula'].state / row['compiled'].state - 1:+.2%}"),
-        ("total, GB", lambda row: f"{row['compiled'].total / 1e9:.2f}"),
-        ("arithmetic", lambda row: f"{row['by formula'].total / row['compiled'].total - 1:+.1%}"),
-        ("step, ms", lambda row: f"{1e3 * row['step_seconds']:,.0f}"),
-        ("arithmetic, ms", lambda row: f"{1e3 * row['bound'].seconds:,.0f}"),
-    )
-    return _table(columns, chosen)
+        compiled, formula = Memory(**row["memory"]), plan.memory
+        lines.append(
+            [
+                *(row["name"], row["topology"], f"{row['global_batch'] // row['num_chips']:,}"),
+                *(row["remat"], row["sharding"]),
+                *(f"{compiled.state / 1e9:.3f}", f"{formula.state / compiled.state - 1:+.2%}"),
+                *(f"{compiled.total / 1e9:.2f}", f"{formula.total / compiled.total - 1:+.1%}"),
+                *(f"{1e3 * row['step_seconds']:,.0f}", f"{1e3 * plan.roofline.seconds:,.0f}"),
+            ]
+        )
+    columns = ("machine", "images a chip", "remat", "parameters", "state, GB", "arithmetic", "total, GB", "arithmetic")
+    return _table((*columns, "step, ms", "arithmetic, ms"), lines)
 
 
-def _table(columns: Columns, rows: Sequence[Row]) -> str:
-    head = "| | " + " | ".join(title for title, _ in columns) + " |\n" + "|---" * (len(columns) + 1) + "|\n"
-    return head + "".join(f"| {row['name']} | {' | '.join(cell(row) for _, cell in columns)} |\n" for row in rows)
+def _table(columns: Sequence[str], lines: list[list[str]]) -> str:
+    head = f"| | {' | '.join(columns)} |\n{'|---' * (len(columns) + 1)}|\n"
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main(names: Sequence[str]) -> None:

@@ -1,15 +1,18 @@
-"""Plans by arithmetic and of a user's own network, the data they assume, and totals worked out by hand."""
+"""Plans by arithmetic, the data they assume, and totals worked out by hand."""
 
 import dataclasses
 import json
+import types
 
 import pytest
 
 from tests.plan import small_plans as small
 from vit_jax.config import ModelConfig, build_architecture, load_recipe
+from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.plan import aot, estimate
+from vit_jax.plan.arithmetic import Roofline
 from vit_jax.plan.dataset import IMAGENET, JFT, choose_dataset
-from vit_jax.plan.estimate import make_plan, run_totals
+from vit_jax.plan.estimate import make_plan
 from vit_jax.plan.report import to_json, to_text
 from vit_jax.plan.topology import parse_topology
 
@@ -17,16 +20,6 @@ from vit_jax.plan.topology import parse_topology
 def planned(topology, *overrides, **options):
     config = small.recipe(*overrides)
     return make_plan(config, parse_topology(topology), small.dataset(config), **options)
-
-
-def test_gpus_are_planned_by_arithmetic():
-    plan = planned("h100:8", price_per_chip_hour=2.0)
-    assert plan.compiled is None
-    assert plan.fits
-    text = to_text(plan)
-    assert "basis    arithmetic, nothing was compiled: compilers for GPUs need the GPU" in text
-    assert "1 replicas x 8 data x 1 model" in text
-    assert "price" in text
 
 
 def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
@@ -63,14 +56,8 @@ def test_json_holds_the_same_numbers():
     assert values["basis"] == "arithmetic"
     assert sum(values["memory"].values()) == values["needed_bytes"] == plan.memory.total
     assert values["step_seconds"] == pytest.approx(sum(values["roofline"].values()))
-    assert values["totals"]["price"] == pytest.approx(2.0 * values["totals"]["chip_hours"])
     assert values["totals"]["steps"] == plan.run.steps.total
     assert values["num_chips"] == 16
-
-
-def test_a_batch_that_the_machine_does_not_divide():
-    with pytest.raises(ValueError, match="global_batch=32 is not divisible by 256"):
-        planned("v5e:16x16", can_compile=False)
 
 
 def test_the_data_of_a_recipe():
@@ -78,7 +65,7 @@ def test_the_data_of_a_recipe():
     config = load_recipe(recipe)
     assert choose_dataset(f"/elsewhere/{recipe}", config) == JFT
     assert choose_dataset(recipe, dataclasses.replace(config, data="tfds:imagenet2012")) == IMAGENET
-    both = choose_dataset(recipe, config, num_examples=5, num_classes=7)
+    both = choose_dataset("own.py", config, num_examples=5, num_classes=7)
     assert (both.num_examples, both.num_classes, both.source) == (5, 7, "the command line")
     one = choose_dataset(recipe, config, num_classes=7)
     assert (one.num_examples, one.num_classes) == (JFT.num_examples, 7)
@@ -87,15 +74,19 @@ def test_the_data_of_a_recipe():
         choose_dataset(recipe, dataclasses.replace(config, data="folder:/my/images"))
     with pytest.raises(ValueError, match="not known here"):
         choose_dataset("own.py", config, num_examples=5)
-    assert choose_dataset("own.py", config, num_examples=5, num_classes=2).num_classes == 2
 
 
-H14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
-
-
-def totals(topology, **changes):
-    arguments = {"steps": 864_000, "global_batch": 4096, "step_seconds": 0.1, "price_per_chip_hour": 1.5} | changes
-    return run_totals(H14, parse_topology(topology), **arguments)
+def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, **changes):
+    """Of H/14 with 4096 images a step."""
+    config = load_recipe("configs/pretrain_jft.py:ViT-H/14")
+    h14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
+    run = types.SimpleNamespace(
+        steps=types.SimpleNamespace(total=steps),
+        architecture=dataclasses.replace(h14, **changes),
+        training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14),
+    )
+    topology, time = parse_topology(topology), Roofline(seconds, 0, 0, 0)
+    return estimate.Plan(config, topology, JFT, run, None, "", None, None, time, price).totals
 
 
 def test_a_day_on_a_pod():
@@ -104,7 +95,7 @@ def test_a_day_on_a_pod():
     assert total.chip_hours == pytest.approx(512 * 24)
     assert total.core_days == pytest.approx(1024)  # two TensorCores a chip
     assert total.price == pytest.approx(512 * 24 * 1.5)
-    assert total.images == 864_000 * 4096
+    assert (total.steps, total.images) == (864_000, 864_000 * 4096)
     assert total.images_per_second == pytest.approx(40_960)
 
 
@@ -117,16 +108,13 @@ def test_mfu_is_useful_arithmetic_by_peak():
 
 
 def test_gpus_have_no_cores_and_own_code_no_flops():
-    total = totals("h100:8", price_per_chip_hour=None)
+    total = totals("h100:8", price=None, block="mine:Block")
     assert (total.price, total.core_days) == (None, pytest.approx(8))
-    own = dataclasses.replace(H14, block="mine:Block")
-    total = run_totals(own, parse_topology("h100:8"), steps=10, global_batch=8, step_seconds=2, price_per_chip_hour=1)
-    assert (total.mfu, total.exaflops, total.images_per_second) == (None, None, 4)
+    assert (total.mfu, total.exaflops, total.images_per_second) == (None, None, pytest.approx(40_960))
 
 
 def test_the_paper_counts_2500_core_days_for_h14_on_jft():
     """At the 32 % that 4,262 exaFLOPs in 2,500 TPUv3-core-days are."""
     steps = round(14 * 303e6 / 4096)
-    seconds = 4262e18 / steps / (0.32 * 256 * 197e12)
-    total = totals("v5e:16x16", steps=steps, step_seconds=seconds)
+    total = totals("v5e:16x16", steps=steps, seconds=4262e18 / steps / (0.32 * 256 * 197e12))
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)

@@ -8,8 +8,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.config import RunConfig
-from vit_jax.cost.chips import find_chip, mfu
-from vit_jax.cost.flops import training_flops_per_image
+from vit_jax.cost.chips import find_chip
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
 
 WARM_UP_STEPS = 3
@@ -17,11 +16,6 @@ WARM_UP_STEPS = 3
 
 def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) -> Iterator[tuple[str, float]]:
     """Times the run's own step on random images; no dataset is needed.
-
-    Args:
-      config: of the run.
-      num_steps: timed steps.
-      num_classes: of the head.
 
     Yields:
       Names and values: compile seconds, images per second, milliseconds a step, bytes on one device, MFU.
@@ -51,7 +45,8 @@ def bench_step(config: RunConfig, *, num_steps: int, num_classes: int = 1000) ->
     yield "images_per_second", images_per_second
     chip = find_chip(devices[0].device_kind)
     if chip is not None and run.architecture.is_standard:  # formulas know no other network
-        yield "mfu", mfu(images_per_second * training_flops_per_image(run.architecture) / len(devices), chip)
+        flops = images_per_second * run.training_flops_per_image / len(devices)
+        yield "mfu", flops / chip.peak_bf16_flops
 
 
 def bench_input(config: RunConfig, *, num_steps: int) -> Iterator[tuple[str, float]]:

@@ -25,8 +25,8 @@ def plan(words: Sequence[str]) -> None:
     from vit_jax.plan.search import search
     from vit_jax.plan.topology import parse_topology
 
-    given = [name for name in ("slices", "num_examples", "num_classes", "tries") if name in options]
-    numbers = {name: whole(options, name) for name in given}
+    counts = ("slices", "num_examples", "num_classes", "tries")
+    numbers = {name: whole(options, name) for name in counts if name in options}
     topology = parse_topology(options["topology"], num_slices=numbers.pop("slices", None))
     num_tries = numbers.pop("tries", 4)
     price, can_compile = _price(options), "arithmetic" not in options

@@ -1,4 +1,4 @@
-"""FLOPs, parameters and memory of our networks by formula; speeds of chips and their networks. No jax here."""
+"""FLOPs and memory of our networks by formula; speeds of chips and their networks. No jax here."""
 
 from vit_jax.config.architecture import Architecture
 

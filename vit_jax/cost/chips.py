@@ -12,24 +12,15 @@ TERA = 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device.
+    """One device."""
 
-    Attributes:
-      name: short and unique.
-      device_kinds: what `jax.Device.device_kind` prints for it, without "NVIDIA " or "Tesla ".
-      peak_bf16_flops: FLOP/s of dense matrix products in bfloat16 with float32 sums, no structured sparsity;
-        in float16 where the source says that there is no bfloat16.
-      memory_bytes: nominal. Vendors' GB of device memory are GiB; ECC and the driver keep a few per cent.
-      memory_bandwidth_bytes_per_second: between that memory and the cores.
-      source: the document that the numbers are from.
-    """
-
-    name: str
-    device_kinds: tuple[str, ...]
+    name: str  # short and unique
+    device_kinds: tuple[str, ...]  # what `jax.Device.device_kind` prints for it, without "NVIDIA " or "Tesla "
+    # FLOP/s of dense matrix products with float32 sums; in float16 where the source says that there is no bfloat16.
     peak_bf16_flops: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_second: float
-    source: str
+    memory_bytes: int  # nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent
+    memory_bandwidth_bytes_per_second: float  # between that memory and the cores
+    source: str  # the document that the numbers are from
 
 
 # fmt: off
@@ -71,14 +62,3 @@ def find_chip(device_kind: str) -> Chip | None:
     """
     kind = device_kind.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return next((chip for chip in CHIPS if kind in chip.device_kinds), None)
-
-
-def mfu(flops_per_second_per_device: float, chip: Chip) -> float:
-    """Model FLOPs utilisation: the fraction of the chip's peak that training achieves.
-
-    Args:
-      flops_per_second_per_device: images per second times `flops.training_flops_per_image`, of all devices, divided by
-        their number.
-      chip: the device.
-    """
-    return flops_per_second_per_device / chip.peak_bf16_flops

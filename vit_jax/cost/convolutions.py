@@ -13,21 +13,13 @@ from vit_jax.config.variants import BOTTLENECK
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """A square convolution without a bias, whose output is as large as its input, or half as large, rounded up.
+    """A square convolution without a bias, whose output is as large as its input, or half as large, rounded up."""
 
-    Attributes:
-      kernel: taps along each axis, an odd number.
-      stride: positions from one output to the next along each axis, 1 or 2.
-      inputs: channels of the map that it sees.
-      outputs: channels of the map that it makes.
-      size: height and width of the map that it sees.
-    """
-
-    kernel: int
-    stride: int
-    inputs: int
-    outputs: int
-    size: tuple[int, int]
+    kernel: int  # taps along each axis, an odd number
+    stride: int  # positions from one output to the next along each axis, 1 or 2
+    inputs: int  # channels of the map that it sees
+    outputs: int  # channels of the map that it makes
+    size: tuple[int, int]  # height and width of the map that it sees
 
     @property
     def output_size(self) -> tuple[int, int]:

@@ -12,35 +12,19 @@ GIGA = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-    """The network of one kind of machine, as planned for.
+    """The network of one kind of machine, as planned for."""
 
-    Attributes:
-      kind: how a topology names it, such as "v5e".
-      device_kind: what jax prints for its chips; `chips.find_chip` knows it.
-      num_axes: of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch.
-      link_bytes_per_second: of one link of the torus in one direction; of a GPU, of all its links to the switch.
-      network_bytes_per_second: of one chip, to other slices or nodes.
-      cores_per_chip: what "core-days" count; 1 for GPUs.
-      clock_hertz: at which the chip reaches its peak: peak FLOP/s by what its matrix units do in a cycle; 0 where no
-        compiler counts cycles for it.
-      wraps_at: length, or its multiples, from which an axis closes into a ring; 0 for GPUs.
-      usable_bytes: of a chip's memory, to a program: what XLA's compiler for TPUs reports when one does not fit; of
-        GPUs an assumed 92 % of the nominal size.
-      largest_slice: chips, or GPUs of a node.
-      source: the document that the numbers are from.
-    """
-
-    kind: str
-    device_kind: str
-    num_axes: int
-    link_bytes_per_second: float
-    network_bytes_per_second: float
-    cores_per_chip: int
-    clock_hertz: float
-    wraps_at: int
-    usable_bytes: int
-    largest_slice: int
-    source: str
+    kind: str  # how a topology names it, such as "v5e"
+    device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
+    num_axes: int  # of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    link_bytes_per_second: float  # of one link of the torus in one direction; of a GPU, of all its links to the switch
+    network_bytes_per_second: float  # of one chip, to other slices or nodes
+    cores_per_chip: int  # what "core-days" count; 1 for GPUs
+    clock_hertz: float  # peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
+    wraps_at: int  # length, or its multiples, from which an axis closes into a ring; 0 for GPUs
+    usable_bytes: int  # to a program: what XLA for TPUs reports when one does not fit; of GPUs an assumed 92 %
+    largest_slice: int  # chips, or GPUs of a node
+    source: str  # the document that the numbers are from
 
 
 def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
@@ -77,21 +61,13 @@ PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The chips that take part in one collective.
+    """The chips that take part in one collective."""
 
-    Attributes:
-      lengths: of the axes of the torus that it spans, those of length 1 left out; () for chips behind a switch.
-      is_ring: for each of them, whether its ends are joined.
-      stride: from one member to the next along an axis, at most; so many groups share each link.
-      num_switched: GPUs of one node that take part; 1 for TPUs.
-      num_slices: slices or nodes that take part.
-    """
-
-    lengths: tuple[int, ...] = ()
-    is_ring: tuple[bool, ...] = ()
-    stride: int = 1
-    num_switched: int = 1
-    num_slices: int = 1
+    lengths: tuple[int, ...] = ()  # of the torus' axes that it spans, without those of length 1; () behind a switch
+    is_ring: tuple[bool, ...] = ()  # for each of them, whether its ends are joined
+    stride: int = 1  # from one member to the next along an axis, at most; so many groups share each link
+    num_switched: int = 1  # GPUs of one node that take part; 1 for TPUs
+    num_slices: int = 1  # slices or nodes that take part
 
 
 def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
@@ -99,13 +75,8 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
 
     Within a slice the array is cut into one part for each axis and all axes work at once: every axis of the group adds
     one link, two where it is a ring. Between slices each chip sends its share of the array through its own part of the
-    network.
-
-    Args:
-      operation: a key of `PASSES`.
-      num_bytes: of the complete array: the result of an all-gather, the input of a reduce-scatter.
-      group: who takes part.
-      fabric: their network.
+    network. `operation` is a key of `PASSES`; `num_bytes` are of the complete array: the result of an all-gather, the
+    input of a reduce-scatter.
     """
     num_members = group.num_switched * math.prod(group.lengths)
     inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0

@@ -6,6 +6,8 @@ AV, both MLP layers, and the head. Norms, weight standardisation, softmax, GELU,
 Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K classes.
 """
 
+import math
+
 from vit_jax.config.architecture import Architecture
 from vit_jax.cost import convolutions, require_formulas
 
@@ -17,14 +19,10 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     """Multiply-accumulates of one image's forward pass.
 
     For a ViT with a linear head and no attention pooling: `N*P*P*3*D + L*(S*(4*D*D + 2*D*M) + 2*S*S*D) + D*K`.
-    Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers
-    count twice as many, multiplications and additions apart.
+    Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers count twice as many.
 
-    Args:
-      architecture: the network, with an image size.
-      count_padding: whether a 3x3 or 7x7 convolution costs the same at the border as elsewhere, as tables have it.
-        Otherwise multiplications with the zeros around the map are left out, as XLA's cost analysis does: 3.5 % of
-        an R50x1 at 224 pixels. A ViT pads nothing.
+    With `count_padding` a 3x3 or 7x7 convolution costs the same at the border as elsewhere, as in tables. Otherwise
+    multiplications with the zeros around the map are left out, as in XLA's cost analysis: 3.5 % of an R50x1.
 
     Raises:
       ValueError: a part is the user's own code.
@@ -32,36 +30,14 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     a = require_formulas(architecture)
     network = _resnet(a, count_padding) if a.has_resnet else 0
     if a.has_transformer:
-        network += _patch_embedding(a) + a.depth * _block(a) + _pooling(a)
-    return network + _head(a)
-
-
-def training_flops_per_image(architecture: Architecture) -> int:
-    """FLOPs of one training example, forward and backward; what rematerialisation computes again is not counted.
-
-    Nor are multiplications with padding: with them the exaFLOPs of the paper's ResNets come out some per cent too high.
-    """
-    return FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(architecture, count_padding=False)
-
-
-def exaflops(architecture: Architecture, images: float) -> float:
-    """Compute of a complete training run in units of 1e18 FLOPs, as in the last column of ViT, Table 6.
-
-    Args:
-      architecture: the network at its training resolution.
-      images: examples seen in training, repeats included.
-    """
-    return training_flops_per_image(architecture) * images / 1e18
+        patch_values = math.prod(a.patch_size) * a.map_channels
+        network += math.prod(a.grid) * patch_values * a.width + a.depth * _block(a) + _pooling(a)
+    return network + (a.width * a.width if a.head == "mlp" else 0) + a.width * a.num_classes
 
 
 def _resnet(a: Architecture, count_padding: bool) -> int:
     units = (conv for unit in convolutions.residual_units(a) for conv in unit.convolutions)
     return sum(conv.macs(count_padding=count_padding) for conv in (convolutions.root(a), *units))
-
-
-def _patch_embedding(a: Architecture) -> int:
-    num_patches, patch_values = a.grid[0] * a.grid[1], a.patch_size[0] * a.patch_size[1] * a.map_channels
-    return num_patches * patch_values * a.width
 
 
 def _block(a: Architecture) -> int:
@@ -78,8 +54,3 @@ def _pooling(a: Architecture) -> int:
     query_and_output = 2 * a.width * a.width  # of the one probe
     key_and_value = tokens * 2 * a.width * a.width
     return query_and_output + key_and_value + 2 * tokens * a.width + 2 * a.width * a.mlp_dim
-
-
-def _head(a: Architecture) -> int:
-    hidden = a.width * a.width if a.head == "mlp" else 0
-    return hidden + a.width * a.num_classes

@@ -7,6 +7,7 @@ No jax here.
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -74,117 +75,109 @@ def passing_bytes(
       images: of one micro-batch, on one device.
       gradient_bytes: of this device's part of all gradients, float32.
       layer_parameters: of the layers that are run by loops, on one device: they are copied in the compute dtype.
-      is_accumulated: whether gradients of several micro-batches are summed up.
       gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those outside of layers.
+      is_accumulated: whether gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
       tiled: whether memory is in a TPU's tiles.
 
     Raises:
       ValueError: a part is the user's own code.
     """
-    a = architecture
-    layers = list(_layers(a, images, a.remat, model_shards, tiled))
+    sizes, remat, depth = _Sizes(architecture, images, model_shards, tiled), architecture.remat, architecture.depth
+    layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
     kept = list(itertools.accumulate(layers))
-    shares = [(WORKING if place >= len(layers) - a.depth else WORKING_UNIT)[a.remat] for place in range(len(layers))]
-    everything = _layers(a, images, "none", model_shards, tiled)
+    num_units = len(layers) - depth
+    shares = [WORKING_UNIT[remat]] * num_units + [WORKING[remat]] * depth
     spared = ON_CHIP if tiled else 0
     working = [max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)]
     peak = max(range(len(layers)), key=lambda layer: kept[layer] + working[layer])
-    copies = _itemsize(a) * layer_parameters if _itemsize(a) < 4 or a.remat == "none" else 0
-    stacked = copies if a.remat == "none" else 0  # beside the activations
-    temporary = working[peak] + COPIES[a.remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
-    temporary += 2 * padded_bytes((images * 3, *a.image_size), _itemsize(a), tiled=tiled)
-    temporary += 2 * padded_bytes((images, a.num_classes or 1), 4, tiled=tiled)  # logits and their gradient
+    copies = sizes.itemsize * layer_parameters if sizes.itemsize < 4 or remat == "none" else 0
+    stacked = copies if remat == "none" else 0  # beside the activations
+    temporary = working[peak] + COPIES[remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
+    temporary += 2 * sizes.padded(images * 3, *architecture.image_size)
+    temporary += 2 * sizes.padded(images, architecture.num_classes or 1, itemsize=4)  # logits and their gradient
     temporary += SUMS * gradient_bytes if is_accumulated else 0
     return {"activations": kept[peak] + stacked, "gradients": gradient_bytes, "temporary": int(temporary)}
 
 
 def kept_bytes(architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True) -> int:
     """What the forward pass keeps for the backward pass, in all layers together."""
-    return sum(_layers(architecture, images, architecture.remat, model_shards, tiled))
+    return sum(_Sizes(architecture, images, model_shards, tiled).kept(architecture.remat))
 
 
-def _layers(a: Architecture, images: int, remat: str, model_shards: int, tiled: bool) -> Iterator[int]:
-    """Bytes kept of each residual unit and block."""
-    require_formulas(a)
-    if a.has_resnet:
-        yield _root(a, images, tiled)
-        for unit in convolutions.residual_units(a):
-            yield _unit(a, unit, images, remat, model_shards, tiled)
-    if a.has_transformer:
-        block = _block(a, images, remat, model_shards, tiled)
-        yield from itertools.repeat(block, a.depth)
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Bytes of a network's arrays on one of the devices that share its model."""
 
+    a: Architecture
+    images: int
+    shards: int
+    tiled: bool
 
-def _block(a: Architecture, images: int, remat: str, shards: int, tiled: bool) -> int:
-    size, tokens = _itemsize(a), a.sequence_length
+    @property
+    def itemsize(self) -> int:
+        return {"float32": 4, "bfloat16": 2}[self.a.compute_dtype]
 
-    def of(*dims: int, itemsize: int = size) -> int:
-        return padded_bytes(dims, itemsize, tiled=tiled)
+    def padded(self, *dims: int, itemsize: int | None = None) -> int:
+        return padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
-    stream = of(images * tokens, a.width)
-    if remat == "full":
-        return stream
-    # The tokens of each head lie along the lanes, unless the images can.
-    lanes, others = (images, tokens) if images % LANES == 0 else (tokens, images)
-    heads = a.num_heads // shards
-    head_dim = a.width // a.num_heads
-    by_heads = others * heads * padded_bytes((head_dim, lanes), size, tiled=tiled)
-    hidden = of(images * _up(tokens, ROWS if tiled else 1), a.mlp_dim // shards)
-    if remat == "dots":
-        return 2 * stream + 3 * by_heads + hidden
-    weights = images * heads * tokens
-    attention = padded_bytes((weights, tokens), 4, tiled=tiled) + padded_bytes((weights, tokens), size, tiled=tiled)
-    if tiled:
-        attention = attention * _up(tokens, ROWS) // tokens
-    norms = 6 * of(images * _up(tokens, ROWS if tiled else 1), a.width, itemsize=4)
-    return norms + 2 * stream + 4 * by_heads + attention + 6 * hidden
+    def kept(self, remat: str) -> Iterator[int]:
+        """Of the root, each residual unit and each block, what this policy keeps."""
+        require_formulas(self.a)
+        if self.a.has_resnet:
+            conv = convolutions.root(self.a)  # no policy computes it again, nor its norm, where it has one
+            each = self._map if self.a.residual_unit == "preactivation" else self._normed
+            yield each(conv.output_size, conv.outputs)
+            for unit in convolutions.residual_units(self.a):
+                yield self._unit(unit, remat)
+        if self.a.has_transformer:
+            yield from itertools.repeat(self._block(remat), self.a.depth)
 
+    def _block(self, remat: str) -> int:
+        a, images, tokens = self.a, self.images, self.a.sequence_length
+        stream = self.padded(images * tokens, a.width)
+        if remat == "full":
+            return stream
+        # The tokens of each head lie along the lanes, unless the images can.
+        lanes, others = (images, tokens) if images % LANES == 0 else (tokens, images)
+        heads = a.num_heads // self.shards
+        by_heads = others * heads * self.padded(a.width // a.num_heads, lanes)
+        rows = _up(tokens, ROWS if self.tiled else 1)
+        hidden = self.padded(images * rows, a.mlp_dim // self.shards)
+        if remat == "dots":
+            return 2 * stream + 3 * by_heads + hidden
+        weights = (images * heads * tokens, tokens)
+        attention = (self.padded(*weights, itemsize=4) + self.padded(*weights)) * rows // tokens
+        norms = 6 * self.padded(images * rows, a.width, itemsize=4)
+        return norms + 2 * stream + 4 * by_heads + attention + 6 * hidden
 
-def _unit(a: Architecture, unit: convolutions.Unit, images: int, remat: str, shards: int, tiled: bool) -> int:
-    """Of a residual unit: its input; what its convolutions gave; or everything that its norms see and make.
+    def _unit(self, unit: convolutions.Unit, remat: str) -> int:
+        """Of a residual unit: its input; what its convolutions gave; or everything that its norms see and make.
 
-    Norms before the convolutions see the input and what the first two gave, norms after them what all gave.
-    """
+        Norms before the convolutions see the input and what the first two gave, norms after them what all gave.
+        """
+        entering = (unit.main[0].size, unit.main[0].inputs)
+        inner = [(conv.output_size, conv.outputs // self.shards) for conv in unit.main[:2]]
+        if self.a.residual_unit == "preactivation":
+            plain, normed = [], [entering, *inner]
+        else:
+            plain, normed = [entering], inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
+        if remat == "full":
+            return self._map(*entering)
+        if remat == "dots":
+            return sum(self._map(*each) for each in (*plain, *normed))
+        kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + self.itemsize)
+        return kernels + sum(self._map(*each) for each in plain) + sum(self._normed(*each) for each in normed)
 
-    def of(size: tuple[int, int], channels: int) -> int:
-        return _map(a, size, channels, images, tiled)
+    def _normed(self, size: tuple[int, int], channels: int) -> int:
+        """A map at a group norm: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask."""
+        groups = (self.images, *size, NUM_GROUPS, max(channels // NUM_GROUPS, 1))
+        plain = self._map(size, channels)
+        float32 = plain * 4 // self.itemsize
+        return 2 * self.padded(*groups, itemsize=4) + float32 + plain + float32 // 4
 
-    entering = (unit.main[0].size, unit.main[0].inputs)
-    inner = [(conv.output_size, conv.outputs // shards) for conv in unit.main[:2]]
-    if a.residual_unit == "preactivation":
-        plain, normed = [], [entering, *inner]
-    else:
-        plain, normed = [entering], inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
-    if remat == "full":
-        return of(*entering)
-    if remat == "dots":
-        return sum(of(*each) for each in (*plain, *normed))
-    kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + _itemsize(a))
-    norms = sum(_normed(a, size, channels, images, tiled) for size, channels in normed)
-    return kernels + sum(of(*each) for each in plain) + norms
-
-
-def _normed(a: Architecture, size: tuple[int, int], channels: int, images: int, tiled: bool) -> int:
-    """A map at a group norm: centred and whitened by groups, scaled, in the compute dtype, and what ReLU let pass."""
-    groups = (images, *size, NUM_GROUPS, max(channels // NUM_GROUPS, 1))
-    float32 = _map(a, size, channels, images, tiled) * 4 // _itemsize(a)
-    return 2 * padded_bytes(groups, 4, tiled=tiled) + float32 + _map(a, size, channels, images, tiled) + float32 // 4
-
-
-def _map(a: Architecture, size: tuple[int, int], channels: int, images: int, tiled: bool) -> int:
-    """A map in the compute dtype; its channels lie along the lanes, unless the images can."""
-    lanes = images if images % LANES == 0 else channels
-    values = math.prod(size) * images * channels
-    return values * _itemsize(a) * (_up(lanes, LANES) if tiled else lanes) // lanes
-
-
-def _root(a: Architecture, images: int, tiled: bool) -> int:
-    """Of the root, which no policy computes again: what its convolution gave, and its norm where it has one."""
-    conv = convolutions.root(a)
-    each = _map if a.residual_unit == "preactivation" else _normed
-    return each(a, conv.output_size, conv.outputs, images, tiled)
-
-
-def _itemsize(a: Architecture) -> int:
-    return {"float32": 4, "bfloat16": 2}[a.compute_dtype]
+    def _map(self, size: tuple[int, int], channels: int) -> int:
+        """A map in the compute dtype; its channels lie along the lanes, unless the images can."""
+        lanes = self.images if self.images % LANES == 0 else channels
+        values = math.prod(size) * self.images * channels
+        return values * self.itemsize * (_up(lanes, LANES) if self.tiled else lanes) // lanes

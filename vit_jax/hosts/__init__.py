@@ -18,22 +18,10 @@ from jax.experimental import multihost_utils
 
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
-from vit_jax.hosts.peers import Peers, Rule
-from vit_jax.hosts.reports import Report, Verdict
+from vit_jax.hosts.peers import Peers, Report, Verdict
 
-__all__ = [
-    "Peers",
-    "Report",
-    "Rule",
-    "Verdict",
-    "ends_together",
-    "exits",
-    "gather",
-    "is_first",
-    "start",
-    "this_process",
-    "wait_for_all",
-]
+__all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "gather", "is_first", "start", "this_process"]
+__all__ += ["wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
 GATHER_SECONDS = 24 * 3600  # one that is lost or fails in the meantime is noticed by `peers`

@@ -12,7 +12,7 @@ FIRST_PORT, NUM_PORTS = 61440, 4096  # above those that Linux gives to outgoing 
 JOBSET_PORT = 8476
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Place:
     """A process in its run."""
 
@@ -32,12 +32,7 @@ def explicit_place(environment: Environment) -> Place | None:
     if any(name not in environment for name in (COORDINATOR, NUM_PROCESSES, PROCESS_ID)):
         return None
     process_id, num_processes = index_and_count(environment, PROCESS_ID, NUM_PROCESSES)
-    return Place(
-        launcher="explicit address",
-        coordinator=given_coordinator(environment) or "",
-        num_processes=num_processes,
-        process_id=process_id,
-    )
+    return Place("explicit address", given_coordinator(environment) or "", num_processes, process_id)
 
 
 def given_coordinator(environment: Environment) -> str | None:
@@ -62,12 +57,8 @@ def open_mpi_place(environment: Environment) -> Place | None:
     if size not in environment or number(environment, size) == 1:
         return None
     process_id, num_processes = index_and_count(environment, rank, size)
-    return Place(
-        launcher="Open MPI",
-        coordinator=given_coordinator(environment) or _open_mpi_coordinator(environment, num_processes),
-        num_processes=num_processes,
-        process_id=process_id,
-    )
+    coordinator = given_coordinator(environment) or _open_mpi_coordinator(environment, num_processes)
+    return Place("Open MPI", coordinator, num_processes, process_id)
 
 
 def _open_mpi_coordinator(environment: Environment, size: int) -> str:
@@ -101,15 +92,12 @@ def jobset_place(environment: Environment) -> Place | None:
         raise ValueError(f"JOBSET_NAME is set but {', '.join(missing)} is not: set all of them in the pod's template.")
     job_index, num_jobs = index_and_count(environment, "JOB_INDEX", "NUM_JOBS")
     index, processes_in_job = index_and_count(environment, "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB")
-    if processes_in_job * num_jobs == 1:
+    num_processes, process_id = processes_in_job * num_jobs, job_index * processes_in_job + index
+    if num_processes == 1:
         return None
     jobset, job = environment["JOBSET_NAME"], environment["REPLICATED_JOB_NAME"]
-    return Place(
-        launcher="Kubernetes JobSet",
-        coordinator=given_coordinator(environment) or f"{jobset}-{job}-0-0.{jobset}:{JOBSET_PORT}",
-        num_processes=processes_in_job * num_jobs,
-        process_id=job_index * processes_in_job + index,
-    )
+    coordinator = given_coordinator(environment) or f"{jobset}-{job}-0-0.{jobset}:{JOBSET_PORT}"
+    return Place("Kubernetes JobSet", coordinator, num_processes, process_id)
 
 
 def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
@@ -127,13 +115,8 @@ def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
         if cluster is None or cluster.get_process_count() == 1:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")
-        address = given_coordinator(environment) or cluster.get_coordinator_address(timeout_seconds, port)
-        return Place(
-            launcher="TPU pod",
-            coordinator=address,
-            num_processes=cluster.get_process_count(),
-            process_id=cluster.get_process_id(),
-        )
+        coordinator = given_coordinator(environment) or cluster.get_coordinator_address(timeout_seconds, port)
+        return Place("TPU pod", coordinator, cluster.get_process_count(), cluster.get_process_id())
     except (OSError, RuntimeError) as error:  # those of requests are OSErrors
         raise ValueError(
             f"This host has TPUs, but the hosts that share them are unknown: {error}. Set {COORDINATOR}, "

@@ -20,7 +20,7 @@ def main() -> None:
     The end of input is the end of the first process. The service then continues for as many seconds as the last line
     contains, so that the others can read the reason.
     """
-    address, num_processes, heartbeat, shutdown = sys.argv[1:5]
+    address, num_processes, heartbeat, shutdown = sys.argv[1:]
     stay = "0"
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job: the first process decides
         signal.signal(number, signal.SIG_IGN)

@@ -24,10 +24,7 @@ SHUTDOWN_SECONDS = 300
 def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount) -> Place | None:
     """The place of this process in its run; None if it is the only one.
 
-    Args:
-      environment: of the process.
-      has_tpu: whether it computes on the TPUs of this host.
-      count_gpus: number of GPUs it can use.
+    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -88,12 +85,8 @@ def join_seconds(environment: Mapping[str, str]) -> int:
 def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
     """Starts `jax.distributed`; ends the process with a message if the others do not join.
 
-    Args:
-      place: of this process.
-      stay_seconds: time that the coordination service continues if the first process is killed.
-
     Returns:
-      In the first process, the process of the coordination service.
+      In the first process, that of the coordination service; if the first is killed, it continues for `stay_seconds`.
     """
     timeout = join_seconds(os.environ)
     serving = threading.Event()

@@ -19,21 +19,15 @@ MAX_FAILURES = 5  # in a row: a pod may have no access to the machine's metadata
 
 
 class Notice:
-    """A thread that polls the machine's metadata until the notice has come or `stop` is called.
+    """A thread that polls the machine's metadata until the notice has come or `stop` is called."""
 
-    Args:
-      metadata: address of the machine's metadata.
-      product: file with the machine's kind.
-    """
-
-    def __init__(self, metadata: str = METADATA, product: pathlib.Path = PRODUCT):
-        self._metadata, self._product = metadata, product
+    def __init__(self) -> None:
         self._is_stopped = threading.Event()
 
     def start(self) -> None:
         """Starts polling; without effect elsewhere than on Compute Engine."""
         try:
-            is_there = self._product.read_text().strip() == "Google Compute Engine"
+            is_there = PRODUCT.read_text().strip() == "Google Compute Engine"
         except OSError:
             is_there = False
         if is_there:
@@ -57,7 +51,7 @@ class Notice:
                 return
 
     def _read(self, name: str) -> str:
-        request = urllib.request.Request(f"{self._metadata}/{name}", headers={"Metadata-Flavor": "Google"})
+        request = urllib.request.Request(f"{METADATA}/{name}", headers={"Metadata-Flavor": "Google"})
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is local
         with direct.open(request, timeout=RESPONSE_SECONDS) as response:
             return str(response.read().decode().strip())

@@ -1,21 +1,24 @@
 """Watching the processes of a run: if one is lost or fails, all end with a message that names it.
 
 JAX alone lets the others wait for minutes in a collective, or aborts them with a C++ stack. Two threads of each process
-watch: one exchanges reports with the others, one evaluates them.
+watch: one exchanges reports with the others, one evaluates them. Messages are JSON in the key-value store of the
+coordination service: under "vit_jax/all" those of every process for the first one, under "vit_jax/first" its own.
 """
 
 import contextlib
+import dataclasses
 import faulthandler
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 
 from vit_jax.hosts import exits
 from vit_jax.hosts.exits import leave_at_once, say
-from vit_jax.hosts.reports import Board, Failure, Report, Store, Verdict
 
 POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
@@ -23,18 +26,49 @@ SILENCE_SECONDS = 4.0  # within which several reports are due
 OWN_ERROR_SECONDS = 3.0  # where all processes meet the same error, each prints its own
 UNWIND_SECONDS = 10.0  # for a failed process to close its files
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """State of a process."""
+
+    beat: int  # counts reports: a process whose count stops has no sign of life
+    host: str
+    step: int | None  # last completed step; None before the first
+    progress: int  # counts steps over all runs of the process
+    idle_seconds: float | None  # since then; None while it does not train
+    has_ended: bool = False  # normally: it waits for the others to end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why all processes end."""
+
+    message: str
+    exit_code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure(Verdict):
+    """The error that ends a process."""
+
+    step: int | None  # last completed step; None before the first
+
+
+class Store(Protocol):
+    """The part of JAX's client that is used."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
 
 
 class Peers:
     """This process among those of its run; a run of one process has no store.
 
-    Args:
-      store: of the coordination service.
-      process_id: of this process.
-      num_processes: of the run.
-      lost_seconds: without a sign of life, after which a process counts as lost.
-      leave: ends the process at once, with an exit code.
+    A process without a sign of life for `lost_seconds` counts as lost. `leave` ends this one, with an exit code.
     """
 
     def __init__(
@@ -47,7 +81,7 @@ class Peers:
         leave: Callable[[int], object] | None = None,
     ):
         self.process_id, self.num_processes, self._lost_seconds = process_id, num_processes, lost_seconds
-        self._board = Board(store, process_id) if store is not None else None
+        self._store = store
         self._leave = leave or leave_at_once
         self._host = socket.gethostname()
         self._beat, self._progress, self._step = 0, 0, None  # type: tuple[int, int, int | None]
@@ -71,19 +105,16 @@ class Peers:
 
     def start(self) -> None:
         """Starts the threads; again has no effect."""
-        actions = [self.check] if self._board is None else [self.check, self.talk]
+        actions = [self.check] if self._store is None else [self.check, self.talk]
         if not self._threads:
             self._threads = [threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions]
             for thread in self._threads:
                 thread.start()
 
     def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
-        """Starts to watch that steps follow each other.
+        """Starts to watch that steps follow each other, after those that were done before.
 
-        Args:
-          rule: evaluates the reports of all processes; called in the first one.
-          last_checkpoint: its step, for the last message.
-          start_step: steps done before.
+        The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
         self._rule, self._last_checkpoint = rule, last_checkpoint
         self._step, self._idle_since = start_step, time.monotonic()
@@ -103,7 +134,7 @@ class Peers:
 
     def fail(self, error: BaseException) -> None:
         """Reports to the others that this process ends; does not return if another process caused the error."""
-        if self._failure is not None or self._board is None:
+        if self._failure is not None or self._store is None:
             return
         if is_consequence(error) or self._is_first_silent():  # another's end: `check` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
@@ -113,9 +144,9 @@ class Peers:
         self._failure, self._failed_at = failure, time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway
             if self.process_id == 0:
-                self._board.post_verdict(self._verdict_on_failure(0, failure))
+                self._post("first/verdict", dataclasses.asdict(self._verdict_on_failure(0, failure)))
             else:
-                self._board.post_failure(failure)
+                self._post(f"all/failure/{self.process_id}", dataclasses.asdict(failure))
 
     def _is_first_silent(self) -> bool:
         """Whether the first process, on which all others depend, gives no sign of life from now on."""
@@ -145,18 +176,28 @@ class Peers:
 
     def talk(self) -> None:
         """Posts the report of this process and reads those of the others; once a second, by a thread."""
-        assert self._board is not None
-        self._board.post_report(self.own_report())
-        if self.process_id == 0:
-            reports, self._failures = self._board.read_all()
-            for process, report in reports.items():
-                self._hear(process, report)
-            return
-        first, self._heard_verdict, wanted = self._board.read_first()
-        if first is not None:
-            self._hear(0, first)
-        if self.process_id in wanted:
-            self._show_stacks()
+        folder = "first" if self.process_id == 0 else "all"
+        self._post(f"{folder}/report/{self.process_id}", dataclasses.asdict(self.own_report()))
+        for key, said in self._read("all" if self.process_id == 0 else "first"):
+            kind, _, process = key.partition("/")
+            if kind == "report":
+                self._hear(int(process), Report(**said))
+            elif kind == "failure":
+                self._failures[int(process)] = Failure(**said)
+            elif kind == "verdict":
+                self._heard_verdict = Verdict(**said)
+            elif self.process_id in said:  # of those that are to print their stacks
+                self._show_stacks()
+
+    def _post(self, key: str, value: Any) -> None:
+        assert self._store is not None
+        self._store.key_value_set(f"vit_jax/{key}", json.dumps(value), allow_overwrite=True)
+
+    def _read(self, folder: str) -> list[tuple[str, Any]]:
+        assert self._store is not None
+        prefix = f"vit_jax/{folder}"
+        said = self._store.key_value_dir_get(prefix)
+        return [(key.removeprefix(f"{prefix}/"), json.loads(text)) for key, text in said]
 
     def own_report(self) -> Report:
         """State of this process."""
@@ -187,9 +228,9 @@ class Peers:
         verdict = self._heard_verdict or self._verdict()
         if verdict is None:
             return
-        if self.process_id == 0 and self._board is not None:
+        if self.process_id == 0 and self._store is not None:
             with contextlib.suppress(Exception):  # who does not read it finds this process gone
-                self._board.post_verdict(verdict)
+                self._post("first/verdict", dataclasses.asdict(verdict))
         if verdict.exit_code != exits.LOST and self._fails_itself():
             return
         self._end_with(verdict.message, verdict.exit_code)
@@ -207,7 +248,7 @@ class Peers:
         for process, failure in self._failures.items():
             return self._verdict_on_failure(process, failure)
         known = range(1, self.num_processes) if self.process_id == 0 else (0,)
-        for process in known if self._board is not None else ():
+        for process in known if self._store is not None else ():
             report, silence = self._reports.get(process), time.monotonic() - self._seen_at[process]
             if silence > self._lost_seconds and not (report and report.has_ended):
                 what = (
@@ -246,8 +287,8 @@ class Peers:
         say(message)
         if self.process_id in stuck:
             self._show_stacks()
-        if self._board is not None:
-            self._board.ask_for_stacks(stuck)
+        if self._store is not None:
+            self._post("first/stacks", stuck)
 
     def _advice(self, first: str = "") -> str:
         if self._step is None:

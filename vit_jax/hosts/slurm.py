@@ -24,9 +24,7 @@ _OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and
 def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
     """Tasks of the step that `srun` started; None outside of a step, where one process runs alone.
 
-    Args:
-      environment: of the process.
-      count_gpus: number of GPUs this process can use, called where no variable gives it.
+    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -37,13 +35,8 @@ def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
     process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
-    return Place(
-        launcher="SLURM",
-        coordinator=given_coordinator(environment) or f"{_first_node(environment)}:{_port(environment)}",
-        num_processes=num_processes,
-        process_id=process_id,
-        local_device_ids=gpu_share(environment, count_gpus),
-    )
+    coordinator = given_coordinator(environment) or f"{_first_node(environment)}:{_port(environment)}"
+    return Place("SLURM", coordinator, num_processes, process_id, _gpu_share(environment, count_gpus))
 
 
 def idle_tasks(environment: Environment) -> int:
@@ -68,25 +61,17 @@ def _port(environment: Environment) -> int:
 
 
 def _first_node(environment: Environment) -> str:
+    """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ValueError("SLURM_STEP_NODELIST is not set, so the first node is not known: set VIT_JAX_COORDINATOR.")
-    return first_host(nodes)
-
-
-def first_host(nodes: str) -> str:
-    """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     assert first is not None, nodes
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
 
 
-def tasks_of_nodes(text: str) -> list[int]:
-    """Tasks of each node: "2(x3),1" → [2, 2, 2, 1].
-
-    Raises:
-      ValueError: the text has another form.
-    """
+def _tasks_of_nodes(text: str) -> list[int]:
+    """Tasks of each node: "2(x3),1" → [2, 2, 2, 1]."""
     tasks: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -96,12 +81,8 @@ def tasks_of_nodes(text: str) -> list[int]:
     return tasks
 
 
-def gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
-    """The task's share of the GPUs that it sees, or None for all.
-
-    Raises:
-      ValueError: the GPUs cannot be shared evenly.
-    """
+def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
+    """The task's share of the GPUs that it sees, or None for all."""
     if "JAX_LOCAL_DEVICE_IDS" in environment:  # the user has decided
         return None
     num_tasks, task = _tasks_of_this_node(environment), number(environment, "SLURM_LOCALID")
@@ -131,7 +112,7 @@ def _tasks_of_this_node(environment: Environment) -> int:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     if tasks is None:
         raise ValueError("SLURM_STEP_TASKS_PER_NODE is not set, so the GPUs of a node cannot be shared: use srun.")
-    counts, node = tasks_of_nodes(tasks), number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
+    counts, node = _tasks_of_nodes(tasks), number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
     if node >= len(counts):
         raise ValueError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes.")
     return counts[node]

@@ -35,38 +35,20 @@ _TOO_LARGE = (
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A compiled step.
+    """A compiled step."""
 
-    Attributes:
-      arguments_bytes: on one chip, of state and batch.
-      temporary_bytes: largest amount at one time, in addition to the arguments.
-      new_output_bytes: of outputs that do not reuse the memory of an argument.
-      program_bytes: of the instructions.
-      text: optimised HLO.
-      compile_seconds: time of the compilation.
-    """
-
-    arguments_bytes: int
-    temporary_bytes: int
-    new_output_bytes: int
-    program_bytes: int
-    text: str
+    memory: Any  # XLA's `CompiledMemoryStats`, of one chip
+    text: str  # optimised HLO
     compile_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """The compiler found that the step does not fit.
+    """The compiler found that the step does not fit."""
 
-    Attributes:
-      needed_bytes: on one chip; None if the message does not contain it.
-      available_bytes: to a program, of the chip's memory; None likewise.
-      message: of the compiler.
-    """
-
-    needed_bytes: int | None
-    available_bytes: int | None
-    message: str
+    needed_bytes: int | None  # on one chip; None if the message does not contain it
+    available_bytes: int | None  # to a program, of the chip's memory; None likewise
+    message: str  # of the compiler
 
 
 def has_compiler() -> bool:
@@ -92,8 +74,7 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
         options["chips_per_host_bounds"] = [1, 1, 1]
     if topology.num_slices > 1:
         options["num_slices"] = topology.num_slices
-    shape = "x".join(map(str, topology.shape))
-    name = f"{topology.fabric.kind}:{shape}"
+    name = f"{topology.fabric.kind}:{'x'.join(map(str, topology.shape))}"
     with _environment():
         devices: Sequence[jax.Device] = topologies.get_topology_desc(name, platform="tpu", **options).devices
     return devices
@@ -109,26 +90,16 @@ def compile_step(run: Assembly) -> Executable | TooLarge:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return read_too_large(str(error))
-    memory = compiled.memory_analysis()
-    return Executable(
-        arguments_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        new_output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        program_bytes=memory.generated_code_size_in_bytes,
-        text=compiled.as_text(),
-        compile_seconds=time.perf_counter() - began,
-    )
+    return Executable(compiled.memory_analysis(), compiled.as_text(), time.perf_counter() - began)
 
 
 def read_too_large(message: str) -> TooLarge:
     """Parses the compiler's message about a program that does not fit."""
-    for pattern in _TOO_LARGE:
-        if match := pattern.search(message):
-            needed, available = (
-                int(float(number) * _UNITS[unit]) for number, unit in ((match[1], match[2]), (match[3], match[4]))
-            )
-            return TooLarge(needed, available, message)
-    return TooLarge(None, None, message)
+    match = next((match for pattern in _TOO_LARGE if (match := pattern.search(message))), None)
+    if match is None:
+        return TooLarge(None, None, message)
+    needed, available = (int(float(match[place]) * _UNITS[match[place + 1]]) for place in (1, 3))
+    return TooLarge(needed, available, message)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from vit_jax import pytree
-from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.cost.memory import ROWS, kept_bytes, padded_bytes, passing_bytes
 from vit_jax.plan.hlo import mesh_members
 from vit_jax.plan.memory import Memory
@@ -26,7 +25,7 @@ PASSES = 4
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "full": 4 / 3}
 """Relative FLOPs of a step by policy; dots computes attention weights again, full the forward pass."""
 _PROGRAM_BYTES = 30_000_000
-_STACKED = ("blocks", "rest")  # layers that a loop runs
+_STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
 
 
 def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
@@ -41,8 +40,7 @@ def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
         a,
         images=images // config.optimizer.accumulation_steps,
         gradient_bytes=sizes["model"],
-        layer_parameters=_layer_parameters(run),
-        gathered_parameters=_gathered_parameters(run),
+        **_parameters(run),
         is_accumulated=config.optimizer.accumulation_steps > 1,
         model_shards=axes["model"],
         tiled=tiled,
@@ -63,29 +61,20 @@ def _images(run: Assembly) -> int:
     return run.config.global_batch // (axes["replica"] * axes["data"])
 
 
-def _layer_parameters(run: Assembly) -> int:
-    """Parameters on one device, of layers in loops."""
-    model = pytree.named_leaves(run.abstract_state.model)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in model.items() if _is_stacked(name))
-
-
-def _gathered_parameters(run: Assembly) -> int:
-    """Parameters that FSDP gathers at one time: one layer of the largest stack, and all outside of stacks."""
-    stacks, alone = {"": 0}, 0
+def _parameters(run: Assembly) -> dict[str, int]:
+    """Of layers in loops, on one device; and what FSDP gathers at once: the largest layer, and all outside of loops."""
+    in_loops, stacks, alone = 0, {"": 0}, 0
     for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
+        stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
+        in_loops += math.prod(leaf.sharding.shard_shape(leaf.shape)) if layer else 0
         if "data" not in leaf.sharding.spec:
             continue
         size = _values([leaf], run.batch_sharding.mesh)
-        if _is_stacked(name):
-            stack = re.split("|".join(f"/{part}/" for part in _STACKED), f"/{name}")[0]
+        if layer:
             stacks[stack] = stacks.get(stack, 0) + size // leaf.shape[0]
         else:
             alone += size
-    return max(stacks.values()) + alone
-
-
-def _is_stacked(name: str) -> bool:
-    return any(part in _STACKED for part in name.split("/"))
+    return {"layer_parameters": in_loops, "gathered_parameters": max(stacks.values()) + alone}
 
 
 def shard_bytes(leaf: Any, *, tiled: bool) -> int:
@@ -95,19 +84,12 @@ def shard_bytes(leaf: Any, *, tiled: bool) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """The time of a step as a sum in which nothing overlaps.
+    """The time of a step as a sum in which nothing overlaps."""
 
-    Attributes:
-      compute_seconds: matrix products, recomputation included, at `ATTAINABLE` of the peak.
-      elementwise_seconds: norms, softmax, GELU and their gradients: `PASSES` over activations.
-      collective_seconds: parameters gathered and gradients summed, sums of tensor parallelism.
-      update_seconds: the optimiser's passes over the state, at the memory's bandwidth.
-    """
-
-    compute_seconds: float
-    elementwise_seconds: float
-    collective_seconds: float
-    update_seconds: float
+    compute_seconds: float  # matrix products, recomputation included, at `ATTAINABLE` of the peak
+    elementwise_seconds: float  # norms, softmax, GELU and their gradients: `PASSES` over activations
+    collective_seconds: float  # parameters gathered and gradients summed, sums of tensor parallelism
+    update_seconds: float  # the optimiser's passes over the state, at the memory's bandwidth
 
     @property
     def seconds(self) -> float:
@@ -117,7 +99,7 @@ class Roofline:
 def roofline(run: Assembly, topology: Topology) -> Roofline:
     """Time of a step by arithmetic."""
     a, chip, mesh = run.architecture, topology.chip, run.batch_sharding.mesh
-    flops = training_flops_per_image(a) * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
+    flops = run.training_flops_per_image * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" else 4)  # float32 takes about four times as long
     all_kept = dataclasses.replace(a, remat="none")
     activations = kept_bytes(all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu)
@@ -133,7 +115,7 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
 
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
     mesh, parts = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps
-    seconds = make_collective_seconds(list(mesh.devices.flat), topology)
+    seconds = make_collective_seconds(mesh.devices.flat, topology)
     leaves = jax.tree.leaves(run.abstract_state.model)
     spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]
     replicated = [leaf for leaf in leaves if "data" not in leaf.sharding.spec]

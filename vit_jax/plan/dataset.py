@@ -42,11 +42,7 @@ def choose_dataset(
 ) -> Dataset:
     """The numbers to plan with: those given, else those of `config.data`, else those of the recipe's paper.
 
-    Args:
-      recipe: as given, "configs/pretrain_jft.py:ViT-H/14".
-      config: of the run.
-      num_examples: of the training split; None to look it up.
-      num_classes: likewise.
+    The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
 
     Raises:
       ValueError: neither is known.

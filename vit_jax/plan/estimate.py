@@ -2,75 +2,48 @@
 
 import dataclasses
 
-from vit_jax.config import Architecture, FinetuneConfig, RunConfig
+from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.cost import require_formulas
-from vit_jax.cost.chips import find_chip, mfu
-from vit_jax.cost.flops import exaflops, training_flops_per_image
+from vit_jax.cost.chips import find_chip
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.memory import Memory, compiled_memory
-from vit_jax.plan.timeline import Speeds, Timeline, step_timeline
+from vit_jax.plan.timeline import Timeline, step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """All steps of a recipe.
+    """All steps of a recipe."""
 
-    Attributes:
-      steps: updates, of all its runs.
-      images: seen, repeats included.
-      exaflops: 1e18 FLOPs, forward and backward, recomputation excluded; None for a user's own network.
-      images_per_second: on all chips.
-      mfu: these FLOPs as a fraction of the chips' peak; None likewise.
-      days: from the first step to the last: no evaluation, no checkpoint, no interruption.
-      chip_hours: chips x hours.
-      core_days: TensorCores x days, as in the paper (TPU v3, two a chip). Of GPUs, GPUs x days.
-      tpu_v3_core_days: of so many cores of a TPU v3 that do the same arithmetic at the same MFU.
-      price: of all chip-hours; None where no price was given.
-    """
-
-    steps: int
-    images: int
-    exaflops: float | None
-    images_per_second: float
-    mfu: float | None
-    days: float
+    steps: int  # updates, of all its runs
+    images: int  # seen, repeats included
+    exaflops: float | None  # 1e18 FLOPs, forward and backward, without recomputation; None for a user's own network
+    images_per_second: float  # on all chips
+    mfu: float | None  # model FLOPs utilisation: these FLOPs as a fraction of the chips' peak; None likewise
+    days: float  # from the first step to the last: no evaluation, no checkpoint, no interruption
     chip_hours: float
-    core_days: float
-    tpu_v3_core_days: float
-    price: float | None
+    core_days: float  # TensorCores x days, as in the paper (TPU v3, two a chip); of GPUs, GPUs x days
+    tpu_v3_core_days: float  # of so many cores of a TPU v3 that do the same arithmetic at the same MFU
+    price: float | None  # of all chip-hours; None where no price was given
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would need.
-
-    Attributes:
-      config: of the run.
-      topology: the machine.
-      dataset: what it would train on.
-      run: its parts, assembled for the machine.
-      compiled: the compiler's result; None where nothing was compiled.
-      reason: why nothing was compiled, or why the step does not fit; "".
-      memory: of one chip by kind; None where the compiler found that the step does not fit.
-      timeline: of the compiled schedule; None where there is none.
-      roofline: time by arithmetic; None for a network with a user's own code.
-      totals: of the complete recipe at `step_seconds`; None where that is None.
-    """
+    """What a run would need."""
 
     config: RunConfig
     topology: Topology
     dataset: Dataset
-    run: Assembly
-    compiled: aot.Executable | aot.TooLarge | None
-    reason: str
-    memory: Memory | None
-    timeline: Timeline | None
-    roofline: Roofline | None
-    totals: Totals | None = None
+    run: Assembly  # its parts, assembled for the machine
+    compiled: aot.Executable | aot.TooLarge | None  # the compiler's result; None where nothing was compiled
+    reason: str  # why nothing was compiled, or why the step does not fit; ""
+    memory: Memory | None  # None where the compiler found that the step does not fit
+    timeline: Timeline | None  # of the compiled schedule; None where there is none
+    roofline: Roofline | None  # time by arithmetic; None for a network with a user's own code
+    price_per_chip_hour: float | None  # in any currency
 
     @property
     def num_runs(self) -> int:
@@ -97,6 +70,31 @@ class Plan:
         estimate = self.timeline or self.roofline
         return estimate.seconds if estimate is not None else None
 
+    @property
+    def totals(self) -> Totals | None:
+        """Of the complete recipe at `step_seconds`; None where that is None."""
+        if self.step_seconds is None:
+            return None
+        run, topology = self.run, self.topology
+        steps, v3 = run.steps.total * self.num_runs, find_chip("TPU v3")
+        assert v3 is not None
+        images, speed = steps * self.config.global_batch, self.config.global_batch / self.step_seconds
+        days = steps * self.step_seconds / 86400
+        chip_days, flops = days * topology.num_chips, run.training_flops_per_image
+        is_standard = run.architecture.is_standard
+        return Totals(
+            steps=steps,
+            images=images,
+            exaflops=flops * images / 1e18 if is_standard else None,
+            images_per_second=speed,
+            mfu=speed * flops / topology.num_chips / topology.chip.peak_bf16_flops if is_standard else None,
+            days=days,
+            chip_hours=24 * chip_days,
+            core_days=chip_days * topology.fabric.cores_per_chip,
+            tpu_v3_core_days=chip_days * topology.chip.peak_bf16_flops / v3.peak_bf16_flops,
+            price=None if self.price_per_chip_hour is None else 24 * chip_days * self.price_per_chip_hour,
+        )
+
 
 def make_plan(
     config: RunConfig,
@@ -106,14 +104,7 @@ def make_plan(
     price_per_chip_hour: float | None = None,
     can_compile: bool = True,
 ) -> Plan:
-    """Plans a run.
-
-    Args:
-      config: as loaded.
-      topology: from `parse_topology`.
-      dataset: from `choose_dataset`.
-      price_per_chip_hour: in any currency.
-      can_compile: False plans by arithmetic even where a compiler is installed.
+    """Plans a run; without `can_compile` by arithmetic even where a compiler is installed.
 
     Raises:
       ValueError: a config that does not fit the machine or the dataset, or a network with a user's own code where
@@ -137,12 +128,14 @@ def make_plan(
     memory, timeline = None, None
     if isinstance(compiled, aot.Executable):
         program = hlo.parse(compiled.text)
-        memory, timeline = compiled_memory(compiled, program), step_timeline(program, _speeds(run, topology))
+        collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
+        memory = compiled_memory(compiled.memory, program)
+        timeline = step_timeline(program, topology, collective_seconds)
     elif compiled is None:
         memory = arithmetic_memory(run, topology)
     else:
         reason = compiled.message
-    plan = Plan(
+    return Plan(
         config=config,
         topology=topology,
         dataset=dataset,
@@ -152,54 +145,5 @@ def make_plan(
         memory=memory,
         timeline=timeline,
         roofline=roofline(run, topology) if architecture.is_standard else None,
-    )
-    if plan.step_seconds is None:
-        return plan
-    totals = run_totals(
-        architecture,
-        topology,
-        steps=run.steps.total * plan.num_runs,
-        global_batch=config.global_batch,
-        step_seconds=plan.step_seconds,
         price_per_chip_hour=price_per_chip_hour,
-    )
-    return dataclasses.replace(plan, totals=totals)
-
-
-def _speeds(run: Assembly, topology: Topology) -> Speeds:
-    return Speeds(
-        clock_hertz=topology.fabric.clock_hertz,
-        memory_bytes_per_second=topology.chip.memory_bandwidth_bytes_per_second,
-        network_bytes_per_second=topology.fabric.network_bytes_per_second,
-        collective_seconds=make_collective_seconds(list(run.batch_sharding.mesh.devices.flat), topology),
-    )
-
-
-def run_totals(
-    architecture: Architecture,
-    topology: Topology,
-    *,
-    steps: int,
-    global_batch: int,
-    step_seconds: float,
-    price_per_chip_hour: float | None,
-) -> Totals:
-    """Totals of so many steps."""
-    images, speed = steps * global_batch, global_batch / step_seconds
-    days, v3 = steps * step_seconds / 86400, find_chip("TPU v3")
-    assert v3 is not None
-    chip_days, flops = days * topology.num_chips, None
-    if architecture.is_standard:
-        flops = speed * training_flops_per_image(architecture) / topology.num_chips
-    return Totals(
-        steps=steps,
-        images=images,
-        exaflops=None if flops is None else exaflops(architecture, images),
-        images_per_second=speed,
-        mfu=None if flops is None else mfu(flops, topology.chip),
-        days=days,
-        chip_hours=24 * chip_days,
-        core_days=chip_days * topology.fabric.cores_per_chip,
-        tpu_v3_core_days=chip_days * topology.chip.peak_bf16_flops / v3.peak_bf16_flops,
-        price=None if price_per_chip_hour is None else 24 * chip_days * price_per_chip_hour,
     )

@@ -15,7 +15,6 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
@@ -69,31 +68,28 @@ class Instruction:
     @property
     def cycles(self) -> int | None:
         """XLA's estimate for one execution; None where it gives none."""
-        match = _CYCLES.search(self.rest)
-        return int(match[1]) if match else None
+        number = self._find(r'"estimated_cycles":"(\d+)"')
+        return int(number) if number else None
 
     def attribute(self, name: str) -> str | None:
-        """The computation that an attribute such as "calls" names."""
-        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        """What an attribute such as "calls", "body" or "channel_id" names."""
+        return self._find(rf"\b{name}=%?([\w.\-]+)")
+
+    def _find(self, pattern: str) -> str | None:
+        match = re.search(pattern, self.rest)
         return match[1] if match else None
 
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
-        branches = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
         names = (self.attribute(key) for key in ("calls", "to_apply", "true_computation", "false_computation"))
-        return (*(name for name in names if name), *(_NAME.findall(branches[1]) if branches else ()))
+        branches = self._find(r"branch_computations=\{([^}]*)\}") or ""
+        return (*(name for name in names if name), *_NAME.findall(branches))
 
     @property
     def source(self) -> str:
         """The operation that it comes from, as jax names it."""
-        match = re.search(r'op_name="([^"]*)"', self.rest)
-        return match[1] if match else ""
-
-    @property
-    def channel(self) -> str | None:
-        match = re.search(r"channel_id=(\d+)", self.rest)
-        return match[1] if match else None
+        return self._find(r'op_name="([^"]*)"') or ""
 
 
 @dataclasses.dataclass(frozen=True)

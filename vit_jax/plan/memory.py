@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from vit_jax.plan.aot import Executable
 from vit_jax.plan.hlo import Array, Instruction, Program
 
 _KINDS = {"state.model": "parameters", "state.optimizer": "optimizer", "state.polyak": "average", "batch": "batch"}
@@ -13,28 +13,16 @@ _FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loo
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one chip at the step's peak.
-
-    Attributes:
-      parameters: the network's.
-      optimizer: moments and counters.
-      average: Polyak's; 0 without one.
-      batch: images, labels and masks.
-      activations: what the loops over layers keep for the backward pass.
-      gradients: what the backward loops collect.
-      temporary: everything else: what a layer works with, parameters in the compute dtype, layers outside of loops,
-        logits, gaps.
-      program: the instructions.
-    """
+    """Bytes on one chip at the step's peak."""
 
     parameters: int
-    optimizer: int
-    average: int
-    batch: int
-    activations: int
-    gradients: int
-    temporary: int
-    program: int
+    optimizer: int  # moments and counters
+    average: int  # Polyak's; 0 without one
+    batch: int  # images, labels and masks
+    activations: int  # what the loops over layers keep for the backward pass
+    gradients: int  # what the backward loops collect
+    temporary: int  # the rest: a layer's work, copies in the compute dtype, layers outside of loops, logits, gaps
+    program: int  # the instructions
 
     @property
     def state(self) -> int:
@@ -46,14 +34,14 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def compiled_memory(executable: Executable, program: Program) -> Memory:
-    """Memory of a compiled step by kind; the kinds sum to XLA's total."""
+def compiled_memory(stats: Any, program: Program) -> Memory:
+    """Memory of a compiled step by kind, from XLA's `CompiledMemoryStats`; the kinds sum to XLA's total."""
     arguments = dict.fromkeys(_KINDS.values(), 0)
     for parameter in program.computations[program.entry]:
         if parameter.opcode == "parameter":
             kind = next((kind for name, kind in _KINDS.items() if parameter.source.startswith(name)), "optimizer")
             arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
-    arguments["batch"] += executable.arguments_bytes - sum(arguments.values())  # alignment
+    arguments["batch"] += stats.argument_size_in_bytes - sum(arguments.values())  # alignment
     kept = {"activations": 0, "gradients": 0}
     for computation in program.computations.values():
         makers = {instruction.name: instruction for instruction in computation}
@@ -61,8 +49,9 @@ def compiled_memory(executable: Executable, program: Program) -> Memory:
             if loop.opcode == "while":
                 kind = "gradients" if "transpose(" in loop.source else "activations"
                 kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program.trip_count(loop)))
-    temporary = executable.temporary_bytes + executable.new_output_bytes - sum(kept.values())
-    return Memory(**arguments, **kept, temporary=temporary, program=executable.program_bytes)
+    new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes  # others reuse the memory of an argument
+    temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
+    return Memory(**arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes)
 
 
 def _filled(loop: Instruction, makers: dict[str, Instruction], trip_count: int | None) -> Iterator[Array]:

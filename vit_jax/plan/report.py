@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.cost.flops import training_flops_per_image
 from vit_jax.plan.aot import Executable
 from vit_jax.plan.arithmetic import ATTAINABLE
 from vit_jax.plan.estimate import Plan
@@ -95,7 +94,7 @@ def _totals(plan: Plan) -> Iterator[str]:
         return
     speed, recipe = f"{total.images_per_second:,.0f} images/s", f"{total.steps:,} steps, {total.images:,} images"
     if total.mfu is not None and total.exaflops is not None:
-        flops = training_flops_per_image(plan.run.architecture) * plan.config.global_batch / plan.topology.num_chips
+        flops = plan.run.training_flops_per_image * plan.config.global_batch / plan.topology.num_chips
         speed += f", {flops / 1e12:,.3g} TFLOP a chip and step, MFU {total.mfu:.1%}"
         recipe += f", {total.exaflops:,.4g} exaFLOPs"
     yield f"speed    {speed}"

@@ -25,29 +25,20 @@ BATCH_FACTORS = (0.25, 0.5, 2, 4)
 MAX_ACCUMULATION = 64
 DOUBT = 0.15
 """How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
-
-
 _SEARCHED = (
     *("global_batch", "model.remat", "optimizer.accumulation_steps"),
     *("sharding.parameters", "sharding.num_replicas", "sharding.num_model_shards"),
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Candidate:
-    """One layout of the run.
-
-    Attributes:
-      config: of the run.
-      needed_bytes: by arithmetic.
-      step_seconds: by arithmetic.
-      plan: in full; None where that was not tried.
-    """
+    """One layout of the run, its figures by arithmetic."""
 
     config: RunConfig
     needed_bytes: int
     step_seconds: float
-    plan: Plan | None = None
+    plan: Plan | None = None  # in full; None where that was not tried
 
     @property
     def fits(self) -> bool:
@@ -63,21 +54,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-      candidates: all layouts, the fastest by arithmetic first.
-      winner: the fastest that fits; None where none does.
-      overrides: options that turn the recipe into the winner.
-      usable_bytes: of a chip.
-      num_refused: layouts that the config does not allow on this machine.
-    """
-
-    candidates: tuple[Candidate, ...]
-    winner: Plan | None
-    overrides: tuple[str, ...]
-    usable_bytes: int
-    num_refused: int
+    candidates: tuple[Candidate, ...]  # all layouts, the fastest by arithmetic first
+    winner: Plan | None  # the fastest that fits; None where none does
+    overrides: tuple[str, ...]  # options that turn the recipe into the winner
+    usable_bytes: int  # of a chip
+    num_refused: int  # layouts that the config does not allow on this machine
 
 
 def search(
@@ -91,17 +74,17 @@ def search(
     can_compile: bool = True,
     report: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Searches for the fastest layout that fits.
+    """Searches for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
       config: the recipe's.
       topology: the machine.
       dataset: what it would train on.
       price_per_chip_hour: for the winner's report.
-      num_tries: candidates that are compiled at least, if there are so many; more only until one fits.
+      num_tries: candidates that are planned at least, if there are so many; more only until one fits.
       other_batches: whether to try other global batches too.
       can_compile: False decides by arithmetic alone.
-      report: receives a line before each compilation, which may take minutes.
+      report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
       ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
@@ -115,19 +98,16 @@ def search(
     if not candidates:
         raise ValueError(f"No layout of this recipe is possible on {topology.name}: {refusals[0]}")
     usable = topology.fabric.usable_bytes
-    tried: list[Candidate] = []
-    for place in _in_order(candidates, usable, usable * (1 + (DOUBT if can_compile else 0))):
-        if len(tried) >= num_tries and any(candidate.fits for candidate in tried):
+    order = _in_order(candidates, usable, usable * (1 + (DOUBT if can_compile else 0)))
+    for number, chosen in enumerate(order):
+        if number >= num_tries and any(candidate.fits for candidate in order):
             break
-        chosen = candidates[place]
         words = " ".join(_overrides(config, chosen.config)) or "the recipe as it is"
-        report(f"planning {len(tried) + 1} of {num_tries}: {words}")
-        plan = make_plan(
+        report(f"planning {number + 1} of {num_tries}: {words}")
+        chosen.plan = make_plan(
             chosen.config, topology, dataset, price_per_chip_hour=price_per_chip_hour, can_compile=can_compile
         )
-        candidates[place] = dataclasses.replace(chosen, plan=plan)
-        tried.append(candidates[place])
-    fitting = (candidate for candidate in tried if candidate.fits)
+    fitting = (candidate for candidate in order if candidate.fits)
     winner = min(fitting, key=lambda candidate: candidate.seconds_per_image, default=None)
     return Found(
         candidates=tuple(candidates),
@@ -138,17 +118,17 @@ def search(
     )
 
 
-def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[int]:
-    """Places in the order in which they are tried, none that is larger than the limit.
+def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[Candidate]:
+    """In the order in which they are tried, none that is larger than the limit.
 
     The best of each rematerialisation policy comes first, then the others that fit by arithmetic, then those in doubt.
     """
-    sure = [place for place, candidate in enumerate(candidates) if candidate.needed_bytes <= usable_bytes]
-    doubtful = [place for place, candidate in enumerate(candidates) if usable_bytes < candidate.needed_bytes <= limit]
-    first: dict[str, int] = {}
-    for place in sure:
-        first.setdefault(candidates[place].config.model.remat, place)
-    return [*first.values(), *(place for place in sure if place not in first.values()), *doubtful]
+    sure = [candidate for candidate in candidates if candidate.needed_bytes <= usable_bytes]
+    doubtful = [candidate for candidate in candidates if usable_bytes < candidate.needed_bytes <= limit]
+    first: dict[str, Candidate] = {}
+    for candidate in sure:
+        first.setdefault(candidate.config.model.remat, candidate)
+    return [*first.values(), *(candidate for candidate in sure if candidate not in first.values()), *doubtful]
 
 
 def _candidates(

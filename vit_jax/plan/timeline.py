@@ -8,10 +8,10 @@ body times its length. Not modelled: core and prefetches sharing the bus, stragg
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.plan.hlo import Instruction, Program, members
+from vit_jax.plan.topology import CollectiveSeconds, Topology
 
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
@@ -20,81 +20,43 @@ _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a step.
+    """One collective of a step."""
 
-    Attributes:
-      operation: such as "all-reduce".
-      num_bytes: of the complete array.
-      devices: positions in the mesh of one group.
-      source: the operation it comes from, as jax names it.
-      count: how often a step executes it.
-      seconds: of one execution.
-      waited_seconds: of one execution, how long the core waits for it.
-    """
-
-    operation: str
-    num_bytes: int
-    devices: tuple[int, ...]
-    source: str
-    count: int
-    seconds: float
-    waited_seconds: float
+    operation: str  # such as "all-reduce"
+    num_bytes: int  # of the complete array
+    devices: tuple[int, ...]  # positions in the mesh of one group
+    source: str  # the operation it comes from, as jax names it
+    count: int  # how often a step executes it
+    seconds: float  # of one execution
+    waited_seconds: float  # of one execution, how long the core waits for it
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Timeline:
-    """Where the time of a step goes.
+    """Where the time of a step goes."""
 
-    Attributes:
-      compute_seconds: the core computes.
-      collective_seconds: the core waits for collectives.
-      prefetch_seconds: the core waits for memory.
-      collectives: all of them, the most expensive first.
-      num_unknown_loops: loops of unknown length, counted as one pass.
-    """
-
-    compute_seconds: float = 0.0
-    collective_seconds: float = 0.0
-    prefetch_seconds: float = 0.0
-    collectives: tuple[Collective, ...] = ()
-    num_unknown_loops: int = 0
+    compute_seconds: float = 0.0  # the core computes
+    collective_seconds: float = 0.0  # the core waits for collectives
+    prefetch_seconds: float = 0.0  # the core waits for memory
+    collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
+    num_unknown_loops: int = 0  # loops of unknown length, counted as one pass
 
     @property
     def seconds(self) -> float:
         return self.compute_seconds + self.collective_seconds + self.prefetch_seconds
 
-    def plus(self, other: "Timeline", times: int = 1) -> "Timeline":
-        """This, then `other` so many times."""
-        more = tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
-        return Timeline(
-            self.compute_seconds + times * other.compute_seconds,
-            self.collective_seconds + times * other.collective_seconds,
-            self.prefetch_seconds + times * other.prefetch_seconds,
-            self.collectives + more,
-            self.num_unknown_loops + other.num_unknown_loops,
-        )
+    def add(self, other: "Timeline", times: int) -> None:
+        """Then `other` so many times."""
+        self.compute_seconds += times * other.compute_seconds
+        self.collective_seconds += times * other.collective_seconds
+        self.prefetch_seconds += times * other.prefetch_seconds
+        self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
+        self.num_unknown_loops += other.num_unknown_loops
 
 
-@dataclasses.dataclass(frozen=True)
-class Speeds:
-    """Conversion of cycles and bytes to seconds.
-
-    Attributes:
-      clock_hertz: of the core.
-      memory_bytes_per_second: of the bus.
-      network_bytes_per_second: of one chip, between slices.
-      collective_seconds: (operation, bytes, positions in the mesh) -> seconds.
-    """
-
-    clock_hertz: float
-    memory_bytes_per_second: float
-    network_bytes_per_second: float
-    collective_seconds: Callable[[str, int, tuple[int, ...]], float]
-
-
-def step_timeline(program: Program, speeds: Speeds) -> Timeline:
-    """Estimates one execution of the program."""
-    timeline = _Walk(program, speeds).run(program.entry)
+def step_timeline(program: Program, topology: Topology, collective_seconds: CollectiveSeconds) -> Timeline:
+    """Estimates one execution of the program on a machine whose collectives take so long."""
+    timeline = _Walk(program, topology, collective_seconds).run(program.entry)
     dearest = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
     return dataclasses.replace(timeline, collectives=tuple(dearest))
 
@@ -102,8 +64,8 @@ def step_timeline(program: Program, speeds: Speeds) -> Timeline:
 class _Walk:
     """Simulates computations; remembers which instructions contain a collective."""
 
-    def __init__(self, program: Program, speeds: Speeds):
-        self.program, self.speeds = program, speeds
+    def __init__(self, program: Program, topology: Topology, collective_seconds: CollectiveSeconds):
+        self.program, self.topology, self.collective_seconds = program, topology, collective_seconds
         self.collective_of = functools.cache(self._collective_of)
 
     def run(self, computation: str) -> Timeline:
@@ -115,11 +77,12 @@ class _Walk:
 
     def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
         opcode, name = instruction.opcode, instruction.name
-        seconds = (instruction.cycles or 0) / self.speeds.clock_hertz
+        seconds = (instruction.cycles or 0) / self.topology.fabric.clock_hertz
         if opcode in ("while", "call", "conditional"):
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
-            pass_.start(name, "bus", _prefetched_bytes(instruction) / self.speeds.memory_bytes_per_second)
+            bandwidth = self.topology.chip.memory_bandwidth_bytes_per_second
+            pass_.start(name, "bus", _prefetched_bytes(instruction) / bandwidth)
         elif opcode == "recv":  # between slices; the matching send goes the other way at the same time
             fact = self._exchange(instruction)
             pass_.start(name, "network", fact.seconds, fact)
@@ -129,7 +92,7 @@ class _Walk:
             pass_.compute(seconds)
         else:
             is_split = opcode.endswith("-start")
-            key = name if is_split else collective.channel or name
+            key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
@@ -162,12 +125,12 @@ class _Walk:
     def _fact(self, collective: Instruction) -> Collective:
         operation, devices = collective.opcode.removesuffix("-start"), tuple(members(collective))
         num_bytes = _collective_bytes(collective, len(devices))
-        seconds = self.speeds.collective_seconds(operation, num_bytes, devices)
+        seconds = self.collective_seconds(operation, num_bytes, devices)
         return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)
 
     def _exchange(self, received: Instruction) -> Collective:
         num_bytes = sum(array.num_bytes for array in received.arrays[:1])
-        seconds = num_bytes / self.speeds.network_bytes_per_second + NETWORK_SECONDS
+        seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
         return Collective("exchange between slices", num_bytes, (), received.source, 1, seconds, 0.0)
 
 
@@ -182,11 +145,11 @@ class _Pass:
 
     def compute(self, seconds: float) -> None:
         self.now += seconds
-        self.timeline = self.timeline.plus(Timeline(compute_seconds=seconds))
+        self.timeline.compute_seconds += seconds
 
     def enter(self, nested: Timeline, times: int) -> None:
         self.now += nested.seconds * times
-        self.timeline = self.timeline.plus(nested, times)
+        self.timeline.add(nested, times)
 
     def start(self, key: str, resource: str, seconds: float, fact: Collective | None = None) -> None:
         self.free[resource] = max(self.now, self.free[resource]) + seconds
@@ -198,10 +161,10 @@ class _Pass:
         seconds = max(0.0, end - self.now)
         self.now += seconds
         if fact is None:
-            self.timeline = self.timeline.plus(Timeline(prefetch_seconds=seconds))
+            self.timeline.prefetch_seconds += seconds
         else:
-            fact = dataclasses.replace(fact, waited_seconds=seconds)
-            self.timeline = self.timeline.plus(Timeline(collective_seconds=seconds, collectives=(fact,)))
+            self.timeline.collective_seconds += seconds
+            self.timeline.collectives += (dataclasses.replace(fact, waited_seconds=seconds),)
 
 
 def _prefetched_bytes(instruction: Instruction) -> int:

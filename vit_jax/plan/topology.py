@@ -8,17 +8,21 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.cost.chips import Chip, find_chip
 from vit_jax.cost.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 
 _FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
-_SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_SMALL_SHAPES_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_SHAPES = {  # by the number of axes
+    2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
+}
 _CUBE = 4  # larger slices with three axes are made of cubes of this side
 _HOST = (2, 2, 1)  # chips of one host along each axis
+
+CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]  # (operation, bytes, positions in the mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +41,12 @@ class StandIn:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A machine.
+    """A machine."""
 
-    Attributes:
-      name: as the user wrote it.
-      fabric: of its kind.
-      shape: chips along each axis of a slice, or (GPUs of a node,).
-      num_slices: slices, or nodes.
-    """
-
-    name: str
+    name: str  # as the user wrote it
     fabric: Fabric
-    shape: tuple[int, ...]
-    num_slices: int
+    shape: tuple[int, ...]  # chips along each axis of a slice, or (GPUs of a node,)
+    num_slices: int  # slices, or nodes
 
     @property
     def is_tpu(self) -> bool:
@@ -100,11 +97,7 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parses a machine's name.
-
-    Args:
-      name: "[SLICES*]KIND:SHAPE"; for GPUs "[NODES*]KIND:GPUS".
-      num_slices: given apart from the name; None for the name's number.
+    """Parses "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS"; the number may be given apart, as `num_slices`.
 
     Raises:
       ValueError: there is no such machine.
@@ -133,38 +126,29 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
     if num_slices < 1:
         raise ValueError(f"--topology={name}: {num_slices} slices: use 1 or more.")
-    if fabric.num_axes == 0:
+    if not fabric.num_axes:
         if len(shape) != 1 or not 1 <= shape[0] <= fabric.largest_slice:
             raise ValueError(
                 f"--topology={name}: write {fabric.kind}:N with N from 1 to {fabric.largest_slice} GPUs of a node, and "
                 f"2*{fabric.kind}:{min(8, fabric.largest_slice)} for two nodes."
             )
-        return
-    if fabric.num_axes == 2 and shape not in _SHAPES_2D:
-        allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES_2D)
+    elif shape not in _SHAPES[fabric.num_axes] and not _is_made_of_cubes(fabric, shape):
+        allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES[fabric.num_axes])
+        if fabric.num_axes == 3:
+            allowed += f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, "
+            allowed += f"of at most {fabric.largest_slice} chips, such as 4x4x8"
         raise ValueError(f"--topology={name}: a slice of {fabric.kind} is one of {allowed}.")
-    if fabric.num_axes == 3 and not _is_shape_3d(shape, fabric.largest_slice):
-        small = ", ".join("x".join(map(str, shape)) for shape in _SMALL_SHAPES_3D)
-        raise ValueError(
-            f"--topology={name}: a slice of {fabric.kind} is one of {small}, or AxBxC with A <= B <= C, each a "
-            f"multiple of {_CUBE}, of at most {fabric.largest_slice} chips, such as 4x4x8."
-        )
 
 
-def _is_shape_3d(shape: tuple[int, ...], largest: int) -> bool:
-    if len(shape) != 3 or shape in _SMALL_SHAPES_3D:
-        return shape in _SMALL_SHAPES_3D
+def _is_made_of_cubes(fabric: Fabric, shape: tuple[int, ...]) -> bool:
     cubes = all(length and length % _CUBE == 0 for length in shape)
-    return cubes and list(shape) == sorted(shape) and math.prod(shape) <= largest
+    is_sorted = list(shape) == sorted(shape)
+    return len(shape) == fabric.num_axes == 3 and cubes and is_sorted and math.prod(shape) <= fabric.largest_slice
 
 
-def make_collective_seconds(devices: Sequence[Any], topology: Topology) -> Callable[[str, int, tuple[int, ...]], float]:
-    """Returns (operation, bytes, positions in the mesh) -> seconds.
-
-    Args:
-      devices: of the mesh, in its order, which the positions refer to.
-      topology: its fabric connects them.
-    """
+def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
+    """For devices in the order of the mesh."""
+    devices = list(devices)
 
     def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
         group = group_of([devices[position] for position in positions], topology)

@@ -1,0 +1,129 @@
+"""Parameters of built networks: published counts (golden/parameter_counts.json) and cases worked by hand.
+
+`UPDATE_GOLDEN=1` renews the golden rows whose source is "computed" and adds one for each new size; rows that come from
+a publication are never rewritten.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import pytest
+
+from tests.models.small_models import abstract, size
+from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
+from vit_jax.config.variants import RESNET_UNITS
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
+COMPUTED = "computed"
+
+# 2 x 3 patches of 4 x 4 pixels, width 8, one block with an MLP of 16.
+TINY = Architecture(
+    name="tiny", image_size=(8, 12), patch_size=(4, 4), num_classes=5, width=8, depth=1, mlp_dim=16, num_heads=2
+)
+TINY_MLP = (8 * 16 + 16) + (16 * 8 + 8)
+TINY_BLOCK = 2 * 16 + 4 * (64 + 8) + TINY_MLP  # two norms, four projections, two dense layers
+TINY_COUNT = (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)  # class token, position embedding; norm, head
+
+# 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
+RESNET = {"family": "resnet", "units": (2, 1), "width_factor": 0.5, "image_size": (16, 12), "patch_size": (1, 1)}
+NO_TRANSFORMER = {"width": 256, "depth": 0, "mlp_dim": 0, "num_heads": 0, "pool": "gap"}
+CONVOLUTIONS = (
+    49 * 3 * 32
+    + (32 * 32 + 9 * 32 * 32 + 32 * 128 + 32 * 128)  # the last is the shortcut
+    + (128 * 32 + 9 * 32 * 32 + 32 * 128)
+    + (128 * 64 + 9 * 64 * 64 + 64 * 256 + 128 * 256)
+)
+NORMS_BEFORE = 2 * ((32 + 32 + 32) + (128 + 32 + 32) + (128 + 64 + 64) + 256)  # the last follows the last stage
+NORMS_AFTER = 2 * (32 + (32 + 32 + 128 + 128) + (32 + 32 + 128) + (64 + 64 + 256 + 256))  # the root's is the first
+
+
+def count_of(row):
+    """Our count for a golden row; a head of "none" means the backbone alone, which is built with no classes."""
+    config = ModelConfig(name=row["name"], pool=row["pool"], head="linear" if row["head"] == "none" else row["head"])
+    architecture = build_architecture(config, image_size=(row["image_size"],) * 2, num_classes=row["num_classes"])
+    return size(abstract(architecture))
+
+
+def golden_rows():
+    rows = json.loads(GOLDEN.read_text())
+    if os.environ.get("UPDATE_GOLDEN") != "1":
+        return rows
+    for name in sorted(expected_names() - {row["name"] for row in rows}):
+        new = {"name": name, "image_size": 224, "num_classes": 1000, "pool": "token" if "/" in name else "gap"}
+        rows.append({**new, "head": "linear", "parameters": 0, "source": COMPUTED})
+    rows = [{**row, "parameters": count_of(row)} if row["source"] == COMPUTED else row for row in rows]
+    GOLDEN.write_text("[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n")
+    return rows
+
+
+def expected_names():
+    return {f"ViT-{size}/16" for size in VIT_SIZES} | {f"R{depth}x1" for depth in RESNET_UNITS}
+
+
+ROWS = golden_rows()
+
+
+@pytest.mark.parametrize("name", sorted({row["name"] for row in ROWS}))
+def test_golden_counts(name):
+    rows = [row for row in ROWS if row["name"] == name]
+    assert [row | {"parameters": count_of(row)} for row in rows] == rows
+
+
+def test_golden_rows_are_complete_distinct_and_mostly_published():
+    missing = expected_names() - {row["name"] for row in ROWS}
+    assert not missing, f"no golden count for {sorted(missing)}: run once with UPDATE_GOLDEN=1"
+    keys = [tuple(value for name, value in row.items() if name not in ("parameters", "source")) for row in ROWS]
+    assert len(set(keys)) == len(keys)
+    assert sum(row["source"] != COMPUTED for row in ROWS) == 78  # a published row is never dropped or recomputed
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({}, 0),
+        ({"depth": 3}, 2 * TINY_BLOCK),
+        ({"pool": "gap"}, -2 * 8),  # the class token and its position
+        ({"pool": "map"}, -2 * 8 + 8 + 4 * (64 + 8) + 16 + TINY_MLP),  # a query attends to all tokens, then an MLP
+        ({"head": "mlp"}, 64 + 8),
+        ({"head": "mlp", "num_classes": 0}, 64 + 8 - 45),
+        ({"num_classes": 0}, -45),
+        ({"position_embedding": "learned_2d"}, (2 * 4 + 3 * 4 + 8) - 7 * 8),  # half a vector for rows and for columns
+        ({"position_embedding": "learned_2d", "pool": "gap"}, (2 * 4 + 3 * 4) - 7 * 8 - 8),
+        ({"position_embedding": "sincos2d"}, -7 * 8),
+        ({"position_embedding": "none"}, -7 * 8),
+    ],
+)
+def test_transformers_by_hand(changes, difference):
+    assert size(abstract(dataclasses.replace(TINY, **changes))) == TINY_COUNT + difference
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"residual_unit": "preactivation", **NO_TRANSFORMER}, CONVOLUTIONS + NORMS_BEFORE + 256 * 5 + 5),
+        ({"residual_unit": "postactivation", **NO_TRANSFORMER}, CONVOLUTIONS + NORMS_AFTER + 256 * 5 + 5),
+        (  # a map of 2 x 2 with 256 channels, cut into two patches of 1 x 2 cells
+            {"family": "hybrid", "patch_size": (1, 2)},
+            CONVOLUTIONS + NORMS_AFTER + (2 * 256 * 8 + 8) + 3 * 8 + TINY_COUNT - (48 * 8 + 8) - 7 * 8,
+        ),
+    ],
+    ids=["preactivation", "postactivation", "hybrid"],
+)
+def test_resnets_by_hand(changes, count):
+    assert size(abstract(dataclasses.replace(TINY, **(RESNET | changes)))) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "num_classes", "millions"),  # timm: resnet50_gn of results-imagenet.csv; model cards of SigLIP
+    [
+        ({"name": "R50x1", "residual_unit": "postactivation"}, 1000, 25.56),
+        ({"name": "ViT-So400m/14", "pool": "map", "head": "linear"}, 0, 428),
+        ({"name": "ViT-So400m/14", "pool": "gap", "head": "linear"}, 0, 412),
+    ],
+)
+def test_counts_of_timm(options, num_classes, millions):
+    architecture = build_architecture(ModelConfig(**options), image_size=(224, 224), num_classes=num_classes)
+    count = size(abstract(architecture)) / 1e6
+    assert round(count, 2 if millions < 100 else 0) == millions
