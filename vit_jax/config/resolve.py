@@ -23,12 +23,7 @@ class RunSteps:
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
-    """Converts durations to steps and checks what depends on the dataset and the devices.
-
-    Args:
-      config: as loaded.
-      num_examples: size of the training split.
-      num_devices: of all processes.
+    """Converts durations to steps, for a training split of `num_examples` and the devices of all processes.
 
     Raises:
       ValueError: a value that cannot work, with what would.
@@ -58,12 +53,13 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
     start = config.logging.profile_start_step
     if start is not None and not 1 <= start <= total:
         raise ValueError(f"config.logging.profile_start_step={start}: the run has the steps 1 to {total}.")
-    for section, every in (
-        ("evaluation", steps.evaluate_every),
-        ("checkpoint", steps.checkpoint_every),
-        ("logging", steps.log_every),
-        *((f"evaluation.evaluators.{name}", every) for name, every in steps.evaluators_every.items()),
-    ):
+    periods = {
+        "evaluation": steps.evaluate_every,
+        "checkpoint": steps.checkpoint_every,
+        "logging": steps.log_every,
+        **{f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()},
+    }
+    for section, every in periods.items():
         if every < 1:
             raise ValueError(f"config.{section}.every must be at least one step.")
     return steps
