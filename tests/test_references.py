@@ -44,25 +44,7 @@ def test_references(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a",
-        "a.b",
-        ":b",
-        "a:",
-        "a:b:c",
-        "a b:c",
-        "a.:b",
-        ".a:b",
-        "a:b.",
-        "2a:b",
-        "a:2b",
-        "a-b:c",
-        "a:b\n",
-        "a:/b",
-        "hf://a",
-    ],
+    "text", ["", "a", "a.b", ":b", "a:", "a:b:c", "a b:c", "a.:b", ".a:b", "a:b.", "2a:b", "a-b:c", "a:b\n", "hf://a"]
 )
 def test_other_texts(text):
     assert not is_reference(text)

@@ -19,25 +19,13 @@ def assert_trees_close(a, b, atol):
         np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol)
 
 
-def test_fsdp_shards_parameters_moments_and_average():
-    state = runs.build("sharding.parameters=fsdp", "polyak.factor=0.9", devices=8).init_state()
-    kernels = [state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu]
-    for tree in kernels:
-        kernel = tree.encoder.blocks.mlp.expand.kernel[...]
-        assert kernel.addressable_shards[0].data.size == kernel.size // 8
-
-
 @pytest.mark.parametrize("masked", [(), (0, 5, 6)])
-def test_accumulation_equals_the_large_batch(masked):
-    """Also where examples are masked unevenly over the micro-batches, and with mixup."""
-    one, four = (runs.train(runs.build(f"optimizer.accumulation_steps={n}"), 5, masked=masked) for n in (1, 4))
+def test_accumulation_equals_the_large_batch_of_one_device(masked):
+    """Also where examples are masked unevenly over the micro-batches, with mixup, and spread over devices."""
+    accumulated = runs.build("optimizer.accumulation_steps=4", devices=2)
+    one, four = (runs.train(run, 4, masked=masked) for run in (runs.build(), accumulated))
     np.testing.assert_allclose(losses(four[1]), losses(one[1]), rtol=1e-5)
     assert_trees_close(four[0].model, one[0].model, atol=1e-5)
-
-
-def test_accumulation_on_eight_devices_equals_one_device():
-    one, eight = (runs.train(runs.build("optimizer.accumulation_steps=2", devices=devices), 5) for devices in (1, 8))
-    np.testing.assert_allclose(losses(eight[1]), losses(one[1]), rtol=1e-5)
 
 
 def test_masked_examples_do_not_change_the_step():
@@ -63,16 +51,13 @@ def test_a_batch_without_readable_images_does_no_harm():
     assert_trees_close(state.model, before, atol=0)
 
 
-def test_initial_loss_is_ln_k_exactly():
-    _, curve = runs.train(runs.build("input.mixup_alpha=0.0"), 1)
-    assert curve[0]["train_loss"] == pytest.approx(math.log(10), abs=1e-6)
-
-
 def test_head_bias_and_sigmoid_give_the_expected_initial_loss():
     _, curve = runs.train(
         runs.build("model.head_bias_init=-10.0", "objective.loss=sigmoid", "input.mixup_alpha=0.0"), 1
     )
     assert curve[0]["train_loss"] == pytest.approx(10.0000454 + 9 * 4.5399e-5, abs=1e-4)
+    _, curve = runs.train(runs.build("input.mixup_alpha=0.0"), 1)
+    assert curve[0]["train_loss"] == pytest.approx(math.log(10), abs=1e-6)
 
 
 def test_a_step_is_a_function_of_seed_and_step():
@@ -80,16 +65,6 @@ def test_a_step_is_a_function_of_seed_and_step():
     first, again, other = (losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",)))
     assert first == again
     assert first != other
-
-
-def test_training_learns():
-    """One batch of noise with random labels, again and again: the loss must fall below half of ln 10."""
-    run = runs.build("input.mixup_alpha=0.0", "optimizer.weight_decay=0.0", "total=200 steps")
-    (batch,) = runs.batches(run, 1)
-    state, batch = run.init_state(), jax.device_put(batch, run.batch_sharding)
-    for _ in range(200):
-        state, metrics = run.train_step(state, batch)
-    assert float(metrics["train_loss"]) < math.log(10) / 2
 
 
 def test_metrics_norms_and_learning_rate():
@@ -143,10 +118,10 @@ def assert_only_the_head_differs(before, after):
         assert (leaf.tobytes() == after[name].tobytes()) == (not name.startswith("head/")), name
 
 
-@pytest.mark.parametrize("how", [(), ("optimizer.name=sgd", "optimizer.accumulation_steps=2")])
-def test_a_frozen_backbone_is_the_same_to_the_bit(how):
+def test_a_frozen_backbone_is_the_same_to_the_bit():
     """Under weight decay, and in the Polyak average too."""
-    run = runs.build(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3", *how, devices=2)
+    how = ("optimizer.name=sgd", "optimizer.accumulation_steps=2", "optimizer.weight_decay=0.3")
+    run = runs.build(*FROZEN, "polyak.factor=0.9", *how, devices=2)
     state = filled_state(run)
     before = jax.device_get(state.model)
     for batch in runs.batches(run, 4):

@@ -1,11 +1,10 @@
 """Parses the words after a verb: options, switches, positional words, and overrides of the config."""
 
-import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 
 class UsageError(ValueError):
@@ -66,17 +65,11 @@ def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
 def _fields_named(name: str) -> list[str]:
     """Fields of a recipe that have this name, in full or after their section."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
+    from vit_jax.config.load import field_paths
 
-    fields = dict.fromkeys([*_fields_of(PretrainConfig), *_fields_of(FinetuneConfig)])
+    paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
+    fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
     return [field for field in fields if name in (field, field.rpartition(".")[2])]
-
-
-def _fields_of(section: Any, prefix: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(section):
-        if dataclasses.is_dataclass(field.type):
-            yield from _fields_of(field.type, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
 
 
 def _take_positional(plain: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:

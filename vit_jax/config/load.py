@@ -146,17 +146,17 @@ def _hint_inside(hint: Any, field: str, name: str, kind: type, values: dict[str,
         return typing.get_args(hint)[1]
     hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
     if field not in hints:
-        raise ValueError(_unknown(name, list(_paths(kind))))
+        raise ValueError(_unknown(name, list(field_paths(kind))))
     return hints[field]
 
 
-def _paths(kind: Any, prefix: str = "") -> list[str]:
+def field_paths(kind: Any, prefix: str = "") -> list[str]:
     """Names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
         inner = typing.get_args(hint)[1] if _is_mapping(hint) else hint
         stem = f"{prefix}{name}.NAME" if _is_mapping(hint) else f"{prefix}{name}"
-        names += _paths(inner, f"{stem}.") if dataclasses.is_dataclass(inner) else [stem]
+        names += field_paths(inner, f"{stem}.") if dataclasses.is_dataclass(inner) else [stem]
     return names
 
 

@@ -26,13 +26,7 @@ def init(parameters: T) -> T:
 
 
 def update(
-    average: T,
-    parameters: T,
-    step: jax.typing.ArrayLike,
-    *,
-    factor: float,
-    start_step: int,
-    bias_correction: bool,
+    average: T, parameters: T, step: jax.typing.ArrayLike, *, factor: float, start_step: int, bias_correction: bool
 ) -> T:
     """The average after one more step.
 
@@ -54,16 +48,13 @@ def update(
       start_step: number of updates before averaging begins, at least 0.
       bias_correction: see above.
     """
+    # (1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first.
     count = jnp.asarray(step, jnp.float32) - start_step
-    rate = _corrected_rate(count, factor) if bias_correction else jnp.float32(1 - factor)
+    corrected = (1 - factor) / -jnp.expm1(math.log(factor) * jnp.maximum(count, 1.0))
+    rate = corrected if bias_correction else jnp.float32(1 - factor)
 
     def leaf(average: jax.Array, parameter: jax.Array) -> jax.Array:
         parameter = parameter.astype(jnp.float32)
         return jnp.where(count > 0, average + rate * (parameter - average), parameter)
 
     return jax.tree.map(leaf, average, parameters)
-
-
-def _corrected_rate(count: jax.Array, factor: float) -> jax.Array:
-    """(1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first."""
-    return (1 - factor) / -jnp.expm1(math.log(factor) * jnp.maximum(count, 1.0))

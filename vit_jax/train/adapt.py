@@ -14,7 +14,7 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
       train: the training split; its classes become those of the head.
 
     Returns:
-      The network, its parameters, and a sentence or more on where they come from.
+      The network, its parameters, and lines on where they come from.
 
     Raises:
       ValueError: no weights are given, they cannot be read, or are of another network than the config wants.
@@ -33,11 +33,8 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
         weights.architecture, config.model, image_size=config.input.image_size, num_classes=train.num_classes
     )
     fitted = fit(weights, architecture, position_resize=config.model.position_resize)
-    lines = [
-        f"weights  {weights.source}",
-        f"         {fitted.summary()}",
-        *(f"note     {note}" for note in weights.notes),
-    ]
+    notes = [f"note     {note}" for note in weights.notes]
+    lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
     return architecture, fitted, "\n".join(lines)
 
 

@@ -15,12 +15,10 @@ from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
-from vit_jax.train.cadence import Cadence
-from vit_jax.train.evaluations import Evaluation, build_evaluations, run_all
+from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
-from vit_jax.train.machine import peak_flops, timed
+from vit_jax.train.machine import Profiler, peak_flops, timed
 from vit_jax.train.metrics import LateMetrics, require_finite
-from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import items_of
 from vit_jax.train.state import TrainState
@@ -74,15 +72,15 @@ def train(
         state, origin = first_state(store, metadata)
         start_step = int(jax.device_get(state.step))
         before = {"wall_seconds": 0.0} if store.latest_step() is None else store.metadata(start_step)
-        writers = stack.enter_context(Writers(folder, config, start_step, enabled=is_first))
-        display = stack.enter_context(Display(total, start_step, enabled=is_first))
+        writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
+        display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]
         train_step, compile_seconds = timed(run.compile_train_step)
         display.say(f"compiled the training step in {compile_seconds:.1f} s")
 
-        profiler = stack.enter_context(Profiler(folder, config.logging, enabled=is_first))
+        profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())

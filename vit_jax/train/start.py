@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,19 +17,8 @@ from vit_jax.train.state import TrainState
 from vit_jax.weights import load_weights
 
 MEANING = (
-    "family",
-    "network",
-    "block",
-    "pool",
-    "position_embedding",
-    "head",
-    "num_heads",
-    "gelu",
-    "layer_norm_epsilon",
-    "residual_unit",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
+    *("family", "network", "block", "pool", "position_embedding", "head", "num_heads", "gelu", "layer_norm_epsilon"),
+    *("residual_unit", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"),
 )
 """What two architectures with the same shapes may still differ in."""
 
@@ -44,11 +33,7 @@ def start_state_of_weights(
     assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointStore, metadata: dict[str, Any]
 ) -> tuple[TrainState, str]:
     """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
-    source = str(assembly.config.init_from)
-    return continue_run(assembly, own, metadata) or (
-        state_of_parameters(assembly, parameters, source),
-        f"starting at step 0 with the weights of {source}",
-    )
+    return _continue_run(assembly, own, metadata) or _begin(assembly, parameters, str(assembly.config.init_from))
 
 
 def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str]:
@@ -64,21 +49,27 @@ def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, An
     """
     config = assembly.config
     assert isinstance(config, PretrainConfig)
-    if (continued := continue_run(assembly, own, metadata)) is not None:
+    if continued := _continue_run(assembly, own, metadata):
         return continued
     if config.resume_from is not None:
-        with _open(config.resume_from) as (store, step):
-            state = _restore_all(assembly, store, step, metadata)
-        return state, f"continuing from step {step} of {config.resume_from}"
+        path = pathlib.Path(config.resume_from).expanduser()
+        if has_checkpoints(path):
+            with contextlib.closing(CheckpointStore(path, read_only=True)) as store:
+                if (step := store.latest_step()) is not None:
+                    state = _restore_all(assembly, store, step, metadata)
+                    return state, f"continuing from step {step} of {config.resume_from}"
+        raise ValueError(
+            f"config.resume_from={config.resume_from!r} is not a workdir with a checkpoint: give the folder of a run, "
+            f"the one with the sub-folder {FOLDER}/ in it."
+        )
     if config.init_from is not None:
         weights = load_weights(config.init_from)
         _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
-        state = state_of_parameters(assembly, weights.parameters, weights.source)
-        return state, f"starting at step 0 with the weights of {weights.source}"
+        return _begin(assembly, weights.parameters, weights.source)
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
 
 
-def continue_run(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+def _continue_run(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
     """The state of the newest checkpoint of the run's own workdir; None if there is none."""
     step = own.latest_step()
     if step is None:
@@ -86,13 +77,12 @@ def continue_run(assembly: Assembly, own: CheckpointStore, metadata: dict[str, A
     return _restore_all(assembly, own, step, metadata), f"continuing from this workdir's checkpoint of step {step}"
 
 
-def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
-    """The state before the first step, with given parameters; each process supplies what its devices hold.
+def _begin(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> tuple[TrainState, str]:
+    return state_of_parameters(assembly, parameters, source), f"starting at step 0 with the weights of {source}"
 
-    Args:
-      assembly: the run.
-      parameters: float32 by name.
-      source: where they come from, for the error.
+
+def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
+    """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
     Raises:
       ValueError: they are not those of the run's network; every difference is listed.
@@ -120,40 +110,16 @@ def _restore_all(assembly: Assembly, store: CheckpointStore, step: int, metadata
                 f"weights, use config.init_from and another workdir."
             )
     restored = store.restore(step, items_of(assembly.abstract_state))
-    return TrainState(
-        step=restored["progress"]["step"],
-        model=restored["model"],
-        optimizer=restored["optimizer"],
-        polyak=restored.get("polyak"),
-    )
+    step_array, polyak = restored["progress"]["step"], restored.get("polyak")
+    return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
 
 
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
     """Of two networks with the same shapes one may still compute something else than the other."""
     given = dataclasses.asdict(assembly.architecture)
-    different = [
-        f"  {name}: there {stored.get(name)!r}, here {given[name]!r}"
-        for name in MEANING
-        if stored.get(name) != given[name]
-    ]
-    if different:
-        raise ValueError(f"{source} is of another network:\n" + "\n".join(different))
-
-
-@contextlib.contextmanager
-def _open(workdir: str) -> Iterator[tuple[CheckpointStore, int]]:
-    path = pathlib.Path(workdir).expanduser()
-    store = CheckpointStore(path, read_only=True) if has_checkpoints(path) else None
-    step = None if store is None else store.latest_step()
-    if store is None or step is None:
-        raise ValueError(
-            f"config.resume_from={workdir!r} is not a workdir with a checkpoint: "
-            f"give the folder of a run, the one with the sub-folder {FOLDER}/ in it."
-        )
-    try:
-        yield store, step
-    finally:
-        store.close()
+    if different := [name for name in MEANING if stored.get(name) != given[name]]:
+        lines = "\n".join(f"  {name}: there {stored.get(name)!r}, here {given[name]!r}" for name in different)
+        raise ValueError(f"{source} is of another network:\n{lines}")
 
 
 def _short(value: Any) -> str:

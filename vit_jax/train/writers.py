@@ -5,7 +5,7 @@ import os
 import pathlib
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from vit_jax.config import to_dict
 from vit_jax.files import write_atomically
@@ -15,13 +15,10 @@ SUMMARY_FILE = "summary.json"
 
 
 class Writer(Protocol):
-    """Receives named scalars of a step."""
+    """Receives named scalars of a step; all are on disk, or sent, when `close` returns."""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of a step."""
-
-    def close(self) -> None:
-        """Everything is on disk, or sent, when this returns."""
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
 
 
 class JsonLines:
@@ -100,12 +97,6 @@ class Writers:
         self._writers.append(JsonLines(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands the metrics of a step to every writer."""
