@@ -39,19 +39,20 @@ def test_name_stands_for_numbers(size):
     a = build(f"ViT-{size}/14")
     assert (a.width, a.depth, a.mlp_dim, a.num_heads) == SIZES[size]
     assert (a.patch_size, a.grid, a.sequence_length) == ((14, 14), (16, 16), 257)
+    for pool, length in (("token", 7), ("gap", 6), ("map", 6)):
+        a = build(f"{size}/16x8", image_size=(32, 24), pool=pool)
+        assert (a.grid, a.sequence_length) == ((2, 3), length)
 
 
 @pytest.mark.parametrize(
     ("name", "parsed"),
     [
         ("ViT-B/16", ModelName("B", (16, 16))),
-        ("B/16", ModelName("B", (16, 16))),
         ("ViT-g-opt/14", ModelName("g-opt", (14, 14))),
         ("ViT-Ti/16x8", ModelName("Ti", (16, 8))),
         ("R50", ModelName(units=R50)),
         ("R152x4", ModelName(units=R152, width_factor=4)),
         ("R14x0.5", ModelName(units=(1, 1, 1, 1), width_factor=0.5)),
-        ("R50x1+ViT-B/32", ModelName("B", (32, 32), R50)),
         ("R50x2+ViT-g-opt/16", ModelName("g-opt", (16, 16), R50, 2)),
         ("R+Ti/16", ModelName("Ti", (16, 16), ())),
         ("R14x0.5+ViT-mu/8", ModelName("mu", (8, 8), (1, 1, 1, 1), 0.5)),
@@ -91,19 +92,13 @@ def test_resnet_stands_for_numbers(name, width, channels):
     assert (a.depth, a.mlp_dim, a.num_heads) == (0, 0, 0)
     assert (a.pool, a.head, a.residual_unit) == ("gap", "linear", "preactivation")
     assert (a.map_size, a.grid, a.sequence_length) == ((7, 7), (7, 7), 49)
-
-
-@pytest.mark.parametrize(("pixels", "cells"), [(224, 7), (225, 8), (97, 4), (8, 1)])
-def test_map_of_a_resnet_is_rounded_up(pixels, cells):
-    """Five halvings, each rounding up; any image size will do."""
-    assert build("R26", image_size=(pixels, 32)).map_size == (cells, 1)
+    assert build(name, image_size=(225, 8)).map_size == (8, 1)  # five halvings, each rounding up
 
 
 @pytest.mark.parametrize(
     ("name", "units", "channels", "patch", "tokens"),  # §2.3; tokens at 224 and at 384 without the class token
     [
         ("R+Ti/16", (), 64, 8, (49, 144)),
-        ("R50x1+ViT-B/32", (3, 4, 6, 3), 2048, 1, (49, 144)),
         ("R50+ViT-B/16", (3, 4, 9), 1024, 1, (196, 576)),
         ("R26+B/16", (2, 2, 4), 1024, 1, (196, 576)),
         ("R101x2+B/8", (3, 30), 1024, 1, (784, 2304)),
@@ -125,7 +120,6 @@ def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
     ("name", "form", "constants"),  # §2.1 and §2.3
     [
         ("R50x1", None, ("preactivation", 1e-5, 1e-10, "variance")),
-        ("R50x1", "preactivation", ("preactivation", 1e-5, 1e-10, "variance")),
         ("R50x1", "postactivation", ("postactivation", 1e-6, 1e-5, "std")),
         ("R50+B/16", None, ("postactivation", 1e-6, 1e-5, "std")),
     ],
@@ -173,12 +167,6 @@ def test_a_hybrid_has_use_for_all_options():
     assert {name: getattr(a, name) for name in given} == given
 
 
-@pytest.mark.parametrize(("pool", "length"), [("token", 7), ("gap", 6), ("map", 6)])
-def test_sequence_of_an_image_that_is_no_square(pool, length):
-    a = build("B/16x8", image_size=(32, 24), pool=pool)
-    assert (a.grid, a.sequence_length) == ((2, 3), length)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -192,14 +180,11 @@ def test_sequence_of_an_image_that_is_no_square(pool, length):
         ({"num_classes": -1}, "model.num_classes=-1: must be at least 0"),
         ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon=0.0: must be positive"),
         ({"name": "R50", "group_norm_epsilon": 0.0}, "model.group_norm_epsilon=0.0: must be positive"),
-        ({"name": "R50", "standardization_epsilon": -1.0}, "model.standardization_epsilon=-1.0: must be positive"),
         ({"name": "R50x0.3"}, "model.name='R50x0.3'.*width factor of 0.3 makes 19.2 channels.*multiple of 0.5"),
         ({"name": "R50+B/7"}, "model.name='R50\\+B/7': the number of a hybrid is its total downsampling: 4, 8, 16, 32"),
-        ({"name": "R50+B/48"}, "total downsampling"),
         ({"name": "R50+B/16x8"}, "total downsampling"),
         ({"name": "R+B/15"}, "an even number where the ResNet is the root alone"),
         ({"name": "R50+B/16", "image_size": (224, 230)}, "patches of 16 pixels.*image width of 230.*of 224 or 240"),
-        ({"name": "R+Ti/16", "image_size": (240, 224)}, "patches of 32 pixels.*image height of 240.*of 224 or 256"),
         ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "needs a width divisible by 4, not 6"),
         ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "needs an even width, not 7"),
         ({"name": "R50", "pool": "token"}, "model.pool='token': R50 averages over positions: use gap"),
@@ -224,16 +209,12 @@ def test_architecture_survives_json(name):
         ({"colour": 3}, "no field 'architecture.colour'"),
         ({"name": None}, "must be given: architecture.name"),
         ({"units": None}, "lacks units"),
-        ({"family": None, "width_factor": None}, "lacks family, width_factor"),
         ({"family": "cnn"}, "architecture.family='cnn' is not allowed"),
         ({"width": "768"}, "architecture.width='768' has the wrong type"),
         ({"units": [3, 0]}, r"units \(3, 0\).* make no hybrid"),
-        ({"image_size": [224]}, "architecture.image_size"),
         ({"width_factor": float("inf")}, "a finite number is needed"),
         ({"residual_unit": "preactivation"}, "preactivation units make no hybrid"),
         ({"family": "vit"}, "make no vit"),
-        ({"family": "resnet"}, "make no resnet"),
-        ({"num_heads": 5}, "model.width=768 is not divisible by model.num_heads=5"),
     ],
 )
 def test_stored_architecture_that_cannot_be(changes, message):

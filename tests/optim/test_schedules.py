@@ -41,25 +41,21 @@ def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
 @pytest.mark.parametrize(
     ("decay", "end", "step", "expected"),
     [
-        ("linear", 0.0, 600, BASE / 2),
-        ("linear", 0.0, 350, 0.75 * BASE),
         ("linear", 1e-5, 600, (BASE + 1e-5) / 2),
-        ("cosine", 0.0, 600, BASE / 2),
         ("cosine", 0.0, 350, BASE * 0.85355339),  # (1 + cos 45 degrees) / 2
         ("cosine", 1e-5, 600, (BASE + 1e-5) / 2),
-        ("rsqrt", 0.0, WARMUP + TIMESCALE, BASE / 2**0.5),
         ("rsqrt", 0.0, WARMUP + 3 * TIMESCALE, BASE / 2),
         ("constant", 0.0, 777, BASE),
+        *(
+            (decay, end, step, end)
+            for decay in ("linear", "cosine")
+            for end in (0.0, 1e-5)
+            for step in (TOTAL, TOTAL + 9)
+        ),
     ],
 )
 def test_decay_on_its_way(decay: str, end: float, step: int, expected: float) -> None:
     assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_arrives_at_the_end_value_and_stays(decay: str) -> None:
-    assert rates(decay, TOTAL, TOTAL + 50) == [0.0, 0.0]
-    assert rates(decay, TOTAL, TOTAL + 50, end_learning_rate=1e-5) == pytest.approx([1e-5, 1e-5], rel=1e-6)
 
 
 @each_decay
@@ -79,9 +75,6 @@ def test_staircase_of_bit_hyperrule() -> None:
     every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
     np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
-
-
-def test_a_drop_lies_at_the_nearest_whole_step() -> None:
     lengths = {"warmup_steps": 0, "total_steps": 7, "timescale_steps": 1}
     ours = rates("staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8))  # steps 3.5 and 5.6
     assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
@@ -112,11 +105,7 @@ def test_a_reference_gives_the_complete_schedule() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "optax:cosine_decay_schedule",
-            "cannot be called with learning_rate, warmup_steps and total_steps: .*argument",
-        ),
-        ("math:pi", "cannot be called"),
+        ("optax:cosine_decay_schedule", "cannot be called with learning_rate, warmup_steps and total_steps: .*arg"),
         (f"{__name__}:no_scalar", r"gives .*\(2,\).* for a step; a learning rate is a scalar"),
         ("optax:no_such", "optax has no 'no_such'"),
     ],

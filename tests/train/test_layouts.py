@@ -64,17 +64,14 @@ def test_resnets_and_hybrids_likewise(name):
 
 @pytest.mark.parametrize("model", [1, 2])
 def test_moments_and_average_lie_with_their_parameters(model):
-    state = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8).init_state()
+    run = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8)
+    state = run.init_state()
     for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
         assert kernel.addressable_shards[0].data.size == kernel.size // 4  # each of the two replicas has all of it
-
-
-def test_a_batch_is_shared_by_model_shards():
-    run = runs.build(*layout("replicated", 2, 2), devices=8)
     (batch,) = runs.batches(run, 1)
-    image = jax.device_put(batch, run.batch_sharding).image_BHWC
-    assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 4}
+    image = jax.device_put(batch, run.batch_sharding).image_BHWC  # shared by model shards
+    assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}
 
 
 def test_model_shards_that_do_not_divide_the_heads_are_refused():

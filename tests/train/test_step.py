@@ -51,13 +51,16 @@ def test_a_batch_without_readable_images_does_no_harm():
     assert_trees_close(state.model, before, atol=0)
 
 
-def test_head_bias_and_sigmoid_give_the_expected_initial_loss():
-    _, curve = runs.train(
-        runs.build("model.head_bias_init=-10.0", "objective.loss=sigmoid", "input.mixup_alpha=0.0"), 1
-    )
-    assert curve[0]["train_loss"] == pytest.approx(10.0000454 + 9 * 4.5399e-5, abs=1e-4)
-    _, curve = runs.train(runs.build("input.mixup_alpha=0.0"), 1)
-    assert curve[0]["train_loss"] == pytest.approx(math.log(10), abs=1e-6)
+@pytest.mark.parametrize(
+    ("options", "expected", "tolerance"),
+    [
+        ((), math.log(10), 1e-6),
+        (("model.head_bias_init=-10.0", "objective.loss=sigmoid"), 10.0000454 + 9 * 4.5399e-5, 1e-4),
+    ],
+)
+def test_initial_loss(options, expected, tolerance):
+    _, curve = runs.train(runs.build("input.mixup_alpha=0.0", *options), 1)
+    assert curve[0]["train_loss"] == pytest.approx(expected, abs=tolerance)
 
 
 def test_a_step_is_a_function_of_seed_and_step():
