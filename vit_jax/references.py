@@ -20,9 +20,7 @@ def is_reference(text: object) -> bool:
 def resolve(text: str, field: str) -> Any:
     """Imports what a reference names. Modules in the working directory are found too, after installed ones.
 
-    Args:
-      text: "package.module:name"; the name may be an attribute of an attribute, "Class.method".
-      field: the name of the option, for the error: "config.objective.loss".
+    The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 
     Raises:
       ValueError: not of this form; no such module; the module fails to import; it has no such name.
@@ -31,7 +29,10 @@ def resolve(text: str, field: str) -> Any:
         raise ValueError(f"{field}={text!r} is not a reference: write package.module:name.")
     module_name, _, name = text.partition(":")
     try:
-        found: Any = _import(module_name)
+        folder = os.getcwd()
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that a file here never hides an installed package
+        found: Any = importlib.import_module(module_name)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
@@ -48,10 +49,3 @@ def resolve(text: str, field: str) -> Any:
                 f"{field}={text!r}: {module_name} has no {name!r}; it has {public or 'nothing'}."
             ) from None
     return found
-
-
-def _import(module_name: str) -> Any:
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)  # last, so that a file here never hides an installed package
-    return importlib.import_module(module_name)

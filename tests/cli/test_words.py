@@ -36,9 +36,7 @@ def test_positional_words(words, names, named, more):
     ("words", "message"),
     [
         (["--data=x", "--tpo=3"], r"Unknown argument '--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --d"),
-        (["--data=x", "--jsno"], r"Unknown argument '--jsno'. Did you mean --json\?"),
         (["--data=x", "--json=yes"], r"Unknown argument '--json=yes'. Did you mean --json\?"),
-        (["--data=x", "--zzz"], r"Unknown argument '--zzz'. Known: .*--json$"),
         (["--data=x", "--config.seed=1"], "Unknown argument '--config.seed=1'"),
         (["--data=x", "--top"], "--top needs a value: --top=VALUE"),
         (["--data", "x"], "--data needs a value: --data=VALUE"),
@@ -73,7 +71,6 @@ def test_fields_of_the_config_without_its_name(word, hint):
     ("words", "names", "message"),
     [
         ([], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
-        (["a"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a"),
         (["a", "b", "c"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a b c"),
     ],
 )

@@ -73,20 +73,17 @@ def test_limits_are_allowed():
     ("fields", "name"),
     [
         ({"polyak.factor": None, "polyak.start": "5 steps"}, "polyak.start"),
-        ({"polyak.factor": None, "polyak.bias_correction": False}, "polyak.bias_correction"),
         ({"schedule.timescale": "5 steps"}, "schedule.timescale"),
         ({"schedule.drop_at_fraction": (0.5,)}, "schedule.drop_at_fraction"),
         ({"schedule.decay": "rsqrt", "schedule.end_learning_rate": 1e-5}, "schedule.end_learning_rate"),
         ({"optimizer.momentum": 0.5}, "optimizer.momentum"),
         ({"optimizer.name": "sgd", "optimizer.beta1": 0.95}, "optimizer.beta1"),
-        ({"optimizer.name": "sgd", "optimizer.epsilon": 0.1}, "optimizer.epsilon"),
         (LION | {"optimizer.weight_decay": 0.1}, "optimizer.weight_decay"),
         (LION | {"optimizer.first_moment_dtype": "bfloat16"}, "optimizer.first_moment_dtype"),
         ({"optimizer.arguments": {"b1": 0.9}}, "optimizer.arguments"),
         ({**HEAD, "optimizer.layer_decay": 0.9}, "optimizer.layer_decay"),
         ({**HEAD, "optimizer.frozen": ("norm/*",)}, "optimizer.frozen"),
         ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
-        ({"input.crop_distribution": "torchvision"}, "input.crop_distribution"),
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
     ],
 )
@@ -140,13 +137,8 @@ def test_a_setting_without_effect_is_refused(fields, name):
         ({"checkpoint.best_metric": "test_a"}, "best_metric='test_a' is no result .*: test_accuracy, test_loss."),
         ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
         ({"input.train_examples_per_class": 0}, "train_examples_per_class=0: give at least 1"),
-        (
-            {"evaluation.evaluators": ANY, "checkpoint.best_metric": "v3_loss"},
-            "best_metric='v3_loss' is no result .* test_loss, v2_",
-        ),
         # references
         ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "config.optimizer.name='math:lion': math has"),
-        ({"evaluation.evaluators": {"v2": {"kind": "math:no"}}}, "config.evaluation.evaluators.v2.kind='math:no'"),
     ],
 )
 def test_values_that_do_not_fit_each_other(fields, message):

@@ -1,7 +1,6 @@
 """The learning rate at the steps where it is known, for every decay, traced and not."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +15,12 @@ BASE = 8e-4
 LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE}
 
 
-def config(decay: str, **changes: Any) -> ScheduleConfig:
+def config(decay, **changes):
     given = ScheduleConfig(learning_rate=BASE, warmup=Duration("unused"), decay="constant")
     return dataclasses.replace(given, decay=decay, **changes)
 
 
-def rates(decay: str, *steps: int, lengths: dict[str, int] = LENGTHS, **changes: Any) -> list[float]:
+def rates(decay, *steps, lengths=LENGTHS, **changes):
     schedule = build_schedule(config(decay, **changes), **lengths)
     return [float(schedule(step)) for step in steps]
 
@@ -30,7 +29,7 @@ each_decay = pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "con
 
 
 @each_decay
-def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
+def test_warm_up_rises_linearly_from_zero_to_the_base(decay):
     assert rates(decay, 0) == [0.0]
     (at_end,) = rates(decay, WARMUP)
     assert at_end == pytest.approx(BASE, rel=1e-6)
@@ -54,12 +53,12 @@ def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
         ),
     ],
 )
-def test_decay_on_its_way(decay: str, end: float, step: int, expected: float) -> None:
+def test_decay_on_its_way(decay, end, step, expected):
     assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
 
 
 @each_decay
-def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up(decay: str) -> None:
+def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up(decay):
     schedule = build_schedule(config(decay), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(345))
     assert (rate.dtype, rate.shape) == (jnp.float32, ())
@@ -68,7 +67,7 @@ def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up
     assert (np.diff(values) <= 0).all()
 
 
-def test_staircase_of_bit_hyperrule() -> None:
+def test_staircase_of_bit_hyperrule():
     """As released, for datasets of medium size."""
     lengths = {"warmup_steps": 500, "total_steps": 10_000, "timescale_steps": 1}
     schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), **lengths)
@@ -80,7 +79,7 @@ def test_staircase_of_bit_hyperrule() -> None:
     assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
 
 
-def test_long_runs_keep_their_resolution() -> None:
+def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
     schedule = build_schedule(config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1)
     values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
@@ -88,15 +87,15 @@ def test_long_runs_keep_their_resolution() -> None:
     assert values[2] == pytest.approx(BASE / 1_025_645, rel=0.07)  # remaining = 1 - progress, progress near 1
 
 
-def rsqrt_of_mine(learning_rate: float, warmup_steps: int, total_steps: int) -> Any:
+def rsqrt_of_mine(learning_rate, warmup_steps, total_steps):
     return lambda step: learning_rate * jnp.minimum(1.0, jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps))
 
 
-def no_scalar(learning_rate: float, warmup_steps: int, total_steps: int) -> Any:
+def no_scalar(learning_rate, warmup_steps, total_steps):
     return lambda step: jnp.full(2, learning_rate)
 
 
-def test_a_reference_gives_the_complete_schedule() -> None:
+def test_a_reference_gives_the_complete_schedule():
     schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(10))
     assert (rate.dtype, float(rate)) == (jnp.float32, pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6))
@@ -110,6 +109,6 @@ def test_a_reference_gives_the_complete_schedule() -> None:
         ("optax:no_such", "optax has no 'no_such'"),
     ],
 )
-def test_references_that_give_no_schedule_are_refused(name: str, message: str) -> None:
+def test_references_that_give_no_schedule_are_refused(name, message):
     with pytest.raises(ValueError, match=rf"config.schedule.decay='{name}'.*{message}"):
         build_schedule(config(name), **LENGTHS)

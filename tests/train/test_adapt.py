@@ -12,9 +12,8 @@ from tests.weights.small_networks import NETWORKS, RESNET, VIT, weights_of
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, load_recipe
 from vit_jax.data.memory import MemorySource
-from vit_jax.train.adapt import adapt
 from vit_jax.train.assemble import assemble
-from vit_jax.train.start import state_of_parameters
+from vit_jax.train.start import adapt, state_of_parameters
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.transfer import fit, without_head
 

@@ -70,7 +70,12 @@ def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weight
     require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
     with pytest.raises(ValueError, match=r"other weights than config.init_from='runs/pretrain' holds now\. Is a run"):
         require_same_start(tmp_path, start("2"), "runs/pretrain")
+    require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "runs/pretrain")  # noted since
     assert (tmp_path / "start.json").read_bytes() == before
+    for name, read in (("config", claim), ("start", lambda _, config: require_same_start(tmp_path, start("1"), ""))):
+        (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
+        with pytest.raises(ValueError, match=rf"{name}\.json is damaged: it is not JSON"):
+            read(str(tmp_path), FINETUNING)
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path):
@@ -91,22 +96,6 @@ def test_a_folder_of_the_other_kind_of_run_is_refused(tmp_path, configs):
     with pytest.raises(ValueError, match=r"a run of the other kind, .* give its folder as config\.init_from"):
         claim(str(tmp_path), configs[1])
     assert stored_config(tmp_path) == as_json(configs[0])
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    add_checkpoint(tmp_path)
-    for name in ("config.json", "start.json"):
-        (tmp_path / name).write_text('{"total": "20 ep')
-    with pytest.raises(ValueError, match=r"config\.json is damaged: it is not JSON"):
-        claim(str(tmp_path), FINETUNING)
-    with pytest.raises(ValueError, match=r"start\.json is damaged: it is not JSON"):
-        require_same_start(tmp_path, start("1"), "weights.npz")
-
-
-def test_a_run_begun_before_a_fact_was_noted_goes_on(tmp_path):
-    require_same_start(tmp_path, start("1"), "weights.npz")
-    add_checkpoint(tmp_path)
-    require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "weights.npz")
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from vit_jax.config import schema
+from vit_jax.config import schema, variants
 from vit_jax.config.load import from_dict
 from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
-from vit_jax.config.variants import (
-    BOTTLENECK,
-    NUM_GROUPS,
-    RESIDUAL_UNITS,
-    ROOT_CHANNELS,
-    VIT_SIZES,
-    ModelName,
-    parse_name,
-    resnet_downsampling,
-)
+from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
 Family = Literal["vit", "resnet", "hybrid"]
@@ -83,7 +74,7 @@ class Architecture:
     @property
     def map_size(self) -> tuple[int, int]:
         """Height and width of what is cut into patches: the image or the ResNet's map."""
-        divisor = resnet_downsampling(self.units) if self.has_resnet else 1
+        divisor = variants.resnet_downsampling(self.units) if self.has_resnet else 1
         height, width = (-(-pixels // divisor) for pixels in self.image_size)
         return height, width
 
@@ -213,7 +204,7 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"The stored description of the network cannot be used. {error}") from None
 
 
-def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
+def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Stages and patch of a hybrid, whose number is the total downsampling.
 
     A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
@@ -292,7 +283,7 @@ def _problems(a: Architecture) -> Iterator[str]:
             f"name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
             f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
         )
-    divisor = resnet_downsampling(a.units) if a.family == "hybrid" else 1
+    divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
     for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
         patch = cells * divisor
         if patch < 1 or image < 1 or image % patch:

@@ -128,9 +128,9 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     *sections, field = name.split(".")
     hint: Any = kind
     for section in sections:
-        hint = _hint_inside(hint, section, name, kind, values)
+        hint = _hint_inside(hint, section, name, kind)
         values = values.setdefault(section, {})
-    hint = _hint_inside(hint, field, name, kind, values)
+    hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
         inside = list(typing.get_type_hints(hint)) if dataclasses.is_dataclass(hint) else ["NAME"]
         listed = ", ".join(f"{name}.{known}" for known in inside)
@@ -140,7 +140,7 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     values[field] = _parse(name, text, hint)
 
 
-def _hint_inside(hint: Any, field: str, name: str, kind: type, values: dict[str, Any]) -> Any:
+def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
     """The type of a field of a dataclass, or of every value of a mapping."""
     if _is_mapping(hint):
         return typing.get_args(hint)[1]

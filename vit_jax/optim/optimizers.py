@@ -41,13 +41,8 @@ def build_optimizer(
     `learning_rate_multipliers` whose pattern matches the parameter's name. All of this happens to the parameters that
     are trained; the others stay as they are (`train_only`).
 
-    Args:
-      config: validated; its `accumulation_steps` is not read here.
-      schedule: from the number of updates already made to the learning rate.
-      peak_learning_rate: the schedule's highest value; used by "big_vision" only.
-
-    Returns:
-      A transformation whose `update` needs the parameters, a tree with the names of our models.
+    `schedule` goes from the number of updates already made to the learning rate. `update` of what is returned needs the
+    parameters, a tree with the names of our models.
 
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
@@ -109,7 +104,6 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
         return update + coefficient * parameter if everything or is_kernel(name) else update
 
-    # By name rather than by a mask: optax's masks put placeholders into the tree, which a module need not accept.
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 
 
@@ -125,5 +119,5 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
-    # By name, because transformations that mask put placeholders into the tree, which a module need not accept.
+    # By name: transformations that mask put placeholders into the tree, which a module need not accept.
     return train_only(_promoting(inner), lambda name: True)

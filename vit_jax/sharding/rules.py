@@ -32,8 +32,7 @@ class Split:
 
 
 WHOLE = Split()
-OTHER = Split()
-"""For unknown names: FSDP splits the largest dimension that the data axis divides; no tensor parallelism."""
+OTHER = Split()  # for unknown names: FSDP splits the largest dimension that the data axis divides
 
 RULES: tuple[tuple[str, Split], ...] = (
     # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
@@ -97,9 +96,9 @@ def spec_of(
 
 def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     """The shape of the parameter whose name this one ends in; None where there is none."""
-    parts = name.split("/")
-    endings = ("/".join(parts[start:]) for start in range(len(parts)))
-    return next((parameters[ending] for ending in endings if ending in parameters), None)
+    while name not in parameters and name:
+        name = name.partition("/")[2]
+    return parameters.get(name)
 
 
 def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:

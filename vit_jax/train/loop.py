@@ -17,7 +17,7 @@ from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
-from vit_jax.train.machine import Profiler, peak_flops, timed
+from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import items_of
@@ -40,7 +40,7 @@ def train(
     split: str = "test",
     further: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
-    """Trains to the last step, from wherever `first_state` begins.
+    """Trains to the last step, from wherever `first_state` begins; returns the content of `summary.json`.
 
     Args:
       run: the parts, from `assemble`.
@@ -50,9 +50,6 @@ def train(
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
-
-    Returns:
-      The content of `summary.json`.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
@@ -77,8 +74,9 @@ def train(
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]
-        train_step, compile_seconds = timed(run.compile_train_step)
-        display.say(f"compiled the training step in {compile_seconds:.1f} s")
+        began_compiling = time.perf_counter()
+        train_step = run.compile_train_step()
+        display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")
 
         profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))

@@ -2,22 +2,11 @@
 
 import os
 import pathlib
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 
 from vit_jax.config import LoggingConfig
 from vit_jax.cost.chips import find_chip
-
-T = TypeVar("T")
-
-
-def timed(action: Callable[[], T]) -> tuple[T, float]:
-    """What an action returns, and the seconds it took."""
-    began = time.perf_counter()
-    return action(), time.perf_counter() - began
 
 
 def peak_flops() -> float | None:

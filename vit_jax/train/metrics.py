@@ -5,13 +5,11 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-Report = Callable[[int, dict[str, float]], None]
-
 
 class LateMetrics:
     """Holds the newest step's metrics back and reports the one before: once for each step, in order, as floats."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: Callable[[int, dict[str, float]], None]):
         self._report = report
         self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 

@@ -28,14 +28,8 @@ def choose_learning_rate(
 ) -> tuple[FinetuneConfig, Trials]:
     """Trains with each learning rate on train less a held-out part; a trial that has ended is not repeated.
 
-    Args:
-      config: of the final run, as data and folder; with a grid in `search`.
-      data: open.
-      folder: the workdir, claimed; each trial has a workdir in its sub-folder `search/`.
-      train_with: trains once.
-
-    Returns:
-      The config with the best rate and no search, and each trial's summary.
+    Config, data and folder (claimed) are of the final run; each trial has a workdir in its sub-folder `search/`.
+    Returns the config with the best rate and no search, and each trial's summary.
 
     Raises:
       ValueError: no trial's loss stayed finite.

@@ -1,4 +1,7 @@
-"""How a run starts: its own checkpoint, else a given one, else given weights, else from scratch."""
+"""How a run starts: its own checkpoint, else a given one, else given weights, else from scratch.
+
+For fine-tuning, which network follows from given weights, and its parameters.
+"""
 
 import contextlib
 import dataclasses
@@ -11,10 +14,12 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.store import FOLDER, CheckpointStore, has_checkpoints
-from vit_jax.config import PretrainConfig
+from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, adapt_architecture
+from vit_jax.data.records import Source
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
-from vit_jax.weights import load_weights
+from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.transfer import Fitted, fit, without_head
 
 MEANING = (
     *("family", "network", "block", "pool", "position_embedding", "head", "num_heads", "gelu", "layer_norm_epsilon"),
@@ -39,10 +44,8 @@ def start_state_of_weights(
 def start_state(assembly: Assembly, own: CheckpointStore, metadata: dict[str, Any]) -> tuple[TrainState, str]:
     """The state a pre-training run begins with, and a sentence that says where it comes from.
 
-    Args:
-      assembly: the run, of a `PretrainConfig`.
-      own: the checkpoints of its own workdir.
-      metadata: what this run's checkpoints will say of their data; must agree with what is continued.
+    `own` are the checkpoints of its workdir; `metadata` is what they will say of their data, and must agree with what
+    is continued.
 
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
@@ -125,3 +128,41 @@ def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
+    """Loads the weights of `config.init_from` and fits them to the data, whose classes become those of the head.
+
+    Returns:
+      The network, its parameters, and lines on where they come from.
+
+    Raises:
+      ValueError: no weights are given, they cannot be read, or are of another network than the config wants.
+    """
+    if config.init_from is None:
+        raise ValueError(
+            "config.init_from is not set: give the weights to fine-tune, --config.init_from=PATH with a workdir, an "
+            ".npz or a .safetensors."
+        )
+    weights = load_weights(config.init_from)
+    if config.model.head == "keep":
+        _require_same_classes(weights, train)
+    else:
+        weights = without_head(weights)
+    architecture = adapt_architecture(
+        weights.architecture, config.model, image_size=config.input.image_size, num_classes=train.num_classes
+    )
+    fitted = fit(weights, architecture, position_resize=config.model.position_resize)
+    notes = [f"note     {note}" for note in weights.notes]
+    lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
+    return architecture, fitted, "\n".join(lines)
+
+
+def _require_same_classes(weights: Weights, train: Source) -> None:
+    there, here = weights.class_names, train.class_names
+    if weights.architecture.num_classes != len(here) or there not in (None, here):
+        known = list(there)[:10] if there else "not named"
+        raise ValueError(
+            f"config.model.head='keep', but {weights.source} has {weights.architecture.num_classes} classes ({known}) "
+            f"and the data {len(here)} ({list(here)[:10]}). For other classes use config.model.head=zero."
+        )

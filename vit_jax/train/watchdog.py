@@ -67,21 +67,18 @@ class Watchdog:
         stuck = find_stuck(reports, limit)
         if not stuck:
             return None
-        message = self._describe(reports, stuck)
-        place = stuck, reports[stuck[0]].progress
+        first = reports[stuck[0]]
+        who = ", ".join(self._process.name(process) for process in stuck)
+        others = {reports[process].step for process in reports if process not in stuck}
+        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
+        message = f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
+        place = stuck, first.progress
         if self._warned_of != place:
             self._warned_of = place
             self._process.warn(f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck)
         if find_stuck(reports, 2 * limit):
             return hosts.Verdict(message=f"{message} The run ends; start the same command again.", exit_code=exits.LOST)
         return None
-
-    def _describe(self, reports: Mapping[int, hosts.Report], stuck: tuple[int, ...]) -> str:
-        first = reports[stuck[0]]
-        who = ", ".join(self._process.name(process) for process in stuck)
-        others = {reports[process].step for process in reports if process not in stuck}
-        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
-        return f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
 
 
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:

@@ -25,10 +25,7 @@ TRIAL_RESULT = "summary.json"  # all that is left of a trial that has ended
 
 
 def claim(workdir: str, config: Any) -> pathlib.Path:
-    """Creates the folder, or checks that the one there belongs to this config, and writes `config.json`.
-
-    Returns:
-      The folder's absolute path.
+    """Creates the folder, or checks that it belongs to this config; writes `config.json`; returns the absolute path.
 
     Raises:
       ValueError: the folder cannot be written, belongs to a run of another config (the fields are named), or
@@ -69,9 +66,9 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
     file = path / START_FILE
     stored = _read_json(file) if file.exists() and _is_begun(path) else None
     hosts.wait_for_all("start read")
-    if stored is None and hosts.is_first():
-        write_atomically(file, json.dumps({"init_from": source, **start}, indent=2) + "\n")
     if stored is None:
+        if hosts.is_first():
+            write_atomically(file, json.dumps({"init_from": source, **start}, indent=2) + "\n")
         return
     if stored["parameters_sha256"] != start["parameters_sha256"]:
         raise ValueError(

@@ -86,7 +86,7 @@ class WeightsAndBiases:
 
 
 class Writers:
-    """All writers of a run; none in processes that do not write."""
+    """All writers of a run, as one; none in processes that do not write."""
 
     def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
         self._writers: list[Writer] = []
@@ -128,12 +128,10 @@ def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    def is_kept(line: str) -> bool:
         try:
-            is_kept = line.endswith("\n") and json.loads(line)["step"] <= step
+            return line.endswith("\n") and json.loads(line)["step"] <= step
         except (ValueError, KeyError, TypeError):  # cut off when the process was killed
-            is_kept = False
-        if is_kept:
-            kept.append(line)
-    return kept
+            return False
+
+    return [line for line in path.read_text().splitlines(keepends=True) if is_kept(line)]
