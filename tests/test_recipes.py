@@ -192,8 +192,6 @@ def test_resolution_fits_the_patches() -> None:
     [
         ("pretrain_jft.py:ViT-B/16", JFT, 517.8),
         ("pretrain_jft.py:ViT-L/16,epochs=14", JFT, 1035.6),
-        ("pretrain_jft.py:R50x1", JFT, 517.8),
-        ("pretrain_imagenet21k.py:ViT-B/32", IMAGENET_21K, 312.0),
         ("pretrain_imagenet21k.py:ViT-L/32,epochs=30", IMAGENET_21K, 104.0),
         ("pretrain_imagenet1k.py:ViT-B/16", IMAGENET, 93.8),
         ("pretrain_s16_baseline.py", Dataset(1_268_355, 1_000), 111.5),

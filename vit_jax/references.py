@@ -3,10 +3,12 @@
 Wherever a config names a part of ours, it also takes such a reference. Nothing is imported until a run starts.
 """
 
+import contextlib
 import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -15,6 +17,15 @@ _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 def is_reference(text: object) -> bool:
     """Whether this is text of the form "package.module:name"."""
     return isinstance(text, str) and _FORM.fullmatch(text) is not None
+
+
+@contextlib.contextmanager
+def called(subject: str, given: str) -> Iterator[None]:
+    """Around a call of a user's own code: says what it was called with where that does not suit it."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"{subject} cannot be called with {given}: {error}") from error
 
 
 def resolve(text: str, field: str) -> Any:

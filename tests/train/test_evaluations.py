@@ -1,14 +1,11 @@
 """Several evaluations in one run: each with its split, prefix and cadence, resumed as if nothing had happened."""
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
-from vit_jax.checkpoint import CheckpointStore
 from vit_jax.data.memory import MemorySource
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets
@@ -99,13 +96,10 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     workdir, _ = uninterrupted
     evaluated = results(workdir)["v2_accuracy"]
     best = max(accuracy for _, accuracy in evaluated)
-    store = CheckpointStore(workdir, read_only=True)
     kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
-    assert store.latest_step() == 6
-    store.close()
+    assert max(kept) == 6
     assert kept & {step for step, accuracy in evaluated if accuracy == best}
     assert len(kept) <= 2
-    assert json.loads((workdir / "config.json").read_text())["checkpoint"]["best_metric"] == "v2_accuracy"
 
 
 def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monkeypatch):
@@ -122,10 +116,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            [f"kind={PIXELS}", "arguments.factr=1"],
-            r"called with \(split, run\) and arguments=\{'factr': 1\}: .*'factr'",
-        ),
+        ([f"kind={PIXELS}", "arguments.f=1"], r"called with \(split, run\) and arguments=\{'f': 1\}: .*'f'"),
         ([f"kind={__name__}:NoRun"], "kind='.*:NoRun' gives NoRun, which has no method run"),
     ],
 )

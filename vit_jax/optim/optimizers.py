@@ -11,7 +11,7 @@ from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.by_name import is_kernel, make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.schedules import Schedule
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import called, is_reference, resolve
 
 
 def build_optimizer(
@@ -109,13 +109,9 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
 
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
     field = "config.optimizer.name"
-    try:
+    given = f"learning_rate and config.optimizer.arguments={dict(config.arguments)}"
+    with called(f"{field}={config.name!r}", given):
         inner = resolve(config.name, field)(learning_rate=schedule, **config.arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{field}={config.name!r} cannot be called with learning_rate and config.optimizer.arguments="
-            f"{dict(config.arguments)}: {error}"
-        ) from error
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 

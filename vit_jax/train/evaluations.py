@@ -10,7 +10,7 @@ from vit_jax.config import EvaluatorConfig
 from vit_jax.data.records import Source
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import called, is_reference, resolve
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
 
 
@@ -84,13 +84,8 @@ def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
 
 def _build_referenced(name: str, config: Any, split: Split, run: Assembly) -> Evaluator:
     field = f"config.evaluation.evaluators.{name}"
-    try:
+    with called(f"{field}: {config.kind!r}", f"(split, run) and arguments={dict(config.arguments)}"):
         evaluator = resolve(config.kind, f"{field}.kind")(split, run, **config.arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{field}: {config.kind!r} cannot be called with (split, run) and arguments="
-            f"{dict(config.arguments)}: {error}"
-        ) from error
     if not callable(getattr(evaluator, "run", None)):
         raise ValueError(f"{field}.kind={config.kind!r} gives {type(evaluator).__name__}, which has no method run.")
     return evaluator  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ def parameters_sha256(model: Any) -> str:
     return digest.hexdigest()
 
 
-def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
+def _files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     """Hashes of the names and classes of a folder's files: what is held out goes by names. Other data have versions."""
     if config.data is None or folder_of(config.data) is None:
         return {}
@@ -56,7 +56,7 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -
         "num_train_examples": len(data.train),
         "num_test_examples": len(data.test),
         "class_names": list(data.train.class_names),
-        **files_of(config, data),
+        **_files_of(config, data),
     }
 
 
@@ -127,7 +127,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
         "seed": config.seed,
-        **files_of(config, data),
+        **_files_of(config, data),
     }
 
 

@@ -54,16 +54,11 @@ class Display:
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
         self._total_steps, self._enabled = total_steps, enabled
-        self._bar: tqdm | None = None
-        if enabled and sys.stderr.isatty():
-            # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
-            layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
-
-    def advance(self) -> None:
-        """One step done."""
-        if self._bar is not None:
-            self._bar.update()
+        # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
+        layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+        is_off = not (enabled and sys.stderr.isatty())
+        self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout, disable=is_off)
+        self.advance, self.close = self._bar.update, self._bar.close
 
     def show(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> None:
         """Loss, learning rate and speed after `step`."""
@@ -72,24 +67,17 @@ class Display:
         if "mfu" in metrics:
             text += f"  MFU {metrics['mfu']:.1%}"
         text += f"  {duration_text(seconds_left)} left"
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-        else:
+        if self._bar.disable:
             self.say(f"step {step:>6}/{self._total_steps}  {text}")
+        else:
+            self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
-        if not self._enabled:
-            return
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
+        if self._enabled and self._bar.disable:
             print(line, flush=True)
-
-    def close(self) -> None:
-        """Leaves the bar on the screen."""
-        if self._bar is not None:
-            self._bar.close()
+        elif self._enabled:
+            self._bar.write(line, file=sys.stderr)
 
 
 def duration_text(seconds: float) -> str:
