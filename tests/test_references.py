@@ -38,50 +38,22 @@ def modules(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("text", ["a:b", "a.b_2.C:d", "a:B.c", "_a:_b", "optax.contrib:muon"])
-def test_references(text):
-    assert is_reference(text)
-
-
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "a",
-        "a.b",
-        ":b",
-        "a:",
-        "a:b:c",
-        "a b:c",
-        "a.:b",
-        ".a:b",
-        "a:b.",
-        "2a:b",
-        "a:2b",
-        "a-b:c",
-        "a:b\n",
-        "a:/b",
-        "hf://a",
-    ],
+    [None, 3, "", "a", "a.b", ":b", "a:", "a:b:c", "a b:c", "a.:b", ".a:b", "a:b.", "2a:b", "a-b:c", "a:b\n", "hf://a"],
 )
 def test_other_texts(text):
+    assert all(map(is_reference, ("a:b", "a.b_2.C:d", "a:B.c", "_a:_b")))
     assert not is_reference(text)
     with pytest.raises(ValueError, match=r"config\.x=.* is not a reference: write package\.module:name"):
         resolve(text, "config.x")
 
 
-def test_what_is_no_text_is_no_reference():
-    assert not any(map(is_reference, (None, 3, ("a:b",), len)))
-
-
-def test_names_in_modules_of_the_working_directory(modules):
+def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
     modules(mine=SOURCE, minelib__sub="from mine import value")
     assert resolve("mine:Net.build", "config.x")() == 3
     assert resolve("minelib.sub:value", "config.x") == 7
-
-
-def test_the_working_directory_hides_no_installed_package(modules, monkeypatch):
-    modules(fractions="Fraction = None")
+    modules(fractions="Fraction = None")  # hides no installed package
     monkeypatch.delitem(sys.modules, "fractions", raising=False)
     assert resolve("fractions:Fraction", "config.x") is not None
 

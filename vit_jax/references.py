@@ -3,10 +3,12 @@
 Wherever a config names a part of ours, it also takes such a reference. Nothing is imported until a run starts.
 """
 
+import contextlib
 import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -17,12 +19,19 @@ def is_reference(text: object) -> bool:
     return isinstance(text, str) and _FORM.fullmatch(text) is not None
 
 
+@contextlib.contextmanager
+def called(subject: str, given: str) -> Iterator[None]:
+    """Around a call of a user's own code: says what it was called with where that does not suit it."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"{subject} cannot be called with {given}: {error}") from error
+
+
 def resolve(text: str, field: str) -> Any:
     """Imports what a reference names. Modules in the working directory are found too, after installed ones.
 
-    Args:
-      text: "package.module:name"; the name may be an attribute of an attribute, "Class.method".
-      field: the name of the option, for the error: "config.objective.loss".
+    The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 
     Raises:
       ValueError: not of this form; no such module; the module fails to import; it has no such name.
@@ -31,7 +40,10 @@ def resolve(text: str, field: str) -> Any:
         raise ValueError(f"{field}={text!r} is not a reference: write package.module:name.")
     module_name, _, name = text.partition(":")
     try:
-        found: Any = _import(module_name)
+        folder = os.getcwd()
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that a file here never hides an installed package
+        found: Any = importlib.import_module(module_name)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
@@ -48,10 +60,3 @@ def resolve(text: str, field: str) -> Any:
                 f"{field}={text!r}: {module_name} has no {name!r}; it has {public or 'nothing'}."
             ) from None
     return found
-
-
-def _import(module_name: str) -> Any:
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)  # last, so that a file here never hides an installed package
-    return importlib.import_module(module_name)

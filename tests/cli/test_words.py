@@ -2,33 +2,27 @@
 
 import pytest
 
-from vit_jax.cli.words import UsageError, fail, fraction, split, whole
+from vit_jax.cli.words import UsageError, fraction, split, whole
 
 VERB = {"required": ("data",), "optional": ("top", "data_dir"), "switches": ("json",)}
 
 
 def test_options_switches_and_overrides():
     options, overrides, _ = split(
-        ["--config.a.b=1", "--config=x.py", "--data-dir=/here", "--json", "--config.seed=2"],
+        ["--config.a.b=1", "--config=x.py", "--data-dir=/a=b --c", "--json", "--config.seed=2"],
         required=("config",),
         optional=("data_dir", "top"),
         switches=("json", "raw"),
     )
-    assert options == {"config": "x.py", "data_dir": "/here", "json": "true"}
+    assert options == {"config": "x.py", "data_dir": "/a=b --c", "json": "true"}
     assert overrides == ["--config.a.b=1", "--config.seed=2"]
-
-
-def test_a_value_may_hold_anything():
-    assert split(["--data=folder:/a=b --c"], required=("data",))[0] == {"data": "folder:/a=b --c"}
 
 
 @pytest.mark.parametrize(
     ("words", "names", "named", "more"),
     [
         (["a", "b"], ("FIRST", "SECOND"), {"FIRST": "a", "SECOND": "b"}, ()),
-        (["a", "b"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b",)),
         (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b", "c d", "e")),
-        (["a", "b\nc", "d"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b\nc", "d")),
         (["-", "-x"], ("FIRST", "MORE…"), {"FIRST": "-"}, ("-x",)),
         ([], (), {}, ()),
     ],
@@ -41,16 +35,10 @@ def test_positional_words(words, names, named, more):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--data=x", "--tpo=3"],
-            r"Unknown argument '--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --data_d",
-        ),
-        (["--data=x", "--jsno"], r"Unknown argument '--jsno'. Did you mean --json\?"),
+        (["--data=x", "--tpo=3"], r"Unknown argument '--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --d"),
         (["--data=x", "--json=yes"], r"Unknown argument '--json=yes'. Did you mean --json\?"),
-        (["--data=x", "--zzz"], r"Unknown argument '--zzz'. Known: .*--json$"),
         (["--data=x", "--config.seed=1"], "Unknown argument '--config.seed=1'"),
         (["--data=x", "--top"], "--top needs a value: --top=VALUE"),
-        (["--data=x", "--top="], "--top needs a value: --top=VALUE"),
         (["--data", "x"], "--data needs a value: --data=VALUE"),
         (["--top=3"], "Missing: --data="),
         (["--data=x", "more"], "Unknown argument 'more': arguments of this verb begin with --"),
@@ -68,9 +56,7 @@ def test_wrong_words(words, message):
         ("--learning-rate=0.1", r" Did you mean --config.schedule.learning_rate=\?"),
         ("--model.width=64", r" Did you mean --config.model.width=\?"),
         ("--name=adam", r" Did you mean --config.model.name= or --config.optimizer.name=\?"),
-        ("--workdri=x", r" Did you mean --workdir=\?"),
         ("--model=ViT-B/16", ""),
-        ("--zzz=1", ""),
     ],
 )
 def test_fields_of_the_config_without_its_name(word, hint):
@@ -85,8 +71,6 @@ def test_fields_of_the_config_without_its_name(word, hint):
     ("words", "names", "message"),
     [
         ([], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
-        (["a"], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given a"),
-        (["a"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a"),
         (["a", "b", "c"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a b c"),
     ],
 )
@@ -95,18 +79,18 @@ def test_too_few_or_too_many_words(words, names, message):
         split(words, positional=names)
 
 
-@pytest.mark.parametrize(("name", "text", "value"), [("top", "1", 1), ("seed", "0", 0), ("max_unreadable", "07", 7)])
-def test_whole_numbers(name, text, value):
-    assert whole({name: text}, name) == value
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "lowest"),
-    [("top", "0", 1), ("seed", "-1", 0), ("top", "2.0", 1), ("top", "many", 1), ("top", "²", 1), ("seed", "1e3", 0)],
-)
-def test_wrong_whole_numbers(name, text, lowest):
-    with pytest.raises(UsageError, match=f"--{name}={text}: must be a whole number from {lowest}"):
-        whole({name: text}, name)
+def test_whole_numbers():
+    for name, text, value in (("top", "1", 1), ("seed", "0", 0), ("max_unreadable", "07", 7)):
+        assert whole({name: text}, name) == value
+    for name, text, lowest in (
+        ("top", "0", 1),
+        ("seed", "-1", 0),
+        ("top", "2.0", 1),
+        ("top", "²", 1),
+        ("seed", "e", 0),
+    ):
+        with pytest.raises(UsageError, match=f"--{name}={text}: must be a whole number from {lowest}"):
+            whole({name: text}, name)
 
 
 def test_fractions():
@@ -114,10 +98,3 @@ def test_fractions():
     for text in ("0", "1.01", "-1", "nan", "inf", "most"):
         with pytest.raises(UsageError, match=f"--x={text}: must be a number above 0, up to 1"):
             fraction({"x": text}, "x")
-
-
-def test_failing_ends_with_a_message_and_a_code(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        fail("no such thing", 7)
-    assert exit_.value.code == 7
-    assert capsys.readouterr().err == "vit-jax: no such thing\n"

@@ -12,12 +12,9 @@ ROWS = (("ViT-B/16", 7), ("ViT-L/16", 7), ("ViT-L/16", 14))
     ("argument", "changed"),
     [
         ("", {}),
-        (" , ", {}),
         ("ViT-L/16", {"model": "ViT-L/16"}),
-        ("ViT-L/16,14", {"model": "ViT-L/16", "epochs": 14}),
         (" ViT-L/16 , epochs=14 ", {"model": "ViT-L/16", "epochs": 14}),
         ("epochs=14,model=ViT-L/16", {"model": "ViT-L/16", "epochs": 14}),
-        ("rate=3e-4", {"rate": 3e-4}),
         ("rate=1", {"rate": 1.0}),
         ("average=True", {"average": True}),
         ("model=a=b", {"model": "a=b"}),
@@ -35,14 +32,10 @@ def test_values_by_position_and_by_name(argument, changed):
         ("epoch=14", "no argument 'epoch'. Did you mean 'epochs'. It takes model, epochs, rate, average"),
         ("zzz=14", "no argument 'zzz'. It takes"),
         ("a,1,2,true,extra", "'extra' is one value too many"),
-        ("epochs=ten", "epochs='ten' is not of type int"),
         ("epochs=1.5", "epochs='1.5' is not of type int"),
-        ("epochs=", "epochs='' is not of type int"),
         ("rate=fast", "rate='fast' is not of type float"),
         ("average=yes", "average='yes': write true or false"),
         ("epochs=7,epochs=14", "gives epochs twice"),
-        ("ViT-L/16,model=ViT-B/16", "gives model twice"),
-        ("epochs=7,14", "gives epochs twice"),
     ],
 )
 def test_bad_argument(argument, message):
@@ -54,11 +47,9 @@ def test_bad_argument(argument, message):
     ("argument", "row"),
     [
         ("", ("ViT-B/16", 7)),
-        ("ViT-B/16", ("ViT-B/16", 7)),
         ("ViT-L/16,epochs=14", ("ViT-L/16", 14)),
         ("ViT-L/16,7", ("ViT-L/16", 7)),
         ("B/16", ("ViT-B/16", 7)),
-        ("L/16,epochs=14", ("ViT-L/16", 14)),
     ],
 )
 def test_row(argument, row):
@@ -72,7 +63,6 @@ def test_row(argument, row):
         ("ViT-L/16", "several lengths: add epochs=7 or epochs=14"),
         ("ViT-B/16,epochs=14", "no row ViT-B/16,epochs=14. Its rows: ViT-B/16,epochs=7; ViT-L/16,epochs=7; ViT-L/16"),
         ("B/32", "no row B/32. Its rows"),
-        ("nonsense", "no row nonsense. Its rows"),
     ],
 )
 def test_no_such_row(argument, message):

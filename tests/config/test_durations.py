@@ -10,22 +10,17 @@ CLOCK = Clock(global_batch=32, num_examples=1000, total_steps=200)
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("500 steps", 500),
         ("1 step", 1),
         ("10_000 steps", 10_000),
         ("1e3 steps", 1000),
         ("  7   steps ", 7),
         ("90 epochs", 2812),  # 90 * 1000 / 32 = 2812.5, to even
         ("1 epoch", 31),  # 31.25
-        ("0.5 epochs", 16),  # 15.625
         ("1e6 examples", 31_250),
         ("1 example", 1),  # a length above zero is never no step
-        ("33 examples", 1),
         ("0.1 fraction", 20),
-        ("1 fraction", 200),
         ("0.001 fraction", 1),
         ("0 steps", 0),
-        ("0 epochs", 0),
         ("0 fraction", 0),
     ],
 )

@@ -44,9 +44,7 @@ def test_every_length_becomes_steps():
     ("fields", "message"),
     [
         ({"global_batch": 100}, r"config.global_batch=100 is not divisible by 8 device\(s\): use 96 or 104\."),
-        ({"global_batch": 4}, r"config.global_batch=4 is not divisible by 8 device\(s\): use 8\."),
         ({"global_batch": 0}, r"config.global_batch=0 .*: use 8\."),
-        ({"global_batch": -8}, r"config.global_batch=-8 .*: use 8\."),
         ({"evaluation__global_batch": 12}, "config.evaluation.global_batch=12 is not divisible by 8 .*: use 8 or 16"),
         (
             {"global_batch": 40, "optimizer__accumulation_steps": 4},
@@ -56,15 +54,12 @@ def test_every_length_becomes_steps():
             {"global_batch": 10, "sharding__num_model_shards": 2},
             r"config.global_batch=10 is not divisible by 8 device\(s\) / 2 model shards: use 8 or 12\.",
         ),
-        ({"sharding__num_model_shards": 3}, r"=1 x num_model_shards=3 does not divide the 8 device\(s\)"),
         ({"sharding__num_replicas": 4, "sharding__num_model_shards": 4}, "=4 x num_model_shards=4 does not divide the"),
         ({"total": "0 epochs"}, "config.total='0 epochs' is no step at all"),
         ({"total": "0.5 fraction"}, "total='0.5 fraction': the length of the run cannot be a fraction of itself"),
         ({"total": "5 epochs"}, r"config.schedule.warmup='10 epochs' is 100 of 50 steps: it must end before"),
-        ({"total": "10 epochs"}, r"is 100 of 100 steps: it must end before"),
         ({"evaluation__every": "0 steps"}, "config.evaluation.every must be at least one step"),
         ({"evaluation__evaluators": {"v2": {"every": "0 steps"}}}, "config.evaluation.evaluators.v2.every must be at"),
-        ({"checkpoint__every": "0 epochs"}, "config.checkpoint.every must be at least one step"),
         ({"logging__every": "0 fraction"}, "config.logging.every must be at least one step"),
         ({"schedule__decay": "rsqrt", "schedule__timescale": "0 steps"}, "timescale='0 steps': rsqrt needs at least 1"),
         (

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from vit_jax.config import EvaluatorConfig, from_dict, load_recipe, to_dict
-from vit_jax.config.load import flatten
 from vit_jax.config.validate import validate
 
 PRETRAINING = load_recipe("configs/digits.py")
@@ -14,43 +13,18 @@ FINETUNING = load_recipe("configs/finetune.py:any,own")
 ONE_RATE = {"search.learning_rates": (), "schedule.learning_rate": 0.01}
 INCEPTION = {"input.train_crop": "inception", "input.shift_pixels": 0}
 RESIZE = {"input.train_crop": "resize", "input.shift_pixels": 0}
-LINEAR = {"schedule.decay": "linear"}
 LION = {"optimizer.name": "optax:lion", "optimizer.weight_decay": 0.0}
 BIG_VISION = {"optimizer.weight_decay_meaning": "big_vision", "optimizer.weight_decay": 0.1}
 HEAD = {"optimizer.trained": "head"}
 ANY = {"v2": EvaluatorConfig()}
 
-FRACTIONS = (
-    "model.dropout_fraction",
-    "model.stochastic_depth_fraction",
-    "objective.label_smoothing_fraction",
-    "input.holdout_fraction",
-    "polyak.factor",
-    "optimizer.beta1",
-    "optimizer.beta2",
-    "optimizer.momentum",
-)
-NOT_NEGATIVE = (
-    "optimizer.weight_decay",
-    "schedule.learning_rate",
-    "schedule.end_learning_rate",
-    "input.mixup_alpha",
-    "input.shift_pixels",
-    "input.randaugment_layers",
-    "input.randaugment_magnitude",
-    "input.max_unreadable",
-    "input.num_workers",
-    "checkpoint.keep_best",
-    "seed",
-)
-AT_LEAST_ONE = (
-    "checkpoint.keep_latest",
-    "logging.profile_num_steps",
-    "input.num_threads",
-    "optimizer.accumulation_steps",
-    "sharding.num_replicas",
-    "sharding.num_model_shards",
-)
+FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objective.label_smoothing_fraction")
+FRACTIONS += ("input.holdout_fraction", "polyak.factor", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
+NOT_NEGATIVE = ("optimizer.weight_decay", "schedule.learning_rate", "schedule.end_learning_rate", "input.mixup_alpha")
+NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randaugment_magnitude", "input.num_workers")
+NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed")
+AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
+AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps")
 POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
 
 
@@ -99,22 +73,17 @@ def test_limits_are_allowed():
     ("fields", "name"),
     [
         ({"polyak.factor": None, "polyak.start": "5 steps"}, "polyak.start"),
-        ({"polyak.factor": None, "polyak.bias_correction": False}, "polyak.bias_correction"),
         ({"schedule.timescale": "5 steps"}, "schedule.timescale"),
         ({"schedule.drop_at_fraction": (0.5,)}, "schedule.drop_at_fraction"),
         ({"schedule.decay": "rsqrt", "schedule.end_learning_rate": 1e-5}, "schedule.end_learning_rate"),
-        ({"schedule.decay": "math:exp", "schedule.end_learning_rate": 1e-5}, "schedule.end_learning_rate"),
         ({"optimizer.momentum": 0.5}, "optimizer.momentum"),
         ({"optimizer.name": "sgd", "optimizer.beta1": 0.95}, "optimizer.beta1"),
-        ({"optimizer.name": "sgd", "optimizer.beta2": 0.95}, "optimizer.beta2"),
-        ({"optimizer.name": "sgd", "optimizer.epsilon": 0.1}, "optimizer.epsilon"),
         (LION | {"optimizer.weight_decay": 0.1}, "optimizer.weight_decay"),
         (LION | {"optimizer.first_moment_dtype": "bfloat16"}, "optimizer.first_moment_dtype"),
         ({"optimizer.arguments": {"b1": 0.9}}, "optimizer.arguments"),
         ({**HEAD, "optimizer.layer_decay": 0.9}, "optimizer.layer_decay"),
         ({**HEAD, "optimizer.frozen": ("norm/*",)}, "optimizer.frozen"),
         ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
-        ({"input.crop_distribution": "torchvision"}, "input.crop_distribution"),
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
     ],
 )
@@ -139,7 +108,6 @@ def test_a_setting_without_effect_is_refused(fields, name):
         ({"input.randaugment_magnitude": 5}, "randaugment_layers=0 and randaugment_magnitude=5: give both"),
         ({"input.train_resize_pixels": 9}, "train_resize_pixels=9 with train_crop='shift': give a number with"),
         (RESIZE, "train_resize_pixels=None with train_crop='resize'"),
-        ({**RESIZE, "input.train_crop": "resize_short_side"}, "resize_pixels=None with train_crop='resize_short_side'"),
         (
             {**RESIZE, "input.train_resize_pixels": 9, "input.image_size": (8, 10)},
             r"train_resize_pixels=9: a crop of image_size \(8, 10\) does not fit; give at least 10",
@@ -151,10 +119,8 @@ def test_a_setting_without_effect_is_refused(fields, name):
         ),
         ({**BIG_VISION, "schedule.learning_rate": 0.0}, "'big_vision' divides by the peak learning rate, which is 0"),
         ({**HEAD, "model.dropout_fraction": 0.1}, "the features are frozen: dropout has no effect"),
-        ({**HEAD, "model.stochastic_depth_fraction": 0.1}, "the features are frozen"),
         # schedule
         ({"schedule.end_learning_rate": 1.0}, "end_learning_rate=1.0: must lie between 0 and learning_rate=0.003"),
-        ({**LINEAR, "schedule.end_learning_rate": 1.0}, "end_learning_rate=1.0: must lie between"),
         *(
             (
                 {"schedule.decay": "staircase", "schedule.drop_at_fraction": fractions},
@@ -167,24 +133,12 @@ def test_a_setting_without_effect_is_refused(fields, name):
             ({"evaluation.evaluators": {name: {}}}, f"evaluators.{name}: the name is a prefix of results")
             for name in ("test", "validation", "train", "a-b")
         ),
-        (
-            {"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}},
-            "evaluators.v2.arguments have no effect with kind='classification'",
-        ),
-        (
-            {"checkpoint.best_metric": "test_acuracy"},
-            "best_metric='test_acuracy' is no result .*: test_accuracy, test_loss.",
-        ),
+        ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments have no effect with kind='classif"),
+        ({"checkpoint.best_metric": "test_a"}, "best_metric='test_a' is no result .*: test_accuracy, test_loss."),
         ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
         ({"input.train_examples_per_class": 0}, "train_examples_per_class=0: give at least 1"),
-        (
-            {"evaluation.evaluators": ANY, "checkpoint.best_metric": "v3_loss"},
-            "best_metric='v3_loss' is no result .* test_loss, v2_",
-        ),
         # references
-        ({"model.network": "no_such_module:f"}, "config.model.network='no_such_module:f': there is no such module"),
         ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "config.optimizer.name='math:lion': math has"),
-        ({"evaluation.evaluators": {"v2": {"kind": "math:no"}}}, "config.evaluation.evaluators.v2.kind='math:no'"),
     ],
 )
 def test_values_that_do_not_fit_each_other(fields, message):
@@ -228,10 +182,6 @@ def test_what_fine_tuning_refuses(fields, message):
 )
 def test_what_fine_tuning_allows(fields):
     validate(change(fields, FINETUNING))
-
-
-def test_named_fields_exist():
-    assert {*FRACTIONS, *NOT_NEGATIVE, *AT_LEAST_ONE, *POSITIVE} <= flatten(to_dict(PRETRAINING)).keys()
 
 
 def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):

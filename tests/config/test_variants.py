@@ -6,16 +6,21 @@ import re
 
 import pytest
 
-from vit_jax.config import VIT_SIZES, ModelConfig, build_architecture
+from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.architecture import read_architecture
-from vit_jax.config.variants import RESNET_UNITS, ModelName, parse_name
+from vit_jax.config.variants import ModelName, parse_name
 
-# Reference sheet §1.1: width, layers, MLP dimension, heads; "b" is half of B in every hidden dimension.
-SIZES = {
+R50, R152 = (3, 4, 6, 3), (3, 8, 36, 3)
+
+
+def build(name="ViT-B/16", image_size=(224, 224), num_classes=1000, **fields):
+    return build_architecture(ModelConfig(name=name, **fields), image_size=image_size, num_classes=num_classes)
+
+
+SIZES = {  # width, layers, MLP dimension, heads; "b" is half of B in every hidden dimension
     "mu": (32, 1, 128, 2),
     "Ti": (192, 12, 768, 3),
-    "S": (384, 12, 1536, 6),
-    "b": (384, 12, 1536, 6),
+    **dict.fromkeys(("S", "b"), (384, 12, 1536, 6)),
     "M": (512, 12, 2048, 8),
     "B": (768, 12, 3072, 12),
     "L": (1024, 24, 4096, 16),
@@ -27,24 +32,6 @@ SIZES = {
     "G-opt": (1536, 48, 8192, 16),
     "e": (1792, 56, 15360, 16),
 }
-R50 = (3, 4, 6, 3)
-UNITS = {  # §2.1; 14 is a test size
-    14: (1, 1, 1, 1),
-    26: (2, 2, 2, 2),
-    50: R50,
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-    200: (3, 24, 36, 3),
-}
-
-
-def build(name="ViT-B/16", image_size=(224, 224), num_classes=1000, **fields):
-    return build_architecture(ModelConfig(name=name, **fields), image_size=image_size, num_classes=num_classes)
-
-
-def test_tables_of_sizes():
-    assert {name: tuple(vars(size).values()) for name, size in VIT_SIZES.items()} == SIZES
-    assert RESNET_UNITS == UNITS
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -52,25 +39,21 @@ def test_name_stands_for_numbers(size):
     a = build(f"ViT-{size}/14")
     assert (a.width, a.depth, a.mlp_dim, a.num_heads) == SIZES[size]
     assert (a.patch_size, a.grid, a.sequence_length) == ((14, 14), (16, 16), 257)
+    for pool, length in (("token", 7), ("gap", 6), ("map", 6)):
+        a = build(f"{size}/16x8", image_size=(32, 24), pool=pool)
+        assert (a.grid, a.sequence_length) == ((2, 3), length)
 
 
 @pytest.mark.parametrize(
     ("name", "parsed"),
     [
         ("ViT-B/16", ModelName("B", (16, 16))),
-        ("B/16", ModelName("B", (16, 16))),
         ("ViT-g-opt/14", ModelName("g-opt", (14, 14))),
-        ("ViT-Ti/16x8", ModelName("Ti", (16, 8))),
         ("R50", ModelName(units=R50)),
-        ("R50x1", ModelName(units=R50)),
-        ("R152x4", ModelName(units=UNITS[152], width_factor=4)),
-        ("R14x0.5", ModelName(units=UNITS[14], width_factor=0.5)),
-        ("R50x1+ViT-B/32", ModelName("B", (32, 32), R50)),
-        ("R50+B/16", ModelName("B", (16, 16), R50)),
+        ("R152x4", ModelName(units=R152, width_factor=4)),
+        ("R14x0.5", ModelName(units=(1, 1, 1, 1), width_factor=0.5)),
         ("R50x2+ViT-g-opt/16", ModelName("g-opt", (16, 16), R50, 2)),
         ("R+Ti/16", ModelName("Ti", (16, 16), ())),
-        ("R26+S/32", ModelName("S", (32, 32), UNITS[26])),
-        ("R14x0.5+ViT-mu/8", ModelName("mu", (8, 8), UNITS[14], 0.5)),
     ],
 )
 def test_parse_name(name, parsed):
@@ -82,11 +65,8 @@ NEAREST = {
     "ViT-So400m/14": ("ViT-So400/14",),
     "ViT-B/": ("vit-B/16", "ViT-B/0", "ViT-B/16x0"),
     "ViT-L/16": ("ViT-L16", "L-16"),
-    "R50": ("R51", "r50", "ResNet50", "R50x0", "R50x0.0", "R050", "R50+", "R50x", "R"),
-    "R101x1,": ("ResNet-101",),
-    "R152x4": ("R152xx4",),
+    "R50": ("R51", "ResNet50", "R50x0.0", "R050", "R50+", "R50x", "R"),
     r"R50\+ViT-": ("R50+B/0", "R50+ViT-B16", "R50+ViT-X/16", "R50x1-B/32"),
-    r"R26\+ViT-S/32": ("R27+S/32",),
     r"R\d*\+ViT-": ("R+B/0", "R+Tiny/16"),
     "A name is ViT-SIZE/PATCH with SIZE one of mu, Ti": ("",),
 }
@@ -110,32 +90,22 @@ def test_resnet_stands_for_numbers(name, width, channels):
     assert (a.depth, a.mlp_dim, a.num_heads) == (0, 0, 0)
     assert (a.pool, a.head, a.residual_unit) == ("gap", "linear", "preactivation")
     assert (a.map_size, a.grid, a.sequence_length) == ((7, 7), (7, 7), 49)
-
-
-@pytest.mark.parametrize(("pixels", "cells"), [(224, 7), (384, 12), (480, 15), (225, 8), (97, 4), (8, 1)])
-def test_map_of_a_resnet_is_rounded_up(pixels, cells):
-    """Five halvings, each rounding up; any image size will do."""
-    assert build("R26", image_size=(pixels, 32)).map_size == (cells, 1)
+    assert build(name, image_size=(225, 8)).map_size == (8, 1)  # five halvings, each rounding up
 
 
 @pytest.mark.parametrize(
     ("name", "units", "channels", "patch", "tokens"),  # §2.3; tokens at 224 and at 384 without the class token
     [
         ("R+Ti/16", (), 64, 8, (49, 144)),
-        ("R26+S/32", (2, 2, 2, 2), 2048, 1, (49, 144)),
-        ("R26+B/32", (2, 2, 2, 2), 2048, 1, (49, 144)),
-        ("R50x1+ViT-B/32", (3, 4, 6, 3), 2048, 1, (49, 144)),
-        ("R50+L/32", (3, 4, 6, 3), 2048, 1, (49, 144)),
         ("R50+ViT-B/16", (3, 4, 9), 1024, 1, (196, 576)),
-        ("R50+ViT-L/16", (3, 4, 9), 1024, 1, (196, 576)),
-        ("R26+B/16", (2, 2, 4), 1024, 1, (196, 576)),
         ("R101x2+B/8", (3, 30), 1024, 1, (784, 2304)),
         ("R14x0.5+ViT-mu/4", (4,), 128, 1, (3136, 9216)),
         ("Rx2+Ti/8", (), 128, 4, (196, 576)),
+        ("R50+B/64", R50, 2048, 2, (9, 36)),
     ],
 )
 def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
-    for pixels, expected in zip((224, 384), tokens, strict=True):
+    for pixels, expected in zip((192, 384) if name.endswith("64") else (224, 384), tokens, strict=True):
         a = build(name, image_size=(pixels, pixels))
         assert (a.family, a.has_transformer, a.has_resnet) == ("hybrid", True, True)
         assert (a.units, a.map_channels, a.patch_size) == (units, channels, (patch, patch))
@@ -143,16 +113,10 @@ def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
         assert (a.sequence_length, a.pool, a.head) == (expected + 1, "token", "mlp")
 
 
-def test_a_hybrid_cuts_a_deep_map_into_patches():
-    a = build("R50+B/64", image_size=(128, 192))
-    assert (a.units, a.patch_size, a.map_size, a.grid) == (R50, (2, 2), (4, 6), (2, 3))
-
-
 @pytest.mark.parametrize(
     ("name", "form", "constants"),  # §2.1 and §2.3
     [
         ("R50x1", None, ("preactivation", 1e-5, 1e-10, "variance")),
-        ("R50x1", "preactivation", ("preactivation", 1e-5, 1e-10, "variance")),
         ("R50x1", "postactivation", ("postactivation", 1e-6, 1e-5, "std")),
         ("R50+B/16", None, ("postactivation", 1e-6, 1e-5, "std")),
     ],
@@ -161,19 +125,6 @@ def test_each_form_of_unit_has_its_constants(name, form, constants):
     a = build(name, residual_unit=form)
     given = (a.residual_unit, a.group_norm_epsilon, a.standardization_epsilon, a.standardization_epsilon_added_to)
     assert given == constants
-
-
-def test_constants_given_replace_those_of_the_unit():
-    given = {
-        "group_norm_epsilon": 1e-4,
-        "standardization_epsilon": 1e-8,
-        "standardization_epsilon_added_to": "variance",
-        "layer_norm_epsilon": 1e-5,
-        "head": "linear",
-        "pool": "gap",
-    }
-    a = build("R50+B/16", **given)
-    assert {name: getattr(a, name) for name in given} == given
 
 
 TRANSFORMER_ONLY = {
@@ -207,74 +158,32 @@ def test_options_of_a_part_that_is_not_there_are_refused(name, part, options):
 
 
 def test_a_hybrid_has_use_for_all_options():
-    given = TRANSFORMER_ONLY | RESNET_ONLY
+    given = {"compute_dtype": "float32", "head": "linear", "head_bias_init": -10.0, "pool": "gap", "remat": "full"}
+    given |= TRANSFORMER_ONLY | RESNET_ONLY | {"scan_unroll": 2}
     a = build("R50+B/16", **given)
     assert {name: getattr(a, name) for name in given} == given
-
-
-@pytest.mark.parametrize("pool", ["token", "map"])
-def test_a_resnet_averages_over_positions(pool):
-    with pytest.raises(ValueError, match=f"model.pool='{pool}': R50 averages over positions: use gap"):
-        build("R50", pool=pool)
-    assert build("R50", pool="gap") == build("R50")
-
-
-def test_the_stem_of_a_hybrid_has_one_form():
-    with pytest.raises(ValueError, match="residual_unit='preactivation': the stem of a hybrid has post-activation"):
-        build("R50+B/16", residual_unit="preactivation")
-
-
-def test_fields_beside_the_name_are_taken_over():
-    given = {
-        "width": 64,
-        "depth": 2,
-        "mlp_dim": 96,
-        "num_heads": 4,
-        "pool": "map",
-        "head": "linear",
-        "dropout_fraction": 0.1,
-        "gelu": "exact",
-        "scan_unroll": 2,
-    }
-    given |= {"compute_dtype": "float32", "position_embedding": "sincos2d", "head_bias_init": -10.0, "remat": "full"}
-    a = build(**given)
-    assert {name: getattr(a, name) for name in given} == given
-
-
-@pytest.mark.parametrize(("pool", "length"), [("token", 7), ("gap", 6), ("map", 6)])
-def test_sequence_of_an_image_that_is_no_square(pool, length):
-    a = build("B/16x8", image_size=(32, 24), pool=pool)
-    assert (a.grid, a.sequence_length) == ((2, 3), length)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": (225, 224)}, "do not divide the image height of 225: use an input.image_size of 224 or 240"),
-        ({"image_size": (224, 230)}, "do not divide the image width of 230: use an input.image_size of 224 or 240"),
         ({"image_size": (8, 8)}, "image height of 8: use an input.image_size of 16, or another patch size"),
         ({"width": 770}, "model.width=770 is not divisible by model.num_heads=12"),
-        ({"num_heads": 5}, "model.width=768 is not divisible by model.num_heads=5"),
-        ({"width": 0}, "model.width=0: must be at least 1"),
-        ({"depth": -1}, "model.depth=-1: must be at least 1"),
-        ({"mlp_dim": 0}, "model.mlp_dim=0"),
-        ({"num_heads": 0}, "model.num_heads=0"),
-        ({"scan_unroll": 0}, "model.scan_unroll=0"),
+        *(
+            ({f: 0}, f"model.{f}=0: must be at least 1")
+            for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")
+        ),
         ({"num_classes": -1}, "model.num_classes=-1: must be at least 0"),
         ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon=0.0: must be positive"),
-        ({"name": "R50", "group_norm_epsilon": 0.0}, "model.group_norm_epsilon=0.0: must be positive"),
-        ({"name": "R50", "standardization_epsilon": -1.0}, "model.standardization_epsilon=-1.0: must be positive"),
         ({"name": "R50x0.3"}, "model.name='R50x0.3'.*width factor of 0.3 makes 19.2 channels.*multiple of 0.5"),
-        ({"name": "R50x0.75+B/16"}, "width factor of 0.75 makes 48 channels.*multiple of 0.5"),
         ({"name": "R50+B/7"}, "model.name='R50\\+B/7': the number of a hybrid is its total downsampling: 4, 8, 16, 32"),
-        ({"name": "R50+B/12"}, "total downsampling"),
-        ({"name": "R50+B/48"}, "total downsampling"),
         ({"name": "R50+B/16x8"}, "total downsampling"),
         ({"name": "R+B/15"}, "an even number where the ResNet is the root alone"),
         ({"name": "R50+B/16", "image_size": (224, 230)}, "patches of 16 pixels.*image width of 230.*of 224 or 240"),
-        ({"name": "R+Ti/16", "image_size": (240, 224)}, "patches of 32 pixels.*image height of 240.*of 224 or 256"),
         ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "needs a width divisible by 4, not 6"),
         ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "needs an even width, not 7"),
+        ({"name": "R50", "pool": "token"}, "model.pool='token': R50 averages over positions: use gap"),
+        ({"name": "R50+B/16", "residual_unit": "preactivation"}, "the stem of a hybrid has post-activation units"),
     ],
 )
 def test_numbers_that_do_not_fit(fields, message):
@@ -295,26 +204,11 @@ def test_architecture_survives_json(name):
         ({"colour": 3}, "no field 'architecture.colour'"),
         ({"name": None}, "must be given: architecture.name"),
         ({"units": None}, "lacks units"),
-        ({"family": None, "width_factor": None}, "lacks family, width_factor"),
         ({"family": "cnn"}, "architecture.family='cnn' is not allowed"),
-        ({"pool": "max"}, "architecture.pool='max' is not allowed"),
-        ({"width": "768"}, "architecture.width='768' has the wrong type"),
-        ({"width": 768.0}, "architecture.width=768.0 has the wrong type"),
-        ({"units": 3}, "architecture.units=3 has the wrong type"),
-        ({"units": [3, "4"]}, "architecture.units='4' has the wrong type"),
         ({"units": [3, 0]}, r"units \(3, 0\).* make no hybrid"),
-        ({"image_size": [224]}, "architecture.image_size"),
-        ({"layer_norm_epsilon": float("nan")}, "a finite number is needed"),
         ({"width_factor": float("inf")}, "a finite number is needed"),
         ({"residual_unit": "preactivation"}, "preactivation units make no hybrid"),
         ({"family": "vit"}, "make no vit"),
-        ({"family": "resnet"}, "make no resnet"),
-        ({"num_heads": 5}, "model.width=768 is not divisible by model.num_heads=5"),
-        ({"num_classes": -1}, "model.num_classes=-1"),
-        ({"depth": 0}, "model.depth=0: must be at least 1"),
-        ({"image_size": [224, 230]}, "image width of 230"),
-        ({"width_factor": 0.3}, "width factor of 0.3"),
-        ({"standardization_epsilon": 0.0}, "model.standardization_epsilon=0.0: must be positive"),
     ],
 )
 def test_stored_architecture_that_cannot_be(changes, message):

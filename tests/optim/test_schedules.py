@@ -1,7 +1,6 @@
 """The learning rate at the steps where it is known, for every decay, traced and not."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +15,12 @@ BASE = 8e-4
 LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE}
 
 
-def config(decay: str, **changes: Any) -> ScheduleConfig:
+def config(decay, **changes):
     given = ScheduleConfig(learning_rate=BASE, warmup=Duration("unused"), decay="constant")
     return dataclasses.replace(given, decay=decay, **changes)
 
 
-def rates(decay: str, *steps: int, lengths: dict[str, int] = LENGTHS, **changes: Any) -> list[float]:
+def rates(decay, *steps, lengths=LENGTHS, **changes):
     schedule = build_schedule(config(decay, **changes), **lengths)
     return [float(schedule(step)) for step in steps]
 
@@ -30,44 +29,36 @@ each_decay = pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "con
 
 
 @each_decay
-def test_warm_up_rises_linearly_from_zero_to_the_base(decay: str) -> None:
+def test_warm_up_rises_linearly_from_zero_to_the_base(decay):
     assert rates(decay, 0) == [0.0]
     (at_end,) = rates(decay, WARMUP)
     assert at_end == pytest.approx(BASE, rel=1e-6)
     assert rates(decay, 25, 50) == pytest.approx([BASE / 4, BASE / 2], rel=1e-6)
+    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx([BASE], rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("decay", "end", "step", "expected"),
     [
-        ("linear", 0.0, 600, BASE / 2),
-        ("linear", 0.0, 350, 0.75 * BASE),
         ("linear", 1e-5, 600, (BASE + 1e-5) / 2),
-        ("cosine", 0.0, 600, BASE / 2),
         ("cosine", 0.0, 350, BASE * 0.85355339),  # (1 + cos 45 degrees) / 2
         ("cosine", 1e-5, 600, (BASE + 1e-5) / 2),
-        ("rsqrt", 0.0, WARMUP + TIMESCALE, BASE / 2**0.5),
         ("rsqrt", 0.0, WARMUP + 3 * TIMESCALE, BASE / 2),
         ("constant", 0.0, 777, BASE),
+        *(
+            (decay, end, step, end)
+            for decay in ("linear", "cosine")
+            for end in (0.0, 1e-5)
+            for step in (TOTAL, TOTAL + 9)
+        ),
     ],
 )
-def test_decay_on_its_way(decay: str, end: float, step: int, expected: float) -> None:
+def test_decay_on_its_way(decay, end, step, expected):
     assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_arrives_at_the_end_value_and_stays(decay: str) -> None:
-    assert rates(decay, TOTAL, TOTAL + 50) == [0.0, 0.0]
-    assert rates(decay, TOTAL, TOTAL + 50, end_learning_rate=1e-5) == pytest.approx([1e-5, 1e-5], rel=1e-6)
-
-
 @each_decay
-def test_without_warm_up_the_first_step_has_the_base_rate(decay: str) -> None:
-    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx([BASE], rel=1e-6)
-
-
-@each_decay
-def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up(decay: str) -> None:
+def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up(decay):
     schedule = build_schedule(config(decay), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(345))
     assert (rate.dtype, rate.shape) == (jnp.float32, ())
@@ -76,37 +67,19 @@ def test_a_traced_step_gives_a_float32_scalar_that_never_rises_after_the_warm_up
     assert (np.diff(values) <= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("warmup", "total", "fractions", "drops"),
-    [  # BiT-HyperRule as released, for small, medium and large datasets
-        (100, 500, (0.4, 0.6, 0.8), (200, 300, 400)),
-        (500, 10_000, (0.3, 0.6, 0.9), (3000, 6000, 9000)),
-        (500, 20_000, (0.3, 0.6, 0.9), (6000, 12_000, 18_000)),
-    ],
-)
-def test_staircase_of_bit_hyperrule(
-    warmup: int, total: int, fractions: tuple[float, ...], drops: tuple[int, int, int]
-) -> None:
-    schedule = build_schedule(
-        dataclasses.replace(config("staircase", drop_at_fraction=fractions), learning_rate=0.003),
-        warmup_steps=warmup,
-        total_steps=total,
-        timescale_steps=1,
-    )
-    first, second, third = drops
-    assert [float(schedule(step)) for step in (0, warmup // 4)] == pytest.approx([0.0, 0.00075], rel=1e-6)
-    every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(warmup, total)))
-    lengths = [first - warmup, second - first, third - second, total - third]
-    np.testing.assert_allclose(every, np.repeat([3e-3, 3e-4, 3e-5, 3e-6], lengths), rtol=1e-6)
-
-
-def test_a_drop_lies_at_the_nearest_whole_step() -> None:
+def test_staircase_of_bit_hyperrule():
+    """As released, for datasets of medium size."""
+    lengths = {"warmup_steps": 500, "total_steps": 10_000, "timescale_steps": 1}
+    schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), **lengths)
+    every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
+    falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
+    np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
     lengths = {"warmup_steps": 0, "total_steps": 7, "timescale_steps": 1}
     ours = rates("staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8))  # steps 3.5 and 5.6
     assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
 
 
-def test_long_runs_keep_their_resolution() -> None:
+def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
     schedule = build_schedule(config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1)
     values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
@@ -114,15 +87,15 @@ def test_long_runs_keep_their_resolution() -> None:
     assert values[2] == pytest.approx(BASE / 1_025_645, rel=0.07)  # remaining = 1 - progress, progress near 1
 
 
-def rsqrt_of_mine(learning_rate: float, warmup_steps: int, total_steps: int) -> Any:
+def rsqrt_of_mine(learning_rate, warmup_steps, total_steps):
     return lambda step: learning_rate * jnp.minimum(1.0, jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps))
 
 
-def no_scalar(learning_rate: float, warmup_steps: int, total_steps: int) -> Any:
+def no_scalar(learning_rate, warmup_steps, total_steps):
     return lambda step: jnp.full(2, learning_rate)
 
 
-def test_a_reference_gives_the_complete_schedule() -> None:
+def test_a_reference_gives_the_complete_schedule():
     schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(10))
     assert (rate.dtype, float(rate)) == (jnp.float32, pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6))
@@ -131,15 +104,11 @@ def test_a_reference_gives_the_complete_schedule() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "optax:cosine_decay_schedule",
-            "cannot be called with learning_rate, warmup_steps and total_steps: .*argument",
-        ),
-        ("math:pi", "cannot be called"),
+        ("optax:cosine_decay_schedule", "cannot be called with learning_rate, warmup_steps and total_steps: .*arg"),
         (f"{__name__}:no_scalar", r"gives .*\(2,\).* for a step; a learning rate is a scalar"),
         ("optax:no_such", "optax has no 'no_such'"),
     ],
 )
-def test_references_that_give_no_schedule_are_refused(name: str, message: str) -> None:
+def test_references_that_give_no_schedule_are_refused(name, message):
     with pytest.raises(ValueError, match=rf"config.schedule.decay='{name}'.*{message}"):
         build_schedule(config(name), **LENGTHS)

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import build_model
-from vit_jax.sharding import build_mesh, shard_tree, spec_of
+from vit_jax.sharding import shard_tree, spec_of
 from vit_jax.sharding.rules import RULES
 from vit_jax.train.state import init_state
 
@@ -96,11 +96,9 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     ("name", "shape", "axes", "strategy", "expected"),
     [
         ("head/linear/kernel", (384, 10), {"replica": 1, "data": 7, "model": 1}, "fsdp", ()),  # 7 divides nothing
-        ("head/linear/kernel", (384, 16), AXES, "replicated", ()),
         ("encoder/novelty", (32, 768, 96), AXES, "fsdp", (None, "data", None)),  # the largest dimension
         ("encoder/novelty", (32, 100, 96), AXES, "fsdp", (None, None, "data")),  # that 16 divides
         ("encoder/novelty", (33, 100), AXES, "fsdp", ()),
-        ("encoder/novelty", (768,), AXES, "replicated", ()),
         ("encoder/novelty", (), AXES, "fsdp", ()),
         ("encoder/mine/mlp/expand/kernel", (768,), AXES, "fsdp", ("data",)),  # too few dimensions for its rule
     ],
@@ -112,13 +110,11 @@ def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, strateg
 @pytest.mark.parametrize(
     "make",
     [
-        optax.adam,
         optax.adafactor,
-        optax.contrib.muon,
-        lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate),
+        lambda rate: optax.contrib.schedule_free(optax.adam(rate), rate),
         lambda rate: optax.GradientTransformation(preconditioners, None),
     ],
-    ids=["adam", "adafactor", "muon", "schedule-free", "preconditioners"],
+    ids=["adafactor", "schedule-free", "preconditioners"],
 )
 def test_states_of_optimizers(make):
     """Arrays with their parameter's shape are placed like it; the others are spread without tensor parallelism."""
@@ -149,13 +145,5 @@ def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
     ):
         shard_tree(parameters("ViT-G/14"), mesh, "fsdp")
     shard_tree(parameters("ViT-H/14"), AbstractMesh((1, 256, 1), ("replica", "data", "model")), "fsdp")
-
-
-def test_where_no_number_of_replicas_helps_the_error_says_so():
     with pytest.raises(ValueError, match="Choose parameters=replicated"):
-        shard_tree(parameters("ViT-S/16"), build_mesh(jax.devices()[:7]), "fsdp")
-
-
-def test_a_dimension_that_model_does_not_divide_is_an_error():
-    with pytest.raises(ValueError, match=r"num_model_shards=4 .* encoder/blocks/attention/query/kernel, which is 6"):
-        spec_of("encoder/blocks/attention/query/kernel", (12, 384, 6, 64), AXES, "replicated")
+        shard_tree(parameters("ViT-S/16"), AbstractMesh((1, 7, 1), ("replica", "data", "model")), "fsdp")

@@ -3,7 +3,7 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.train.cadence import Cadence
+from vit_jax.train.evaluations import Cadence
 from vit_jax.train.metrics import LateMetrics, require_finite
 
 

@@ -1,22 +1,15 @@
 import io
 import sys
 
-import pytest
-
 from vit_jax.train import progress
 from vit_jax.train.progress import Display, TrainingClock, duration_text
 
 METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
 
-@pytest.fixture
-def time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
-    return now
-
-
-def test_the_clock_leaves_out_pauses_and_what_was_done_before(time):
+def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
+    time = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
     clock = TrainingClock(10, 8, flops_per_image=5.0, peak_flops=1000.0)
     time[0] += 2
     with clock.pause():
@@ -27,21 +20,18 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(time):
     assert rates["images_per_second"] == 10 * 8 / 4
     assert rates["mfu"] == 20 * 5.0 / 1000.0
     assert clock.seconds_left(20, 40) == 8
-
-
-def test_mfu_is_not_invented_for_an_unknown_chip(time):
-    time[0] += 1
-    assert "mfu" not in TrainingClock(0, 8, 5.0, None).rates(1)
+    assert "mfu" not in TrainingClock(0, 8, 5.0, None).rates(1)  # of a chip that is not known
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys):
+    Display(100, 0, enabled=False).say("other processes are silent")
     display = Display(100, 0, enabled=True)
     display.advance()
     display.show(10, METRICS | {"mfu": 0.5}, seconds_left=75)
     display.close()
-    assert (
-        capsys.readouterr().out == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left\n"
-    )
+    line = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left\n"
+    assert capsys.readouterr() == (line, "")
+    assert [duration_text(seconds) for seconds in (0.4, 3600, 7270)] == ["0s", "1h 00m", "2h 01m"]
 
 
 def test_a_bar_on_a_terminal(monkeypatch):
@@ -57,14 +47,3 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "41/100" in text
     assert "loss 1.2500" in text
     assert "a line\n" in text
-
-
-def test_other_processes_are_silent(capsys):
-    display = Display(100, 0, enabled=False)
-    display.say("x")
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (75, "1m 15s"), (3600, "1h 00m"), (7270, "2h 01m")])
-def test_durations_are_readable(seconds, text):
-    assert duration_text(seconds) == text

@@ -9,16 +9,8 @@ import pytest
 from vit_jax.config import SearchConfig, load_recipe, resolve
 from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import Datasets
-from vit_jax.train.search import (
-    choose,
-    choose_learning_rate,
-    diverged,
-    forget_checkpoints,
-    table,
-    trial_config,
-    with_learning_rate,
-)
-from vit_jax.train.writers import read_summary, write_summary
+from vit_jax.train.search import choose, choose_learning_rate, table, trial_config, with_learning_rate
+from vit_jax.train.writers import write_summary
 
 CONFIG = load_recipe("configs/finetune.py:any,own")
 DIVERGED = {"validation_accuracy": None, "validation_loss": None, "diverged": "Step 3: the loss is nan"}
@@ -26,7 +18,7 @@ SPOILT = {"validation_accuracy": 0.99, "validation_loss": math.nan}
 
 
 def trial(accuracy, loss):
-    return {"validation_accuracy": accuracy, "validation_loss": loss, "steps": 20}
+    return {"validation_accuracy": accuracy, "validation_loss": loss}
 
 
 def changes(before, after):
@@ -34,14 +26,10 @@ def changes(before, after):
     return {f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)}
 
 
-def test_the_most_accurate_wins_whatever_its_loss():
+def test_the_most_accurate_wins_then_the_lower_loss_then_the_lower_rate():
     assert choose({0.1: trial(0.8, 0.5), 0.01: trial(0.9, 2.0), 0.001: trial(0.7, 0.1)}) == 0.01
-
-
-def test_equal_accuracies_go_by_loss_and_equal_losses_by_the_lower_rate():
     tie = {0.1: trial(0.9, 0.5), 0.03: trial(0.9, 0.4), 0.01: trial(0.9, 0.4), 0.001: trial(0.8, 0.1)}
-    assert choose(tie) == 0.01
-    assert choose(dict(reversed(tie.items()))) == 0.01
+    assert choose(tie) == choose(dict(reversed(tie.items()))) == 0.01
 
 
 @pytest.mark.parametrize("lost", [DIVERGED, SPOILT, {**SPOILT, "validation_loss": math.inf}])
@@ -65,47 +53,37 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
-def test_classes_without_a_validation_image_are_named(tmp_path, capsys, sizes, said):
-    labels = np.repeat(np.arange(4), sizes)
+def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
+    """A trial leaves its summary, diverged or not, and no checkpoints; missing classes are named."""
+    labels, tried = np.repeat(np.arange(4), sizes), []
     source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
-    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1,)))
-    chosen, trials = choose_learning_rate(config, Datasets(source, source), tmp_path, lambda *_: trial(0.5, 0.5))
-    assert (chosen, trials) == (with_learning_rate(CONFIG, 0.1), {0.1: trial(0.5, 0.5)})
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
-    assert notes == ([f"note     these classes have no validation image in the search: {said}"] if said else [])
+    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)))
 
+    def train_with(config, data, folder, split):
+        tried.append((config.schedule.learning_rate, split))
+        (folder / "checkpoints" / "20" / "model").mkdir(parents=True)
+        if config.schedule.learning_rate == 0.3:
+            raise FloatingPointError(DIVERGED["diverged"])
+        write_summary(folder, trial(0.5, 0.5))
+        return trial(0.5, 0.5)
 
-def test_the_final_run_has_the_rate_and_no_search():
-    final = with_learning_rate(CONFIG, 0.03)
-    assert changes(CONFIG, final) == {"schedule", "search"}
-    assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
-    assert final.schedule.learning_rate == 0.03
-    assert final.search == SearchConfig()
+    for _ in range(2):
+        chosen, trials = choose_learning_rate(config, Datasets(source, source), tmp_path, train_with)
+        assert (chosen, trials) == (with_learning_rate(CONFIG, 0.1), {0.1: trial(0.5, 0.5), 0.3: DIVERGED})
+        files = [path.name for path in (tmp_path / "search" / "learning_rate=0.3").iterdir()]
+        assert sorted(files) == ["config.json", "summary.json"]
+    assert tried == [(0.1, "validation"), (0.3, "validation")]
+    notes = {line for line in capsys.readouterr().out.splitlines() if line.startswith("note")}
+    assert notes == ({f"note     these classes have no validation image in the search: {said}"} if said else set())
 
 
 def test_a_trial_is_judged_once_at_its_end():
-    one = trial_config(CONFIG, 0.01)
-    assert changes(with_learning_rate(CONFIG, 0.01), one) == {"evaluation", "checkpoint"}
+    final, one = with_learning_rate(CONFIG, 0.01), trial_config(CONFIG, 0.01)
+    assert changes(CONFIG, final) == {"schedule", "search"}
+    assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
+    assert changes(final, one) == {"evaluation", "checkpoint"}
     for num_examples in (64, 100, 1_437):  # a trial has fewer images than the final run, and its epochs fewer steps
         steps = resolve(one, num_examples=num_examples, num_devices=8)
         assert steps.evaluate_every == steps.total
     assert (one.checkpoint.keep_latest, one.checkpoint.keep_best) == (1, 0)
     assert one.checkpoint.every == CONFIG.checkpoint.every  # it can be interrupted like any run
-
-
-def test_a_diverged_trial_is_noted_so_that_it_is_not_tried_again(tmp_path):
-    summary = diverged(tmp_path, "Step 3: the loss is nan")
-    assert summary == read_summary(tmp_path) == DIVERGED
-
-
-def test_a_spoilt_trial_survives_being_written(tmp_path):
-    write_summary(tmp_path, SPOILT)
-    assert choose({0.1: read_summary(tmp_path), 0.01: trial(0.2, 3.0)}) == 0.01
-
-
-def test_nothing_but_checkpoints_is_forgotten(tmp_path):
-    (tmp_path / "checkpoints" / "20" / "model").mkdir(parents=True)
-    write_summary(tmp_path, trial(0.9, 0.1))
-    for _ in range(2):
-        forget_checkpoints(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

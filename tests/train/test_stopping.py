@@ -14,9 +14,6 @@ LENGTH = ["total=6 steps", "evaluation.every=3 steps", "checkpoint.every=4 steps
 THREE_BATCHES = ["evaluation.global_batch=120"]
 STOPS = {  # the question that is answered yes: one follows each step and each batch of an evaluation
     2: ("a plain step", 2, False),
-    3: ("an evaluated step", 3, True),
-    5: ("an evaluation", 3, True),
-    6: ("the last batch of an evaluation", 3, True),
     9: ("the last step", 6, True),
     11: ("the last evaluation", 6, True),
 }
@@ -62,7 +59,7 @@ def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_pa
 
 def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, uninterrupted, tmp_path, monkeypatch):
     ask_to_end_at(5, monkeypatch)
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match="stopped after step 3 of 6"):
         pretrain(config, str(tmp_path))
     ask_to_end_at(2, monkeypatch)
     with pytest.raises(Interrupted, match="stopped while evaluating"):

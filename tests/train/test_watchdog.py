@@ -7,7 +7,7 @@ import pytest
 from vit_jax import hosts
 from vit_jax.hosts import Peers, Report, exits
 from vit_jax.train.interruption import Interrupted
-from vit_jax.train.watchdog import Watchdog, find_stuck, newest_checkpoint
+from vit_jax.train.watchdog import Watchdog, find_stuck
 
 
 def report(progress, idle_seconds, **changes):
@@ -18,13 +18,11 @@ def report(progress, idle_seconds, **changes):
 @pytest.mark.parametrize(
     ("reports", "stuck"),
     [
-        ([report(5, 1.0), report(5, 2.0)], ()),  # all well
         ([report(7, 61.0), report(5, 62.0)], (1,)),  # the one that has done less
         ([report(7, 61.0), report(7, 62.0)], (0, 1)),  # all in the same collective
         ([report(7, 61.0), report(5, 59.0)], ()),  # not long enough yet
         ([report(7, 61.0), report(5, None)], ()),  # it saves, and the other waits
         ([report(7, None), report(5, 61.0)], (1,)),
-        ([report(7, None), report(7, None)], ()),  # evaluating
         ([report(7, 61.0), report(5, 99.0, has_ended=True)], (0,)),
         ([], ()),
     ],
@@ -64,15 +62,16 @@ def test_a_process_of_its_own_shows_its_stacks(process, tmp_path, capfd):
     assert "test_a_process_of_its_own_shows_its_stacks" in said
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """The time in seconds, as a list of one."""
+def test_none_switches_it_off(process, tmp_path, monkeypatch):
+    rules = []
+    monkeypatch.setattr(process, "watch_steps", lambda rule, *rest: rules.append(rule))
+    with Watchdog(tmp_path, 0, None):
+        assert rules == [None]
+
+
+def test_slow_steps_are_no_hang(process, tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_slow_steps_are_no_hang(process, tmp_path, now):
     with Watchdog(tmp_path, 0, 50.0) as watchdog:
         watchdog.step_done(1)
         now[0] = 100.0
@@ -81,7 +80,9 @@ def test_slow_steps_are_no_hang(process, tmp_path, now):
         assert watchdog.check_progress({0: report(2, 1000.0)}) is not None
 
 
-def test_what_is_no_step_may_take_its_time(process, tmp_path, now):
+def test_what_is_no_step_may_take_its_time(process, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert process.own_report().idle_seconds is None, "before the first step"
     with Watchdog(tmp_path, 3, 60.0) as watchdog:
         assert process.own_report().idle_seconds is not None
@@ -95,16 +96,6 @@ def test_what_is_no_step_may_take_its_time(process, tmp_path, now):
     assert process.own_report().idle_seconds is None, "after the last"
 
 
-def test_none_switches_it_off(process, tmp_path, monkeypatch):
-    rules = []
-    monkeypatch.setattr(process, "watch_steps", lambda rule, *rest: rules.append(rule))
-    for seconds in (None, 60.0):
-        with Watchdog(tmp_path, 0, seconds):
-            pass
-    assert rules[0] is None
-    assert rules[1] is not None
-
-
 @pytest.mark.parametrize(("error", "told"), [(ValueError("mine"), True), (Interrupted("asked to"), False)])
 def test_an_error_is_told_to_the_others_before_anything_is_closed(process, tmp_path, monkeypatch, error, told):
     heard = []
@@ -112,10 +103,3 @@ def test_an_error_is_told_to_the_others_before_anything_is_closed(process, tmp_p
     with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0):
         raise error
     assert heard == ([error] if told else [])
-
-
-def test_newest_checkpoint(tmp_path):
-    assert newest_checkpoint(tmp_path) is None
-    for name in ("5", "10", "15.orbax-checkpoint-tmp-3"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert newest_checkpoint(tmp_path) == 10

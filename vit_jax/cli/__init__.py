@@ -47,18 +47,10 @@ VIT_JAX_TRACEBACK=1 in the environment prints the traceback of an error.
 configs/README.md lists the commands for the rows of the paper.
 """
 
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {
-    "pretrain": training.pretrain,
-    "finetune": training.finetune,
-    "evaluate": weights.evaluate,
-    "predict": weights.predict,
-    "export": weights.export,
-    "convert": weights.convert,
-    "prepare": training.prepare,
-    "show": training.show,
-    "bench": training.bench,
-    "plan": planning.plan,
-}
+_TRAINING = (training.pretrain, training.finetune)
+_WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
+_OTHERS = (training.prepare, training.show, training.bench, planning.plan)
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _OTHERS}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

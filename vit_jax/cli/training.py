@@ -1,14 +1,10 @@
 """Verbs for training: pretrain, finetune, show, prepare, bench."""
 
+import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
-from vit_jax.cli.words import UsageError, fail, split
-
-if TYPE_CHECKING:
-    from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
-
-T = TypeVar("T", bound="PretrainConfig | FinetuneConfig")
+from vit_jax.cli.words import UsageError, fail, split, whole
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -20,46 +16,39 @@ def pretrain(words: Sequence[str]) -> None:
     """Trains from scratch, or resumes."""
     from vit_jax.config import PretrainConfig
 
-    config, workdir = _recipe_and_workdir(words, PretrainConfig, "pretrain")
-
-    from vit_jax.train.pretrain import pretrain
-
-    _run(lambda: pretrain(config, workdir), workdir)
+    _train("pretrain", PretrainConfig, words)
 
 
 def finetune(words: Sequence[str]) -> None:
     """Fine-tunes given weights, or resumes."""
     from vit_jax.config import FinetuneConfig
 
-    config, workdir = _recipe_and_workdir(words, FinetuneConfig, "finetune")
-
-    from vit_jax.train.finetune import finetune
-
-    _run(lambda: finetune(config, workdir), workdir)
+    _train("finetune", FinetuneConfig, words)
 
 
-def _recipe_and_workdir(words: Sequence[str], kind: type[T], verb: str) -> tuple[T, str]:
+def _train(verb: str, kind: type, words: Sequence[str]) -> None:
     from vit_jax.config import load_recipe
 
     options, overrides, _ = split(words, required=("config", "workdir"))
-    config = load_recipe(options["config"], overrides)
+    config, workdir = load_recipe(options["config"], overrides), options["workdir"]
     if not isinstance(config, kind):
         raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
-    _refuse_idle_holdout(config.data, config.input, overrides)
-    return config, options["workdir"]
+    _refuse_idle_holdout(config, overrides)
+    train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
+    _run(lambda: train(config, workdir), workdir)
 
 
-def _refuse_idle_holdout(data: str | None, inputs: "InputConfig", overrides: Sequence[str]) -> None:
+def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
     """An option for the hold-out without any effect is an error; a recipe may set it for other data."""
     given = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
-    if not given or data is None:
+    if not given or config.data is None:
         return
     from vit_jax.data.folder import holds_out
 
-    if not holds_out(data, inputs):
+    if not holds_out(config.data, config.input):
         raise UsageError(
-            f"{given[-1]}: without effect on {data}; only a folder without split sub-folders has a part that is held "
-            "out for testing. Leave it out."
+            f"{given[-1]}: without effect on {config.data}; only a folder without split sub-folders has a part that is "
+            "held out for testing. Leave it out."
         )
 
 
@@ -110,13 +99,11 @@ def bench(words: Sequence[str]) -> None:
     from vit_jax.config import load_recipe
 
     options, overrides, _ = split(words, required=("config",), optional=("steps",), switches=("input",))
-    num_steps = options.get("steps", "20")
-    if not num_steps.isdecimal() or num_steps == "0":
-        raise UsageError(f"--steps={num_steps}: must be a whole number from 1.")
+    num_steps = whole({"steps": "20"} | options, "steps")
     config = load_recipe(options["config"], overrides)
 
     from vit_jax.bench.step import bench_input, bench_step
 
-    results = (bench_input if "input" in options else bench_step)(config, num_steps=int(num_steps))
+    results = (bench_input if "input" in options else bench_step)(config, num_steps=num_steps)
     for name, value in results:
         print(f"{name:<24} {value:,.4g}", flush=True)

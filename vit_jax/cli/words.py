@@ -1,11 +1,10 @@
 """Parses the words after a verb: options, switches, positional words, and overrides of the config."""
 
-import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 
 class UsageError(ValueError):
@@ -47,12 +46,18 @@ def split(
         if not equals or not value:
             raise UsageError(f"--{name} needs a value: --{name}=VALUE")
         options[name] = value
-    named, more = _take_positional(plain, positional)
-    options |= named
+    takes_more = bool(positional) and positional[-1].endswith("…")
+    if plain and not positional:
+        raise UsageError(f"Unknown argument {plain[0]!r}: arguments of this verb begin with --.")
+    if len(plain) < len(positional) or (len(plain) > len(positional) and not takes_more):
+        given = " ".join(plain) or "nothing"
+        raise UsageError(f"Expected {' '.join(positional)}, given {given}. See vit-jax --help.")
+    num_named = len(positional) - takes_more
+    options |= zip(positional[:num_named], plain, strict=False)
     missing = [f"--{name}=" for name in required if name not in options]
     if missing:
         raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax --help.")
-    return options, overrides, more
+    return options, overrides, tuple(plain[num_named:])
 
 
 def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
@@ -66,27 +71,11 @@ def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
 def _fields_named(name: str) -> list[str]:
     """Fields of a recipe that have this name, in full or after their section."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
+    from vit_jax.config.load import field_paths
 
-    fields = dict.fromkeys([*_fields_of(PretrainConfig), *_fields_of(FinetuneConfig)])
+    paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
+    fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
     return [field for field in fields if name in (field, field.rpartition(".")[2])]
-
-
-def _fields_of(section: Any, prefix: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(section):
-        if dataclasses.is_dataclass(field.type):
-            yield from _fields_of(field.type, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
-
-
-def _take_positional(plain: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    takes_more = bool(names) and names[-1].endswith("…")
-    if plain and not names:
-        raise UsageError(f"Unknown argument {plain[0]!r}: arguments of this verb begin with --.")
-    if len(plain) < len(names) or (len(plain) > len(names) and not takes_more):
-        raise UsageError(f"Expected {' '.join(names)}, given {' '.join(plain) or 'nothing'}. See vit-jax --help.")
-    num_named = len(names) - takes_more
-    return dict(zip(names[:num_named], plain[:num_named], strict=True)), tuple(plain[num_named:])
 
 
 def whole(options: Mapping[str, str], name: str) -> int:

@@ -1,79 +1,49 @@
 """A network with every number filled in: `models` builds it, `cost` counts it, a checkpoint carries it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from vit_jax.config import schema, variants
 from vit_jax.config.load import from_dict
-from vit_jax.config.schema import (
-    AdaptConfig,
-    AddedTo,
-    ComputeDtype,
-    Gelu,
-    HeadForm,
-    ModelConfig,
-    Pool,
-    PositionEmbedding,
-    Reference,
-    Remat,
-    UnitForm,
-)
-from vit_jax.config.variants import (
-    BOTTLENECK,
-    NUM_GROUPS,
-    RESIDUAL_UNITS,
-    ROOT_CHANNELS,
-    VIT_SIZES,
-    ModelName,
-    parse_name,
-    resnet_downsampling,
-)
+from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
+from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
+
+Family = Literal["vit", "resnet", "hybrid"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that fixes a network: its parameters, and how it computes.
-
-    Attributes:
-      family: "vit", "resnet" or "hybrid".
-      image_size: height and width of the input in pixels.
-      patch_size: height and width of a patch: in pixels for a ViT, in cells of the ResNet's map for a hybrid.
-      num_classes: K, length of the logits; 0 for a network that ends in its features.
-      width: D, length of the representation of an image.
-      depth, mlp_dim, num_heads: of the transformer; 0 for a ResNet.
-      units: residual units of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone.
-      width_factor: multiplies all channels of the ResNet.
-      The others as in `schema.ModelConfig`.
-    """
+    """Everything that fixes a network: its parameters, and how it computes. The fields below `units`: `ModelConfig`."""
 
     name: str
-    family: Literal["vit", "resnet", "hybrid"] = "vit"
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    num_classes: int
-    width: int
-    depth: int
+    family: Family = "vit"
+    image_size: tuple[int, int]  # height and width of the input in pixels
+    patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
+    num_classes: int  # K, length of the logits; 0 for a network that ends in its features
+    width: int  # D, length of the representation of an image
+    depth: int  # as mlp_dim and num_heads of the transformer; 0 for a ResNet
     mlp_dim: int
     num_heads: int
-    units: tuple[int, ...] = ()
-    width_factor: float = 1.0
+    units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
+    width_factor: float = 1.0  # multiplies all channels of the ResNet
     network: Reference | None = None
     block: Reference | None = None
-    pool: Pool = "token"
-    position_embedding: PositionEmbedding | Reference = "learned_1d"
-    head: HeadForm = "linear"
+    pool: schema.Pool = "token"
+    position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
+    head: schema.HeadForm = "linear"
     head_bias_init: float = 0.0
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0
-    gelu: Gelu = "tanh"
+    gelu: schema.Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
-    residual_unit: UnitForm = "postactivation"
+    residual_unit: schema.UnitForm = "postactivation"
     group_norm_epsilon: float = 1e-6
     standardization_epsilon: float = 1e-5
-    standardization_epsilon_added_to: AddedTo = "std"
-    compute_dtype: ComputeDtype = "float32"
-    remat: Remat = "none"
+    standardization_epsilon_added_to: schema.AddedTo = "std"
+    compute_dtype: schema.ComputeDtype = "float32"
+    remat: schema.Remat = "none"
     scan_unroll: int = 1
 
     @property
@@ -104,7 +74,7 @@ class Architecture:
     @property
     def map_size(self) -> tuple[int, int]:
         """Height and width of what is cut into patches: the image or the ResNet's map."""
-        divisor = resnet_downsampling(self.units) if self.has_resnet else 1
+        divisor = variants.resnet_downsampling(self.units) if self.has_resnet else 1
         height, width = (-(-pixels // divisor) for pixels in self.image_size)
         return height, width
 
@@ -131,7 +101,7 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
         (patch and image, width and heads).
     """
     name = parse_name(config.name)
-    family = "resnet" if name.size is None else "vit" if name.units is None else "hybrid"
+    family: Family = "resnet" if name.size is None else "vit" if name.units is None else "hybrid"
     _refuse_without_effect(config, family)
     units, patch_size = _cut(config.name, name) if family == "hybrid" else (name.units or (), name.patch)
     form = config.residual_unit or ("preactivation" if family == "resnet" else "postactivation")
@@ -146,20 +116,18 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
         defaults |= {"width": width, "depth": 0, "mlp_dim": 0, "num_heads": 0}
     else:
         defaults |= vars(VIT_SIZES[name.size])
-    chosen = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(Architecture)}
-    numbers: dict[str, Any] = {
-        **defaults,
-        **{field: value for field, value in chosen.items() if value is not None},
-        "family": family,
-        "units": units,
-        "width_factor": name.width_factor,
-        "image_size": image_size,
-        "patch_size": patch_size,
-        "num_classes": num_classes,
-    }
-    architecture = Architecture(**numbers)
-    _check(architecture)
-    return architecture
+    defaults |= {field: value for field, value in vars(config).items() if value is not None}
+    return _checked(
+        Architecture(
+            family=family,
+            units=units,
+            width_factor=name.width_factor,
+            image_size=image_size,
+            patch_size=patch_size,
+            num_classes=num_classes,
+            **defaults,
+        )
+    )
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
@@ -169,36 +137,35 @@ FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+
 def adapt_architecture(
     a: Architecture, config: AdaptConfig, *, image_size: tuple[int, int], num_classes: int
 ) -> Architecture:
-    """The network that fine-tunes the weights of `a`.
-
-    Args:
-      a: what the weights are of.
-      config: what changes.
-      image_size: height and width in pixels.
-      num_classes: of the data.
+    """The network that fine-tunes weights of `a` on images of this height and width.
 
     Raises:
       ValueError: `a` is not the network that `config.name` names (every difference is listed), or does not fit the
         image size, or an option has no effect on it.
     """
-    if config.name is not None:
-        _require_named(a, config.name)
-    published = _published_dropout(a) if config.dropout_fraction is None else config.dropout_fraction
+    if config.name is not None and (different := _different_numbers(a, config.name)):
+        lines = "\n".join(f"  {field}: there {there}, {config.name} has {here}" for field, there, here in different)
+        raise ValueError(
+            f"config.model.name={config.name!r}, but the weights are of another network, {a.name}:\n{lines}"
+        )
+    dropout = config.dropout_fraction
+    if dropout is None:
+        dropout = next((value for name, value in FINETUNE_DROPOUT.items() if not _different_numbers(a, name)), 0.0)
     _refuse_adapting_without_effect(a, config)
-    adapted = dataclasses.replace(
-        a,
-        image_size=image_size,
-        num_classes=num_classes,
-        head="linear" if config.head == "zero" else a.head,
-        head_bias_init=0.0,
-        dropout_fraction=published,
-        stochastic_depth_fraction=config.stochastic_depth_fraction,
-        compute_dtype=config.compute_dtype,
-        remat=config.remat,
-        scan_unroll=config.scan_unroll,
+    return _checked(
+        dataclasses.replace(
+            a,
+            image_size=image_size,
+            num_classes=num_classes,
+            head="linear" if config.head == "zero" else a.head,
+            head_bias_init=0.0,
+            dropout_fraction=dropout,
+            stochastic_depth_fraction=config.stochastic_depth_fraction,
+            compute_dtype=config.compute_dtype,
+            remat=config.remat,
+            scan_unroll=config.scan_unroll,
+        )
     )
-    _check(adapted)
-    return adapted
 
 
 def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
@@ -213,16 +180,6 @@ def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> Non
         raise ValueError(
             f"config.model.head='zero_keep_hidden': the head of {a.name} has no hidden layer to keep: use head='zero'."
         )
-
-
-def _published_dropout(a: Architecture) -> float:
-    return next((value for name, value in FINETUNE_DROPOUT.items() if not _different_numbers(a, name)), 0.0)
-
-
-def _require_named(a: Architecture, name: str) -> None:
-    if different := _different_numbers(a, name):
-        lines = "\n".join(f"  {field}: there {there}, {name} has {here}" for field, there, here in different)
-        raise ValueError(f"config.model.name={name!r}, but the weights are of another network, {a.name}:\n{lines}")
 
 
 def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
@@ -242,14 +199,12 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
     if missing := sorted({"family", "units", "width_factor"} - set(values)):  # without these it would be a smaller one
         raise ValueError(f"The stored description of the network lacks {', '.join(missing)}.")
     try:
-        architecture = from_dict(Architecture, values, "architecture.")
-        _check(architecture)
+        return _checked(from_dict(Architecture, values, "architecture."))
     except ValueError as error:
         raise ValueError(f"The stored description of the network cannot be used. {error}") from None
-    return architecture
 
 
-def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
+def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Stages and patch of a hybrid, whose number is the total downsampling.
 
     A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
@@ -271,36 +226,23 @@ def _cut(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
     )
 
 
-_OF_A_TRANSFORMER = (
-    "width",
-    "depth",
-    "mlp_dim",
-    "num_heads",
-    "block",
-    "position_embedding",
-    "dropout_fraction",
-    "stochastic_depth_fraction",
-    "gelu",
+_ABSENT = {  # options that a family has no use for
+    "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
+    "resnet": "width depth mlp_dim num_heads block position_embedding dropout_fraction stochastic_depth_fraction gelu "
     "layer_norm_epsilon",
-)
-_OF_A_RESNET = (
-    "residual_unit",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
-)
+    "hybrid": "",
+}
 
 
-def _refuse_without_effect(config: ModelConfig, family: str) -> None:
+def _refuse_without_effect(config: ModelConfig, family: Family) -> None:
     """No option is silently ignored."""
-    without = {"vit": _OF_A_RESNET, "resnet": _OF_A_TRANSFORMER, "hybrid": ()}[family]
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    for name in without:
-        if getattr(config, name) != defaults[name]:
-            part = "no transformer" if family == "resnet" else "no ResNet"
+    part = "no transformer" if family == "resnet" else "no ResNet"
+    for field in dataclasses.fields(ModelConfig):
+        value = getattr(config, field.name)
+        if field.name in _ABSENT[family].split() and value != field.default:
             raise ValueError(
-                f"config.model.{name}={getattr(config, name)!r} has no effect: {config.name} has {part}. "
-                f"Leave it at {defaults[name]!r}."
+                f"config.model.{field.name}={value!r} has no effect: {config.name} has {part}. "
+                f"Leave it at {field.default!r}."
             )
     if family == "resnet" and config.pool not in (None, "gap"):
         raise ValueError(f"config.model.pool={config.pool!r}: {config.name} averages over positions: use gap or None.")
@@ -311,52 +253,49 @@ def _refuse_without_effect(config: ModelConfig, family: str) -> None:
         )
 
 
-def _check(a: Architecture) -> None:
+def _checked(a: Architecture) -> Architecture:
+    for problem in _problems(a):  # the first
+        raise ValueError(f"model.{problem}")
+    return a
+
+
+def _problems(a: Architecture) -> Iterator[str]:
     lowest = {"width": 1, "num_classes": 0, "scan_unroll": 1}
     lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
     for field, low in lowest.items():
         if getattr(a, field) < low:
-            raise ValueError(f"model.{field}={getattr(a, field)}: must be at least {low}.")
+            yield f"{field}={getattr(a, field)}: must be at least {low}."
     for field in ("layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
         if getattr(a, field) <= 0:
-            raise ValueError(f"model.{field}={getattr(a, field)}: must be positive.")
-    _check_family(a)
-    if a.has_resnet and (a.root_channels < NUM_GROUPS or a.root_channels % NUM_GROUPS):
-        raise ValueError(
-            f"model.name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
-            f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
-        )
-    for axis, image, patch in zip(("height", "width"), a.image_size, _pixels_of_a_patch(a), strict=True):
-        if patch < 1 or image < 1 or image % patch:
-            below = max(image, 0) // max(patch, 1) * patch
-            sizes = f"{below} or {below + patch}" if below else str(patch)
-            raise ValueError(
-                f"model.name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
-                f"{image}: use an input.image_size of {sizes}, or another patch size."
-            )
-    if a.has_transformer and a.width % a.num_heads:
-        raise ValueError(f"model.width={a.width} is not divisible by model.num_heads={a.num_heads}.")
-    if a.position_embedding == "sincos2d" and a.width % 4:
-        raise ValueError(f"model.position_embedding='sincos2d' needs a width divisible by 4, not {a.width}.")
-    if a.position_embedding == "learned_2d" and a.width % 2:
-        raise ValueError(f"model.position_embedding='learned_2d' needs an even width, not {a.width}.")
-
-
-def _check_family(a: Architecture) -> None:
-    """What a name cannot say, but a damaged description can."""
-    fits = {
+            yield f"{field}={getattr(a, field)}: must be positive."
+    fits = {  # what a name cannot say, but a damaged description can
         "vit": not a.units,
         "hybrid": a.residual_unit == "postactivation",
         "resnet": bool(a.units) and a.pool == "gap" and a.width == a.map_channels and a.patch_size == (1, 1),
     }
     if not fits[a.family] or min(a.units, default=1) < 1:
-        raise ValueError(
-            f"model.name={a.name!r}: units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and "
+        yield (
+            f"name={a.name!r}: units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and "
             f"{a.residual_unit} units make no {a.family}."
         )
-
-
-def _pixels_of_a_patch(a: Architecture) -> tuple[int, int]:
-    """What an image must be a multiple of."""
-    divisor = resnet_downsampling(a.units) if a.family == "hybrid" else 1
-    return a.patch_size[0] * divisor, a.patch_size[1] * divisor
+    if a.has_resnet and (a.root_channels < NUM_GROUPS or a.root_channels % NUM_GROUPS):
+        yield (
+            f"name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
+            f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
+        )
+    divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
+    for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
+        patch = cells * divisor
+        if patch < 1 or image < 1 or image % patch:
+            below = max(image, 0) // max(patch, 1) * patch
+            sizes = f"{below} or {below + patch}" if below else str(patch)
+            yield (
+                f"name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
+                f"{image}: use an input.image_size of {sizes}, or another patch size."
+            )
+    if a.has_transformer and a.width % a.num_heads:
+        yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."
+    if a.position_embedding == "sincos2d" and a.width % 4:
+        yield f"position_embedding='sincos2d' needs a width divisible by 4, not {a.width}."
+    if a.position_embedding == "learned_2d" and a.width % 2:
+        yield f"position_embedding='learned_2d' needs an even width, not {a.width}."

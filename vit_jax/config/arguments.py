@@ -11,30 +11,25 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     """Reads "ViT-L/16,epochs=14" into the defaults' names and types.
 
     Values without a name fill the names in the order of `defaults`.
-
-    Args:
-      argument: comma-separated values and name=value pairs; "" keeps every default.
-      **defaults: name and default; the default's type (str, int, float, bool) is the value's.
+    The type of a default (str, int, float, bool) is that of its value; "" keeps every default.
 
     Raises:
       ValueError: unknown name, too many values, a name given twice, or a value of another type.
     """
     values: dict[str, Any] = {}
-    names = list(defaults)
+    names, taken = list(defaults), ", ".join(defaults)
     for position, part in enumerate(filter(None, (part.strip() for part in argument.split(",")))):
         name, equals, text = part.partition("=")
         if not equals:
             if position >= len(names):
-                raise ValueError(f"{part!r} is one value too many; this recipe takes {', '.join(names)}.")
+                raise ValueError(f"{part!r} is one value too many; this recipe takes {taken}.")
             name, text = names[position], part
         if name not in defaults:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"This recipe has no argument {name!r}.{hint} It takes {', '.join(names)}.")
+            raise ValueError(f"This recipe has no argument {name!r}.{hint} It takes {taken}.")
         if name in values:
-            raise ValueError(
-                f"{argument!r} gives {name} twice; values without a name fill {', '.join(names)}, in order."
-            )
+            raise ValueError(f"{argument!r} gives {name} twice; values without a name fill {taken}, in order.")
         values[name] = _convert(name, text, type(defaults[name]))
     return defaults | values
 
@@ -42,13 +37,8 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
 def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, int]:
     """Reads "ViT-L/16,epochs=14" and finds the row of a paper's table that it names.
 
-    Args:
-      argument: model by any of its names, and epochs where the table has several lengths for the model; "" is the
-        first row.
-      rows: model and epochs of every row.
-
-    Returns:
-      Model and epochs.
+    A row is a model, which may be given by any of its names, and epochs, needed where the model has several; "" is the
+    first row.
 
     Raises:
       ValueError: the table has no such row, or several.

@@ -32,17 +32,11 @@ def parse(text: str) -> tuple[float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Converts durations of one run into steps.
+    """Converts durations of one run into steps."""
 
-    Attributes:
-      global_batch: examples a step takes.
-      num_examples: size of the training split.
-      total_steps: length of the run; None while it is itself being converted.
-    """
-
-    global_batch: int
-    num_examples: int
-    total_steps: int | None = None
+    global_batch: int  # examples a step takes
+    num_examples: int  # of the training split
+    total_steps: int | None = None  # length of the run; None while it is itself being converted
 
     def to_steps(self, text: str) -> int:
         """Whole steps, rounded to the nearest; 0 only for a duration of 0."""

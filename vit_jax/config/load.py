@@ -7,10 +7,10 @@ ml_collections' config_flags, which parses a value by the type of the field it r
 import ast
 import dataclasses
 import difflib
-import importlib.util
 import json
 import math
 import pathlib
+import runpy
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,11 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       ValueError: missing file, unknown field (the nearest is named), or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
-    config = _import_file(_find(path)).get_config(argument)
+    file = _find(path)
+    names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
+    if "get_config" not in names:
+        raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
+    config = names["get_config"](argument)
     if not dataclasses.is_dataclass(config):
         raise ValueError(
             f"{path}: get_config returned {type(config).__name__}, not a dataclass such as PretrainConfig."
@@ -54,13 +58,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as nested plain dictionaries; tuples stay tuples."""
-    if isinstance(config, Mapping):
-        return {name: to_dict(value) if _is_section(value) else value for name, value in config.items()}
-    return to_dict({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
-
-
-def _is_section(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) or isinstance(value, Mapping)
+    return dataclasses.asdict(config)
 
 
 def to_text(config: Any) -> str:
@@ -101,14 +99,11 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         raise ValueError(f"config.{prefix.rstrip('.')}={values!r} is not a section; its fields: {', '.join(hints)}.")
     for name in sorted(values.keys() - hints.keys()):
         raise ValueError(_unknown(prefix + name, [prefix + known for known in hints]))
-    required = [field.name for field in dataclasses.fields(kind) if _is_required(field)]  # type: ignore[arg-type]
-    if missing := [prefix + name for name in required if name not in values]:
+    absent = [field for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
+    missing = [prefix + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
+    if missing:
         raise ValueError(f"These fields have no default and must be given: {', '.join(missing)}.")
     return kind(**{name: _check_value(prefix + name, value, hints[name]) for name, value in values.items()})
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _find(path: str) -> pathlib.Path:
@@ -127,26 +122,15 @@ def _find(path: str) -> pathlib.Path:
     )
 
 
-def _import_file(path: pathlib.Path) -> types.ModuleType:
-    specification = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{path} is not a recipe: it defines no get_config(argument).")
-    return module
-
-
 def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     """Parses the value by its field's type and sets it in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
     *sections, field = name.split(".")
     hint: Any = kind
     for section in sections:
-        hint = _hint_inside(hint, section, name, kind, values)
+        hint = _hint_inside(hint, section, name, kind)
         values = values.setdefault(section, {})
-    hint = _hint_inside(hint, field, name, kind, values)
+    hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
         inside = list(typing.get_type_hints(hint)) if dataclasses.is_dataclass(hint) else ["NAME"]
         listed = ", ".join(f"{name}.{known}" for known in inside)
@@ -156,23 +140,23 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     values[field] = _parse(name, text, hint)
 
 
-def _hint_inside(hint: Any, field: str, name: str, kind: type, values: dict[str, Any]) -> Any:
+def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
     """The type of a field of a dataclass, or of every value of a mapping."""
     if _is_mapping(hint):
         return typing.get_args(hint)[1]
     hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
     if field not in hints:
-        raise ValueError(_unknown(name, list(_paths(kind))))
+        raise ValueError(_unknown(name, list(field_paths(kind))))
     return hints[field]
 
 
-def _paths(kind: Any, prefix: str = "") -> list[str]:
+def field_paths(kind: Any, prefix: str = "") -> list[str]:
     """Names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
         inner = typing.get_args(hint)[1] if _is_mapping(hint) else hint
         stem = f"{prefix}{name}.NAME" if _is_mapping(hint) else f"{prefix}{name}"
-        names += _paths(inner, f"{stem}.") if dataclasses.is_dataclass(inner) else [stem]
+        names += field_paths(inner, f"{stem}.") if dataclasses.is_dataclass(inner) else [stem]
     return names
 
 
@@ -226,8 +210,7 @@ def _is_mapping(hint: Any) -> bool:
     return typing.get_origin(hint) is Mapping
 
 
-def _is_list(hint: Any) -> bool:
-    """Whether this is a tuple of any length."""
+def _is_list(hint: Any) -> bool:  # a tuple of any length
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
 
 
@@ -245,18 +228,25 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     if hint is Any:
         return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), to_dict(value) if _is_section(value) else value, f"{name}.")
+        return from_dict(
+            typing.cast(type, hint), to_dict(value) if dataclasses.is_dataclass(value) else value, f"{name}."
+        )
     if _is_mapping(hint) and isinstance(value, Mapping):
         return {key: _check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
     options = _options(hint)
     if value is None and type(None) in options:
         return None
-    if schema.Duration in options:
-        return _check_duration(name, value, hint)
+    if schema.Duration in options and isinstance(value, str):
+        try:
+            durations.parse(value)
+        except ValueError as error:
+            raise ValueError(f"config.{name}: {error}") from None
+        return value
     if schema.Reference in options and is_reference(value):
         return value
-    if choices := _choices(options):
-        if value in choices:
+    literals = [option for option in options if typing.get_origin(option) is typing.Literal]
+    if literals:
+        if value in typing.get_args(literals[0]):
             return value
         raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.")
     option = next(option for option in options if option is not type(None))
@@ -284,23 +274,6 @@ def _check_plain(name: str, value: Any) -> Any:
             "of these can."
         ) from None
     return value
-
-
-def _check_duration(name: str, value: Any, hint: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
-    try:
-        durations.parse(value)
-    except ValueError as error:
-        raise ValueError(f"config.{name}: {error}") from None
-    return value
-
-
-def _choices(options: Sequence[Any]) -> tuple[Any, ...]:
-    """The values that a Literal among the options allows."""
-    return tuple(
-        value for option in options if typing.get_origin(option) is typing.Literal for value in typing.get_args(option)
-    )
 
 
 def _describe(hint: Any) -> str:

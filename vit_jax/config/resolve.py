@@ -1,10 +1,10 @@
 """Turns a config's durations into steps and checks its values against the dataset and the devices."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from vit_jax.config.durations import Clock
-from vit_jax.config.schema import RunConfig, ScheduleConfig
+from vit_jax.config.schema import RunConfig
 from vit_jax.config.validate import validate
 
 
@@ -23,19 +23,14 @@ class RunSteps:
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
-    """Converts durations to steps and checks what depends on the dataset and the devices.
-
-    Args:
-      config: as loaded.
-      num_examples: size of the training split.
-      num_devices: of all processes.
+    """Converts durations to steps, for a training split of `num_examples` and the devices of all processes.
 
     Raises:
       ValueError: a value that cannot work, with what would.
     """
     validate(config)
-    _check_sharding(config, num_devices)
-    _check_batches(config, num_devices)
+    for problem in _of_devices(config, num_devices):  # the first
+        raise ValueError(f"config.{problem}")
     clock = Clock(config.global_batch, num_examples)
     total = clock.to_steps(config.total)
     if total < 1:
@@ -54,50 +49,44 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
             for name, evaluator in config.evaluation.evaluators.items()
         },
     )
-    _check_schedule(config.schedule, steps)
-    start = config.logging.profile_start_step
-    if start is not None and not 1 <= start <= total:
-        raise ValueError(f"config.logging.profile_start_step={start}: the run has the steps 1 to {total}.")
-    for section, every in (
-        ("evaluation", steps.evaluate_every),
-        ("checkpoint", steps.checkpoint_every),
-        ("logging", steps.log_every),
-        *((f"evaluation.evaluators.{name}", every) for name, every in steps.evaluators_every.items()),
-    ):
-        if every < 1:
-            raise ValueError(f"config.{section}.every must be at least one step.")
+    for problem in _of_lengths(config, steps):  # the first
+        raise ValueError(f"config.{problem}")
     return steps
 
 
-def _check_schedule(schedule: ScheduleConfig, steps: RunSteps) -> None:
+def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    schedule, start = config.schedule, config.logging.profile_start_step
     if steps.warmup >= steps.total:
-        raise ValueError(
-            f"config.schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: it must end before "
-            "the run does. Shorten the warm-up or lengthen the run (config.total)."
+        yield (
+            f"schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: it must end before the run "
+            "does. Shorten the warm-up or lengthen the run (config.total)."
         )
     if schedule.decay == "rsqrt" and steps.timescale < 1:
-        raise ValueError(f"config.schedule.timescale={schedule.timescale!r}: rsqrt needs at least 1 step.")
+        yield f"schedule.timescale={schedule.timescale!r}: rsqrt needs at least 1 step."
     first_drop = round(schedule.drop_at_fraction[0] * steps.total)
     if schedule.decay == "staircase" and first_drop < steps.warmup:
-        raise ValueError(
-            f"config.schedule.drop_at_fraction={schedule.drop_at_fraction} lowers the rate at step {first_drop}, "
-            f"before the warm-up has ended at step {steps.warmup}: shorten warmup, or drop later."
+        yield (
+            f"schedule.drop_at_fraction={schedule.drop_at_fraction} lowers the rate at step {first_drop}, before the "
+            f"warm-up has ended at step {steps.warmup}: shorten warmup, or drop later."
         )
+    if start is not None and not 1 <= start <= steps.total:
+        yield f"logging.profile_start_step={start}: the run has the steps 1 to {steps.total}."
+    every = {"evaluation": steps.evaluate_every, "checkpoint": steps.checkpoint_every, "logging": steps.log_every}
+    every |= {f"evaluation.evaluators.{name}": num_steps for name, num_steps in steps.evaluators_every.items()}
+    for section, num_steps in every.items():
+        if num_steps < 1:
+            yield f"{section}.every must be at least one step."
 
 
-def _check_sharding(config: RunConfig, num_devices: int) -> None:
-    sizes = {"num_replicas": config.sharding.num_replicas or 1, "num_model_shards": config.sharding.num_model_shards}
-    if num_devices % (sizes["num_replicas"] * sizes["num_model_shards"]):
-        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(
-            f"config.sharding: {product} does not divide the {num_devices} device(s): choose numbers that do."
+def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
+    replicas, shards = config.sharding.num_replicas or 1, config.sharding.num_model_shards
+    if num_devices % (replicas * shards):
+        yield (
+            f"sharding: num_replicas={replicas} x num_model_shards={shards} does not divide the {num_devices} "
+            "device(s): choose numbers that do."
         )
-
-
-def _check_batches(config: RunConfig, num_devices: int) -> None:
     accumulation = config.optimizer.accumulation_steps
-    shards = config.sharding.num_model_shards  # they see the same examples
-    shares = num_devices // shards
+    shares = num_devices // shards  # model shards see the same examples
     batches = {"global_batch": (config.global_batch, shares * accumulation)}
     if config.evaluation.global_batch is not None:
         batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
@@ -107,4 +96,4 @@ def _check_batches(config: RunConfig, num_devices: int) -> None:
             allowed = f"{below} or {below + divisor}" if below else str(divisor)
             over = f"{num_devices} device(s)" + (f" / {shards} model shards" if shards > 1 else "")
             over += f" x {accumulation} micro-batches" if divisor != shares else ""
-            raise ValueError(f"config.{name}={batch} is not divisible by {over}: use {allowed}.")
+            yield f"{name}={batch} is not divisible by {over}: use {allowed}."

@@ -1,9 +1,7 @@
 """Every option of a run, declared once.
 
-A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single
-fields (`--config.section.field=value`); `load` checks names and types, `resolve` checks values against
-the dataset and the devices. The unit is in the name of a field or, for a `Duration`, in its value.
-No jax is imported here, so recipes load anywhere.
+A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single fields
+(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value.
 """
 
 import dataclasses
@@ -219,16 +217,15 @@ class LoggingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """A pre-training run."""
+class _AnyRun:
+    """What every kind of run has."""
 
     seed: int = 0
     data: str | None  # "digits", "tfds:NAME", "folder:PATH" or a reference; None: the command line must say
     total: Duration
     global_batch: int
-    resume_from: str | None = None  # a workdir whose complete state (step, optimiser) this run continues
     init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors
-    model: ModelConfig
+    model: ModelConfig | AdaptConfig
     input: InputConfig
     objective: ObjectiveConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -241,6 +238,14 @@ class PretrainConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainConfig(_AnyRun):
+    """A pre-training run."""
+
+    model: ModelConfig
+    resume_from: str | None = None  # a workdir whose complete state (step, optimiser) this run continues
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """The learning rate found as in the paper: each is tried on train less a held-out part, the best trains on all."""
 
@@ -249,25 +254,11 @@ class SearchConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """A fine-tuning run: given weights, a new head, own images."""
+class FinetuneConfig(_AnyRun):
+    """A fine-tuning run: the weights of `init_from` (also hf://owner/name), a new head, own images."""
 
-    seed: int = 0
-    data: str | None  # as in PretrainConfig
-    total: Duration
-    global_batch: int
-    init_from: str | None = None  # the weights: a workdir, an .npz, a .safetensors or hf://owner/name
     model: AdaptConfig = AdaptConfig()
-    input: InputConfig
-    objective: ObjectiveConfig
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig  # its learning_rate is 0 where the search finds it
-    search: SearchConfig = SearchConfig()
-    polyak: PolyakConfig = PolyakConfig()
-    sharding: ShardingConfig = ShardingConfig()
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    logging: LoggingConfig
+    search: SearchConfig = SearchConfig()  # where it finds the rate, schedule.learning_rate is 0
 
 
 RunConfig = PretrainConfig | FinetuneConfig

@@ -5,17 +5,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.load import flatten, references, to_dict
-from vit_jax.config.schema import (
-    FinetuneConfig,
-    InputConfig,
-    OptimizerConfig,
-    RunConfig,
-    ScheduleConfig,
-)
+from vit_jax.config.schema import EvaluationConfig, FinetuneConfig, InputConfig, RunConfig, ScheduleConfig
 from vit_jax.references import is_reference, resolve
 
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
@@ -37,48 +31,42 @@ def validate(config: RunConfig) -> None:
     Raises:
       ValueError: a value that cannot work, with what would.
     """
-    flat = flatten(to_dict(config))
-    _check_ranges(flat)
-    _refuse_without_effect(config)
-    _check_input(config.input)
-    _check_optimizer(config)
-    _check_schedule(config.schedule)
-    _check_evaluations(config)
-    if config.seed >= 2**32:
-        raise ValueError(f"config.seed={config.seed}: give 0 to 2**32 - 1.")
-    if isinstance(config, FinetuneConfig):
-        _check_search(config)
-    elif config.init_from is not None and config.resume_from is not None:
-        raise ValueError(
-            "config.init_from and config.resume_from are both set: the first starts at step 0 with the weights of "
-            "another run, the second continues it. Choose one."
-        )
+    checks = (
+        _out_of_range(flatten(to_dict(config))),
+        _without_effect(config),
+        _wrong_input(config.input),
+        _wrong_optimizer(config),
+        _wrong_schedule(config.schedule),
+        _wrong_evaluations(config.evaluation, config.checkpoint.best_metric if config.checkpoint.keep_best else None),
+        _wrong_start(config),
+    )
+    for problem in itertools.chain.from_iterable(checks):  # the first
+        raise ValueError(f"config.{problem}")
     for name, value in references(config):
         resolve(value, f"config.{name}")
 
 
-def _check_ranges(flat: Mapping[str, Any]) -> None:
+def _out_of_range(flat: Mapping[str, Any]) -> Iterator[str]:
     for low, high, is_closed, names in _RANGES:
+        allowed = f"lie in [{low}, {high}{']' if is_closed else ')'}"
+        if high is None:
+            allowed = "not be negative" if low == 0 else f"be at least {low}"
         for name in names.split():
             value = flat.get(name)
             if value is None:
                 continue
             if value < low or (high is not None and (value > high if is_closed else value >= high)):
-                if high is None:
-                    allowed = "not be negative" if low == 0 else f"be at least {low}"
-                else:
-                    allowed = f"lie in [{low}, {high}{']' if is_closed else ')'}"
-                raise ValueError(f"config.{name}={value}: must {allowed}.")
+                yield f"{name}={value}: must {allowed}."
     for name in _POSITIVE:
         if flat[name] is not None and flat[name] <= 0:
-            raise ValueError(f"config.{name}={flat[name]}: must be positive.")
+            yield f"{name}={flat[name]}: must be positive."
     if flat["polyak.factor"] == 0:
-        raise ValueError("config.polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off.")
+        yield "polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off."
     if flat["optimizer.layer_decay"] > 1:
-        raise ValueError(f"config.optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off.")
+        yield f"optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off."
 
 
-def _refuse_without_effect(config: RunConfig) -> None:
+def _without_effect(config: RunConfig) -> Iterator[str]:
     """A field set to something that another field makes meaningless: no setting is silently ignored."""
     inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
@@ -103,120 +91,125 @@ def _refuse_without_effect(config: RunConfig) -> None:
             declared = next(f for f in dataclasses.fields(section) if f.name == field)
             default = {} if declared.default is dataclasses.MISSING else declared.default
             if getattr(section, field) != default:
-                raise ValueError(
-                    f"config.{name}.{field}={getattr(section, field)!r} has no effect without {needed}: set that too, "
+                yield (
+                    f"{name}.{field}={getattr(section, field)!r} has no effect without {needed}: set that too, "
                     f"or leave {name}.{field} at {default!r}."
                 )
 
 
-def _check_input(config: InputConfig) -> None:
+def _wrong_input(config: InputConfig) -> Iterator[str]:
     if min(config.image_size) < 1:
-        raise ValueError(f"config.input.image_size={config.image_size}: height and width must be at least 1 pixel.")
+        yield f"input.image_size={config.image_size}: height and width must be at least 1 pixel."
     if config.train_split == config.test_split:
-        raise ValueError(
-            f"config.input.train_split and config.input.test_split are both {config.test_split!r}: the run would "
-            "be tested on the images it trains on. Name two different splits."
+        yield (
+            f"input.train_split and config.input.test_split are both {config.test_split!r}: the run would be tested on "
+            "the images it trains on. Name two different splits."
         )
     low, high = config.crop_area_fraction
     if not 0 < low <= high <= 1:
-        raise ValueError(f"config.input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1.")
+        yield f"input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1."
     if (config.shift_pixels > 0) != (config.train_crop == "shift"):
-        raise ValueError(
-            f"config.input.shift_pixels={config.shift_pixels} with train_crop={config.train_crop!r}: give at least 1 "
-            "with train_crop='shift', and 0 otherwise."
+        yield (
+            f"input.shift_pixels={config.shift_pixels} with train_crop={config.train_crop!r}: give at least 1 with "
+            "train_crop='shift', and 0 otherwise."
         )
     per_class = config.train_examples_per_class
     if per_class is not None and per_class < 1:
-        raise ValueError(f"config.input.train_examples_per_class={per_class}: give at least 1, or None for all.")
+        yield f"input.train_examples_per_class={per_class}: give at least 1, or None for all."
     layers, magnitude = config.randaugment_layers, config.randaugment_magnitude
     if magnitude and not layers:
-        raise ValueError(
-            f"config.input.randaugment_layers={layers} and randaugment_magnitude={magnitude}: give both, or 0 for both."
-        )
+        yield f"input.randaugment_layers={layers} and randaugment_magnitude={magnitude}: give both, or 0 for both."
     pixels, resizes = config.train_resize_pixels, config.train_crop in ("resize", "resize_short_side")
     if resizes != (pixels is not None):
-        raise ValueError(
-            f"config.input.train_resize_pixels={pixels} with train_crop={config.train_crop!r}: give a number with "
-            "'resize' and 'resize_short_side', and None otherwise."
+        yield (
+            f"input.train_resize_pixels={pixels} with train_crop={config.train_crop!r}: give a number with 'resize' "
+            "and 'resize_short_side', and None otherwise."
         )
     if pixels is not None and pixels < max(config.image_size):
-        raise ValueError(
-            f"config.input.train_resize_pixels={pixels}: a crop of image_size {config.image_size} does not fit; give "
-            f"at least {max(config.image_size)}."
+        yield (
+            f"input.train_resize_pixels={pixels}: a crop of image_size {config.image_size} does not fit; give at least "
+            f"{max(config.image_size)}."
         )
 
 
-def _check_optimizer(config: RunConfig) -> None:
-    optimizer: OptimizerConfig = config.optimizer
+def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
+    optimizer = config.optimizer
     for pattern, factor in optimizer.learning_rate_multipliers.items():
         if factor <= 0:
-            raise ValueError(
-                f"config.optimizer.learning_rate_multipliers[{pattern!r}]={factor}: must be positive. To keep "
-                f"parameters as they are, use config.optimizer.frozen={pattern}."
+            yield (
+                f"optimizer.learning_rate_multipliers[{pattern!r}]={factor}: must be positive. To keep parameters as "
+                f"they are, use config.optimizer.frozen={pattern}."
             )
-    if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not config.schedule.learning_rate:
-        searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
-        if not searches:
-            raise ValueError(
-                "config.optimizer.weight_decay_meaning='big_vision' divides by the peak learning rate, which is 0: "
-                "set schedule.learning_rate to a positive number, or weight_decay to 0."
-            )
+    searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
+    has_rate = config.schedule.learning_rate or searches
+    if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not has_rate:
+        yield (
+            "optimizer.weight_decay_meaning='big_vision' divides by the peak learning rate, which is 0: set "
+            "schedule.learning_rate to a positive number, or weight_decay to 0."
+        )
     if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
-        raise ValueError("config.model: with optimizer.trained='head' the features are frozen: dropout has no effect.")
+        yield "model: with optimizer.trained='head' the features are frozen: dropout has no effect."
 
 
-def _check_schedule(config: ScheduleConfig) -> None:
+def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
     base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
     if config.decay in ("linear", "cosine") and base and end > base:
-        raise ValueError(f"config.schedule.end_learning_rate={end}: must lie between 0 and learning_rate={base}.")
+        yield f"schedule.end_learning_rate={end}: must lie between 0 and learning_rate={base}."
     is_inside = bool(fractions) and all(0 < fraction < 1 for fraction in fractions)
     if not is_inside or any(after <= before for before, after in itertools.pairwise(fractions)):
-        raise ValueError(
-            f"config.schedule.drop_at_fraction={fractions}: must be one or more ascending numbers between 0 and 1, for "
+        yield (
+            f"schedule.drop_at_fraction={fractions}: must be one or more ascending numbers between 0 and 1, for "
             "example (0.3, 0.6, 0.9)."
         )
 
 
-def _check_evaluations(config: RunConfig) -> None:
-    for name, evaluator in config.evaluation.evaluators.items():
+def _wrong_evaluations(config: EvaluationConfig, best_metric: str | None) -> Iterator[str]:
+    known, own = ["test_accuracy", "test_loss"], []  # results; prefixes of evaluators whose results may have any name
+    for name, evaluator in config.evaluators.items():
+        field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
-            raise ValueError(
-                f"config.evaluation.evaluators.{name}: the name is a prefix of results; use letters, digits and _, and "
-                "neither test, validation nor train."
+            yield (
+                f"{field}: the name is a prefix of results; use letters, digits and _, and neither test, validation "
+                "nor train."
             )
-        if evaluator.arguments and not is_reference(evaluator.kind):
-            raise ValueError(
-                f"config.evaluation.evaluators.{name}.arguments have no effect with kind={evaluator.kind!r}."
-            )
-    evaluators = config.evaluation.evaluators
-    own = tuple(f"{name}_" for name in evaluators if is_reference(evaluators[name].kind))  # results of any name
-    ours = ["test", *(name for name in evaluators if not is_reference(evaluators[name].kind))]
-    known, best = (
-        [f"{name}_{result}" for name in ours for result in ("accuracy", "loss")],
-        config.checkpoint.best_metric,
-    )
-    if config.checkpoint.keep_best and best not in known and not best.startswith(own):
-        raise ValueError(
-            f"config.checkpoint.best_metric={best!r} is no result of an evaluator; these are: "
-            f"{', '.join([*known, *(f'{prefix}...' for prefix in own)])}."
-        )
+        if is_reference(evaluator.kind):
+            own.append(f"{name}_")
+            continue
+        known += [f"{name}_accuracy", f"{name}_loss"]
+        if evaluator.arguments:
+            yield f"{field}.arguments have no effect with kind={evaluator.kind!r}."
+    if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):
+        results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
+        yield f"checkpoint.best_metric={best_metric!r} is no result of an evaluator; these are: {results}."
 
 
-def _check_search(config: FinetuneConfig) -> None:
-    rates, fraction = config.search.learning_rates, config.search.validation_fraction
-    if not rates and not config.schedule.learning_rate:
-        raise ValueError(
-            "config.schedule.learning_rate=0.0 and config.search.learning_rates is empty: nothing would be learnt. Set "
-            "one of them."
-        )
-    if not rates:
+def _wrong_start(config: RunConfig) -> Iterator[str]:
+    """What a run begins with: seed, weights, learning rate."""
+    if config.seed >= 2**32:
+        yield f"seed={config.seed}: give 0 to 2**32 - 1."
+    if not isinstance(config, FinetuneConfig):
+        if config.init_from is not None and config.resume_from is not None:
+            yield (
+                "init_from and config.resume_from are both set: the first starts at step 0 with the weights of another "
+                "run, the second continues it. Choose one."
+            )
         return
-    if config.schedule.learning_rate:
-        raise ValueError(
-            f"config.schedule.learning_rate={config.schedule.learning_rate} and config.search.learning_rates={rates} "
-            "are both set. To use the one, add --config.search.learning_rates= (empty); to search, set the other to 0."
+    rate, rates, fraction = (
+        config.schedule.learning_rate,
+        config.search.learning_rates,
+        config.search.validation_fraction,
+    )
+    if not rates and not rate:
+        yield (
+            "schedule.learning_rate=0.0 and config.search.learning_rates is empty: nothing would be learnt. Set one of "
+            "them."
         )
-    if min(rates) <= 0 or len(set(rates)) != len(rates):
-        raise ValueError(f"config.search.learning_rates={rates}: must be positive and different from each other.")
-    if not 0 < fraction < 1:
-        raise ValueError(f"config.search.validation_fraction={fraction}: must lie between 0 and 1.")
+    if rates and rate:
+        yield (
+            f"schedule.learning_rate={rate} and config.search.learning_rates={rates} are both set. To use the one, add "
+            "--config.search.learning_rates= (empty); to search, set the other to 0."
+        )
+    if rates and (min(rates) <= 0 or len(set(rates)) != len(rates)):
+        yield f"search.learning_rates={rates}: must be positive and different from each other."
+    if rates and not 0 < fraction < 1:
+        yield f"search.validation_fraction={fraction}: must lie between 0 and 1."

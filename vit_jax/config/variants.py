@@ -78,19 +78,12 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """What a name says.
+    """What a name says."""
 
-    Attributes:
-      size: row of `VIT_SIZES`; None for a ResNet.
-      patch: height and width of the patch as written, in pixels; of a hybrid, its total downsampling.
-      units: residual units of each stage, () for the root alone; None for a ViT.
-      width_factor: of the ResNet.
-    """
-
-    size: str | None = None
-    patch: tuple[int, int] = (1, 1)
-    units: tuple[int, ...] | None = None
-    width_factor: float = 1.0
+    size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
+    patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling
+    units: tuple[int, ...] | None = None  # residual units of each stage, () for the root alone; None for a ViT
+    width_factor: float = 1.0  # of the ResNet
 
 
 def parse_name(name: str) -> ModelName:

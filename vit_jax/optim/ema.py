@@ -1,11 +1,9 @@
 """Polyak averaging: an exponential moving average of the parameters, as two pure functions.
 
-The average is a tree like the parameters, in float32, and valid after every step: it can be evaluated,
-sharded and saved as the parameters are, and needs neither a counter nor a final correction.
-
-The paper fine-tunes with a factor of 0.9999 (Sec. 4.1) and says neither when averaging starts nor whether it is
-corrected for that start. Over runs not much longer than the 10,000 steps it spans, an average that
-starts from the initial parameters never forgets them; bias correction, or a later start, cures it.
+The average is a tree like the parameters, in float32, and valid after every step. The paper fine-tunes with a factor of
+0.9999 (Sec. 4.1) and says neither when averaging starts nor whether it is corrected for that start. Over runs not much
+longer than the 10,000 steps it spans, one that starts from the initial parameters never forgets them; bias correction,
+or a later start, cures it.
 """
 
 import math
@@ -26,13 +24,7 @@ def init(parameters: T) -> T:
 
 
 def update(
-    average: T,
-    parameters: T,
-    step: jax.typing.ArrayLike,
-    *,
-    factor: float,
-    start_step: int,
-    bias_correction: bool,
+    average: T, parameters: T, step: jax.typing.ArrayLike, *, factor: float, start_step: int, bias_correction: bool
 ) -> T:
     """The average after one more step.
 
@@ -46,24 +38,16 @@ def update(
     In float32 this form keeps constant parameters as they are, which `factor * average + (1 - factor) *
     parameters` does not: the rounding of 0.9999 alone would shrink them by 2e-4.
 
-    Args:
-      average: float32 tree, from `init` or the step before.
-      parameters: after this step's optimiser update.
-      step: int32, updates made so far, this one included; may be traced.
-      factor: weight that the average keeps, between 0 and 1.
-      start_step: number of updates before averaging begins, at least 0.
-      bias_correction: see above.
+    `step` (int32, may be traced) counts the updates made so far, the one that gave `parameters` included; `factor` is
+    the weight that the average keeps, between 0 and 1.
     """
+    # (1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first.
     count = jnp.asarray(step, jnp.float32) - start_step
-    rate = _corrected_rate(count, factor) if bias_correction else jnp.float32(1 - factor)
+    corrected = (1 - factor) / -jnp.expm1(math.log(factor) * jnp.maximum(count, 1.0))
+    rate = corrected if bias_correction else jnp.float32(1 - factor)
 
     def leaf(average: jax.Array, parameter: jax.Array) -> jax.Array:
         parameter = parameter.astype(jnp.float32)
         return jnp.where(count > 0, average + rate * (parameter - average), parameter)
 
     return jax.tree.map(leaf, average, parameters)
-
-
-def _corrected_rate(count: jax.Array, factor: float) -> jax.Array:
-    """(1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first."""
-    return (1 - factor) / -jnp.expm1(math.log(factor) * jnp.maximum(count, 1.0))

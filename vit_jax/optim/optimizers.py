@@ -4,18 +4,14 @@ The three meanings that papers give to "weight decay 0.1" are one transformation
 coefficient and by which parameters it touches. Micro-batches are summed in `train/step`, before this chain.
 """
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
-from vit_jax.optim.layer_decay import scale_by_layer
+from vit_jax.optim.by_name import is_kernel, make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.schedules import Schedule
-from vit_jax.optim.trained import make_is_trained, match, train_only
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import called, is_reference, resolve
 
 
 def build_optimizer(
@@ -45,13 +41,8 @@ def build_optimizer(
     `learning_rate_multipliers` whose pattern matches the parameter's name. All of this happens to the parameters that
     are trained; the others stay as they are (`train_only`).
 
-    Args:
-      config: validated; its `accumulation_steps` is not read here.
-      schedule: from the number of updates already made to the learning rate.
-      peak_learning_rate: the schedule's highest value; used by "big_vision" only.
-
-    Returns:
-      A transformation whose `update` needs the parameters, a tree with the names of our models.
+    `schedule` goes from the number of updates already made to the learning rate. `update` of what is returned needs the
+    parameters, a tree with the names of our models.
 
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
@@ -67,7 +58,7 @@ def build_optimizer(
             steps.append(_build_weight_decay(config, peak_learning_rate))
         steps.append(optax.scale_by_learning_rate(schedule))
     scales = [scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []
-    scales += [_scale_by_name(config)] if config.learning_rate_multipliers else []
+    scales += [scale_by_pattern(config.learning_rate_multipliers)] if config.learning_rate_multipliers else []
     is_trained = make_is_trained(config)
     if is_trained is None:
         return optax.chain(*steps, *scales)
@@ -75,20 +66,20 @@ def build_optimizer(
     return optax.chain(trained, *scales) if scales else trained  # layers are counted in the complete network
 
 
-def is_kernel(name: str) -> bool:
-    """Whether the leaf of this name is the matrix of a dense layer, a convolution or an attention projection."""
-    return name.rpartition("/")[2] == "kernel"
+def _promoting(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Updates of the gradients' dtype; optax mixes dtypes on the way, which strict promotion forbids."""
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+        with jax.numpy_dtype_promotion("standard"):
+            steps, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda step, update: step.astype(update.dtype), steps, updates), state
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def _scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=config.first_moment_dtype)
-
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
-        # optax mixes int32 counts and bfloat16 moments with float32, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            return adam.update(updates, state, params)
-
-    return optax.GradientTransformation(adam.init, update)
+    dtype = config.first_moment_dtype
+    return _promoting(optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype))
 
 
 def _add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -113,58 +104,16 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
         return update + coefficient * parameter if everything or is_kernel(name) else update
 
-    # By name rather than by a mask: optax's masks put placeholders into the tree, which a module need not accept.
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 
 
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
     field = "config.optimizer.name"
-    try:
+    given = f"learning_rate and config.optimizer.arguments={dict(config.arguments)}"
+    with called(f"{field}={config.name!r}", given):
         inner = resolve(config.name, field)(learning_rate=schedule, **config.arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{field}={config.name!r} cannot be called with learning_rate and config.optimizer.arguments="
-            f"{dict(config.arguments)}: {error}"
-        ) from error
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
-        with jax.numpy_dtype_promotion("standard"):
-            steps, state = inner.update(updates, state, params)
-        return jax.tree.map(lambda step, update: step.astype(update.dtype), steps, updates), state
-
-    # By name, because transformations that mask put placeholders into the tree, which a module need not accept.
-    return train_only(optax.GradientTransformation(inner.init, update), lambda name: True)
-
-
-def _scale_by_name(config: OptimizerConfig) -> optax.GradientTransformation:
-    def scale(name: str, update: jax.Array) -> jax.Array:
-        factors = (factor for pattern, factor in config.learning_rate_multipliers.items() if match(pattern, name))
-        return update * jnp.asarray(next(factors, 1.0), update.dtype)
-
-    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates))
-
-
-def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
-    """Checks that every pattern of the config matches a parameter, and that something is left to train.
-
-    Args:
-      config: with `learning_rate_multipliers`, `frozen` and `trained`.
-      parameters: a model, or a tree of its shape; arrays or their abstract shapes.
-
-    Raises:
-      ValueError: one does not.
-    """
-    names = list(pytree.named_leaves(parameters))
-    fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
-    for field, patterns in fields.items():
-        for pattern in patterns:
-            if not any(match(pattern, name) for name in names):
-                raise ValueError(
-                    f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
-                )
-    is_trained = make_is_trained(config)
-    if is_trained is not None and not any(map(is_trained, names)):
-        given = f"trained={config.trained!r}, frozen={config.frozen}"
-        raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")
+    # By name: transformations that mask put placeholders into the tree, which a module need not accept.
+    return train_only(_promoting(inner), lambda name: True)

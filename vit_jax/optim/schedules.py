@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config.schema import ScheduleConfig
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import called, is_reference, resolve
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 """From steps already taken (int32, traced or not) to the learning rate of the next one (float32 scalar)."""
@@ -36,11 +36,7 @@ def build_schedule(config: ScheduleConfig, *, warmup_steps: int, total_steps: in
     A reference in the place of a decay is called with the arguments `learning_rate`, `warmup_steps` and `total_steps`
     and returns the complete schedule, warm-up included: step -> learning rate, as those of optax.
 
-    Args:
-      config: base and end values and the kind of decay, validated; its durations are ignored in favour of:
-      warmup_steps: length of the warm-up; 0 for none.
-      total_steps: length of the run, warm-up included.
-      timescale_steps: of rsqrt only.
+    The config's durations are ignored in favour of those in steps: warm-up (may be 0), run, timescale (of rsqrt only).
 
     Raises:
       ValueError: a reference that cannot be called so.
@@ -81,15 +77,11 @@ def _make_decay(
 
 
 def _build_referenced(config: ScheduleConfig, warmup_steps: int, total_steps: int) -> Schedule:
-    field = "config.schedule.decay"
-    lengths = {"warmup_steps": warmup_steps, "total_steps": total_steps}
-    try:
-        schedule = resolve(config.decay, field)(learning_rate=config.learning_rate, **lengths)
+    field, rate = "config.schedule.decay", config.learning_rate
+    make = resolve(config.decay, field)
+    with called(f"{field}={config.decay!r}", "learning_rate, warmup_steps and total_steps"):
+        schedule = make(learning_rate=rate, warmup_steps=warmup_steps, total_steps=total_steps)
         rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    except TypeError as error:
-        raise ValueError(
-            f"{field}={config.decay!r} cannot be called with learning_rate, warmup_steps and total_steps: {error}"
-        ) from error
     if getattr(rate, "shape", None) != ():
         raise ValueError(f"{field}={config.decay!r} gives {rate} for a step; a learning rate is a scalar.")
     return lambda step: jnp.asarray(schedule(step), jnp.float32)

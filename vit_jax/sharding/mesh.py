@@ -8,14 +8,20 @@ import math
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.activations import Place
 from vit_jax.config import ShardingConfig
 
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
+AFTER_THE_BATCH: dict[str, tuple[str | None, ...]] = {
+    "tokens_BSD": (None, None),
+    "heads_BSTh": (None, "model", None),
+    "hidden_BSM": (None, "model"),
+    "map_BHWC": (None, None, None),
+}
 # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By its
 # own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
 # (plan/README.md). They are allowed from this many MiB on.
@@ -25,10 +31,8 @@ TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
     """All devices, in the order that suits their network: neighbours along `model`, slices along `replica`.
 
-    Args:
-      devices: of all processes.
-      config: its `num_replicas` and `num_model_shards`, whose product divides the number of devices (`resolve`
-        validates it); the data axis takes the remaining devices.
+    The product of the config's `num_replicas` and `num_model_shards` divides the number of devices (`resolve` checks
+    it); the data axis takes the remaining ones.
 
     Raises:
       ValueError: numbers that do not fit the slices.
@@ -38,7 +42,12 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     model = config.num_model_shards
     _check_slices(len(devices), num_slices, replicas, model)
     shape = (replicas, len(devices) // (replicas * model), model)
-    grid = _arrange(shape, num_slices, devices)
+    if num_slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:  # more than one along data where parameters are spread over slices
+        between = (gcd := math.gcd(replicas, num_slices), num_slices // gcd, 1)
+        within = tuple(size // slices for size, slices in zip(shape, between, strict=True))
+        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -57,24 +66,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def place_activations(mesh: Mesh) -> Place:
+    """Returns (name, activation) -> activation, for `activations.placed_by`.
+
+    Without it the compiler may follow the placement of FSDP's parameters instead and gather the batch on every device.
+    """
+
+    def place(name: str, activation: jax.Array) -> jax.Array:
+        spec = PartitionSpec(BATCH_AXES, *AFTER_THE_BATCH[name])
+        return jax.lax.with_sharding_constraint(activation, NamedSharding(mesh, spec))
+
+    return place
+
+
 def _slice_of(device: jax.Device) -> int:
     """Which devices a fast network joins, as jax counts them: a TPU slice, a node of GPUs. CPUs always count as one."""
     index = getattr(device, "slice_index", None)
     return 0 if index is None or device.platform == "cpu" else index
-
-
-def _arrange(shape: tuple[int, int, int], num_slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-    if num_slices == 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    replicas, data, model = shape
-    between_replicas = math.gcd(replicas, num_slices)
-    between_data = num_slices // between_replicas  # more than 1 where parameters are spread over slices
-    return mesh_utils.create_hybrid_device_mesh(
-        (replicas // between_replicas, data // between_data, model),
-        (between_replicas, between_data, 1),
-        devices,
-        allow_split_physical_axes=True,
-    )
 
 
 def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:

@@ -9,7 +9,7 @@ Legend: L layers, D width, T heads, h head dimension, M MLP dimension, I O input
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -21,15 +21,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Which dimension of an array each axis of the mesh splits, counted from the last, since layers may be stacked.
+    """Which dimension of an array each axis of the mesh splits, counted from the last, since layers may be stacked."""
 
-    Attributes:
-      data: of FSDP, which spreads what is stored; None for what is too small to be worth a collective.
-      model: of tensor parallelism, which spreads what is computed.
-    """
-
-    data: int | None = None
-    model: int | None = None
+    data: int | None = None  # of FSDP, which spreads what is stored; None: too small to be worth a collective
+    model: int | None = None  # of tensor parallelism, which spreads what is computed
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape has the dimensions to split."""
@@ -37,8 +32,7 @@ class Split:
 
 
 WHOLE = Split()
-OTHER = Split()
-"""For unknown names: FSDP splits the largest dimension that the data axis divides; no tensor parallelism."""
+OTHER = Split()  # for unknown names: FSDP splits the largest dimension that the data axis divides
 
 RULES: tuple[tuple[str, Split], ...] = (
     # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
@@ -102,9 +96,9 @@ def spec_of(
 
 def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     """The shape of the parameter whose name this one ends in; None where there is none."""
-    parts = name.split("/")
-    endings = ("/".join(parts[start:]) for start in range(len(parts)))
-    return next((parameters[ending] for ending in endings if ending in parameters), None)
+    while name not in parameters and name:
+        name = name.partition("/")[2]
+    return parameters.get(name)
 
 
 def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
@@ -114,10 +108,7 @@ def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
 def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
     """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
 
-    Args:
-      tree: a network, or a training state whose field `model` is the network.
-      mesh: from `build_mesh`.
-      strategy: "replicated" or "fsdp".
+    It is a network, or a training state whose field `model` is the network.
 
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
@@ -135,17 +126,12 @@ def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
         split = sum(size for name, size in sizes.items() if "data" in spec(name, axes))
         return axes["data"] == 1 or 2 * split >= sum(sizes.values())
 
-    if strategy == "fsdp" and not is_effective(axes):
-        raise ValueError(_without_effect(axes, is_effective))
+    if strategy == "fsdp" and not is_effective(axes):  # FSDP would silently be off
+        devices = axes["replica"] * axes["data"]
+        sizes_of = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
+        better = next((f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)), None)
+        raise ValueError(
+            f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters "
+            f"replicated, since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
+        )
     return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)
-
-
-def _without_effect(axes: dict[str, int], is_effective: Callable[[dict[str, int]], bool]) -> str:
-    """The message for a data axis that does not divide the network's width, which would silently turn FSDP off."""
-    devices = axes["replica"] * axes["data"]
-    sizes = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
-    better = next((f"config.sharding.num_replicas={size['replica']}" for size in sizes if is_effective(size)), None)
-    return (
-        f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters "
-        f"replicated, since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
-    )

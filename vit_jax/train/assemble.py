@@ -15,15 +15,9 @@ import optax
 
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config import (
-    Architecture,
-    ModelConfig,
-    RunConfig,
-    RunSteps,
-    adapt_architecture,
-    build_architecture,
-    resolve,
-)
+from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture
+from vit_jax.config.resolve import RunSteps, resolve
+from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
@@ -33,53 +27,31 @@ from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
 from vit_jax.objectives import Classification, build_objective
-from vit_jax.optim.optimizers import build_optimizer, check_patterns
+from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
+from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
-from vit_jax.optim.trained import make_is_trained, train_only
 from vit_jax.references import is_reference
-from vit_jax.sharding import (
-    batch_sharding,
-    build_mesh,
-    compiler_options,
-    place_activations,
-    replicated,
-    shard_tree,
-)
+from vit_jax.sharding import batch_sharding, build_mesh, compiler_options, place_activations, replicated, shard_tree
 from vit_jax.train.state import TrainState, init_state
-from vit_jax.train.step import Metrics, StepSettings, make_evaluation_step, make_train_step
+from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """A run's parts, fitted together; nothing has been computed yet.
-
-    Attributes:
-      config: as the user gave it.
-      steps: its durations in steps.
-      architecture: the network's numbers.
-      batch_sharding: of every array of a batch.
-      evaluation_batch: examples of one evaluation step.
-      forward_macs: multiply-adds of one image's forward pass, padding included.
-      training_flops_per_image: of the forward and the backward pass, without padding.
-      abstract_state: shapes, dtypes and shardings of the state.
-      init_state: () -> the state before the first step, its parameters drawn by the seed.
-      state_of: model -> the state before the first step with these parameters.
-      train_step: (state, batch) -> (state, metrics); takes the state's memory over.
-      evaluation_step: (state, batch) -> sums.
-    """
+    """A run's parts, fitted together; nothing has been computed yet."""
 
     config: RunConfig
     steps: RunSteps
     architecture: Architecture
-    batch_sharding: jax.sharding.NamedSharding
-    evaluation_batch: int
-    forward_macs: int
-    training_flops_per_image: int
-    abstract_state: TrainState
-    init_state: Callable[[], TrainState]
-    state_of: Callable[[Any], TrainState]
-    train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics)
-    evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics
+    batch_sharding: jax.sharding.NamedSharding  # of every array of a batch
+    evaluation_batch: int  # examples of one evaluation step
+    forward_macs: int  # multiply-adds of one image's forward pass, padding included
+    training_flops_per_image: int  # of the forward and the backward pass, without padding
+    abstract_state: TrainState  # shapes, dtypes and shardings
+    init_state: Callable[[], TrainState]  # before the first step, its parameters drawn by the seed
+    state_of: Callable[[Any], TrainState]  # before the first step, with the parameters of a model
+    train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics); takes the state's memory over
+    evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
 
     def compile_train_step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The train step as an executable, so that no later call can hide a compilation."""
@@ -143,7 +115,6 @@ def assemble(
     elif is_trained is not None:
         optimizer = train_only(optimizer, is_trained)
     objective = objective or build_objective(config.objective)
-    settings = _step_settings(config, steps, architecture)
     build = network or build_model
 
     def state_of(model: Any) -> TrainState:
@@ -163,6 +134,7 @@ def assemble(
             return forward_macs(architecture, count_padding=count_padding)
         return flops.forward_macs(abstract.model, architecture, count_padding=count_padding)
 
+    whole = replicated(mesh)
     on_mesh = placed_by(place_activations(mesh))  # a decorator: activations find their places when a step is traced
     jit_step = functools.partial(
         jax.jit, in_shardings=(shardings, batch_sharding(mesh)), compiler_options=compiler_options(mesh)
@@ -179,29 +151,11 @@ def assemble(
         init_state=jax.jit(init, out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
         train_step=jit_step(
-            on_mesh(make_train_step(settings, objective, optimizer, schedule)),
-            out_shardings=(shardings, replicated(mesh)),
+            on_mesh(make_train_step(config, steps, architecture, objective, optimizer, schedule)),
+            out_shardings=(shardings, whole),
             donate_argnums=0,
         ),
-        evaluation_step=jit_step(
-            on_mesh(make_evaluation_step(settings, objective)),
-            out_shardings=replicated(mesh),
-        ),
-    )
-
-
-def _step_settings(config: RunConfig, steps: RunSteps, architecture: Architecture) -> StepSettings:
-    return StepSettings(
-        seed=config.seed,
-        num_classes=architecture.num_classes,
-        compute_dtype=architecture.compute_dtype,
-        mixup_alpha=config.input.mixup_alpha,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        polyak_factor=config.polyak.factor,
-        polyak_start=steps.polyak_start,
-        polyak_bias_correction=config.polyak.bias_correction,
-        is_trained=make_is_trained(config.optimizer),
-        drops_in_training=config.optimizer.trained == "all",
+        evaluation_step=jit_step(on_mesh(make_evaluation_step(architecture, objective)), out_shardings=whole),
     )
 
 

@@ -6,25 +6,31 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.arrays import Batch
+from vit_jax.config import EvaluatorConfig
 from vit_jax.data.records import Source
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import called, is_reference, resolve
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
-from vit_jax.train.cadence import Cadence
+
+
+@dataclasses.dataclass(frozen=True)
+class Cadence:
+    """Due after every `every` steps, at least 1, and after the `last` of the run."""
+
+    every: int
+    last: int
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is, after this many steps; never after none."""
+        return step > 0 and (step % self.every == 0 or step == self.last)
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluator, when it is due, and what its results are called.
+    """An evaluator, when it is due, and what its results are called; it knows neither."""
 
-    Attributes:
-      prefix: "test" makes "test_accuracy" of the evaluator's "accuracy".
-      evaluator: knows neither.
-      cadence: after which steps.
-    """
-
-    prefix: str
+    prefix: str  # "test" makes "test_accuracy" of the evaluator's "accuracy"
     evaluator: Evaluator
     cadence: Cadence
 
@@ -34,13 +40,9 @@ class Evaluation:
 
 
 def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]) -> list[Evaluation]:
-    """The evaluation of `data.test`, and those of `config.evaluation.evaluators`.
+    """The evaluation of `data.test`, which is "test" or in a search "validation", and `config.evaluation.evaluators`.
 
-    Args:
-      run: the run's parts.
-      data: open datasets, one for each evaluator.
-      split: what `data.test` is: "test", or "validation" in a search.
-      after_batch: called after each batch of any evaluator; may raise, which ends the evaluation.
+    `after_batch` is called after each batch of any evaluator; may raise, which ends the evaluation.
 
     Raises:
       ValueError: a referenced evaluator that cannot be built or has no method `run`.
@@ -51,21 +53,28 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
 
         @contextlib.contextmanager
         def open_batches() -> Iterator[Iterator[Batch]]:
+            def called() -> Iterator[Batch]:
+                for batch in batches:
+                    yield batch
+                    after_batch()
+
             with open_evaluation_batches(run, source, log) as batches:
-                yield _calling(batches, after_batch)
+                yield called()
 
         return Split(name, source.class_names, len(source), open_batches)
 
-    total, steps = run.steps.total, run.steps
-    test = ClassificationEvaluator(open_split(split, data.test), run.evaluation_step)
-    evaluations = [Evaluation(split, test, Cadence(steps.evaluate_every, total))]
-    for name, config in run.config.evaluation.evaluators.items():
-        its_split = open_split(name, data.others[name])
+    def evaluation(name: str, source: Source, every: int, config: EvaluatorConfig) -> Evaluation:
+        its_split = open_split(name, source)
         evaluator: Evaluator = ClassificationEvaluator(its_split, run.evaluation_step)
         if is_reference(config.kind):
             evaluator = _build_referenced(name, config, its_split, run)
-        evaluations.append(Evaluation(name, evaluator, Cadence(steps.evaluators_every[name], total)))
-    return evaluations
+        return Evaluation(name, evaluator, Cadence(every, run.steps.total))
+
+    further = run.config.evaluation.evaluators
+    return [
+        evaluation(split, data.test, run.steps.evaluate_every, EvaluatorConfig()),
+        *(evaluation(name, data.others[name], run.steps.evaluators_every[name], further[name]) for name in further),
+    ]
 
 
 def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
@@ -75,19 +84,8 @@ def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
 
 def _build_referenced(name: str, config: Any, split: Split, run: Assembly) -> Evaluator:
     field = f"config.evaluation.evaluators.{name}"
-    try:
+    with called(f"{field}: {config.kind!r}", f"(split, run) and arguments={dict(config.arguments)}"):
         evaluator = resolve(config.kind, f"{field}.kind")(split, run, **config.arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{field}: {config.kind!r} cannot be called with (split, run) and arguments="
-            f"{dict(config.arguments)}: {error}"
-        ) from error
     if not callable(getattr(evaluator, "run", None)):
         raise ValueError(f"{field}.kind={config.kind!r} gives {type(evaluator).__name__}, which has no method run.")
     return evaluator  # type: ignore[no-any-return]
-
-
-def _calling(batches: Iterator[Batch], after_batch: Callable[[], object]) -> Iterator[Batch]:
-    for batch in batches:
-        yield batch
-        after_batch()

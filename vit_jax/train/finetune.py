@@ -14,25 +14,19 @@ from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.validate import validate
 from vit_jax.train import overview, search
 from vit_jax.train import workdir as workdirs
-from vit_jax.train.adapt import adapt
 from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.machine import use_compilation_cache
-from vit_jax.train.start import start_state_of_weights
+from vit_jax.train.start import adapt, start_state_of_weights
 
 
 @hosts.ends_together(Interrupted)
 def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     """Fine-tunes from the start, or resumes wherever the workdir's last run was interrupted, in the search or after.
 
-    Args:
-      config: as loaded.
-      workdir: the run's folder, shared by all processes; trials of the search are in its sub-folder `search/`.
-
-    Returns:
-      The content of `summary.json`.
+    The workdir is shared by all processes. Returns the content of `summary.json`.
 
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`, of the final run.

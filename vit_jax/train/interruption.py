@@ -7,7 +7,7 @@ Before the first step there is nothing to save, and either signal ends the run a
 
 import os
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import jax
@@ -41,9 +41,7 @@ class Interruption:
         self._notice.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._notice.stop()
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -15,13 +15,11 @@ from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
-from vit_jax.train.cadence import Cadence
-from vit_jax.train.evaluations import Evaluation, build_evaluations, run_all
+from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.lock import WorkdirLock
-from vit_jax.train.machine import peak_flops, timed
+from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
-from vit_jax.train.profiling import Profiler
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.start import items_of
 from vit_jax.train.state import TrainState
@@ -43,7 +41,7 @@ def train(
     split: str = "test",
     further: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
-    """Trains to the last step, from wherever `first_state` begins.
+    """Trains to the last step, from wherever `first_state` begins; returns the content of `summary.json`.
 
     Args:
       run: the parts, from `assemble`.
@@ -53,9 +51,6 @@ def train(
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
-
-    Returns:
-      The content of `summary.json`.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change; or another run uses
@@ -79,15 +74,16 @@ def train(
             folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
         )
         stack.callback(store.close)
-        writers = stack.enter_context(Writers(folder, config, start_step, enabled=is_first))
-        display = stack.enter_context(Display(total, start_step, enabled=is_first))
+        writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
+        display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]
-        train_step, compile_seconds = timed(run.compile_train_step)
-        display.say(f"compiled the training step in {compile_seconds:.1f} s")
+        began_compiling = time.perf_counter()
+        train_step = run.compile_train_step()
+        display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")
 
-        profiler = stack.enter_context(Profiler(folder, config.logging, enabled=is_first))
+        profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())

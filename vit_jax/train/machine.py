@@ -1,22 +1,12 @@
-"""Speed and compilation cache of the machine that a run is on."""
+"""The machine that a run is on: its speed, its compilation cache, a profiler trace."""
 
 import os
 import pathlib
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 
+from vit_jax.config import LoggingConfig
 from vit_jax.cost.chips import find_chip
-
-T = TypeVar("T")
-
-
-def timed(action: Callable[[], T]) -> tuple[T, float]:
-    """What an action returns, and the seconds it took."""
-    began = time.perf_counter()
-    return action(), time.perf_counter() - began
 
 
 def peak_flops() -> float | None:
@@ -30,3 +20,32 @@ def use_compilation_cache(enabled: bool) -> None:
     if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root).expanduser() / "vit_jax" / "xla"))
+
+
+class Profiler:
+    """Traces the steps `profile_start_step` and on, `profile_num_steps` of them, into `profile/` of the workdir.
+
+    The trace can be opened in TensorBoard or Perfetto.
+    """
+
+    def __init__(self, workdir: pathlib.Path, config: LoggingConfig, *, enabled: bool):
+        self._folder, self._num_steps, self._running = workdir / "profile", config.profile_num_steps, False
+        self._start_step = config.profile_start_step if enabled else None
+
+    def before_step(self, step: int) -> None:
+        """Called with the number of the step about to run, from 1."""
+        if step == self._start_step:
+            jax.profiler.start_trace(str(self._folder))
+            self._running = True
+
+    def after_step(self, step: int, result: object) -> None:
+        """Called with arrays to wait for, so that the trace contains the complete last step."""
+        if self._running and self._start_step is not None and step == self._start_step + self._num_steps - 1:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """Writes the trace, if one is running."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()

@@ -5,33 +5,26 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-Report = Callable[[int, dict[str, float]], None]
-
 
 class LateMetrics:
-    """Holds the newest step's metrics back and reports the one before.
+    """Holds the newest step's metrics back and reports the one before: once for each step, in order, as floats."""
 
-    Args:
-      report: called once for each step, in order, with floats.
-    """
-
-    def __init__(self, report: Report):
+    def __init__(self, report: Callable[[int, dict[str, float]], None]):
         self._report = report
         self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def push(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step just dispatched and reports those of the step before."""
-        previous, self._pending = self._pending, (step, metrics)
-        self._read(previous)
+        self._exchange((step, metrics))
 
     def flush(self) -> None:
         """Reports what is held back, waiting for the device."""
-        previous, self._pending = self._pending, None
-        self._read(previous)
+        self._exchange(None)
 
-    def _read(self, entry: tuple[int, Mapping[str, jax.Array]] | None) -> None:
-        if entry is not None:
-            step, metrics = entry
+    def _exchange(self, entry: tuple[int, Mapping[str, jax.Array]] | None) -> None:
+        previous, self._pending = self._pending, entry
+        if previous is not None:
+            step, metrics = previous
             self._report(step, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()})
 
 

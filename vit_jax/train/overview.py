@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import pytree
-from vit_jax.config import Architecture, RunConfig, to_dict
+from vit_jax.config import RunConfig, to_dict
 from vit_jax.data.folder import folder_of, located
 from vit_jax.data.records import few, records_sha256
 from vit_jax.train.assemble import Assembly, Datasets
@@ -19,15 +19,12 @@ from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe
 
+# Those whose behaviour a run depends on.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
 def parameter_table(model: Any) -> str:
-    """Name, shape and number of every parameter, and their total.
-
-    Args:
-      model: arrays, or their abstract shapes.
-    """
+    """Name, shape and number of every parameter (arrays, or their abstract shapes), and their total."""
     leaves = pytree.named_leaves(model)
     rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
     rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
@@ -63,19 +60,18 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -
     }
 
 
-def versions() -> dict[str, str]:
-    """Of the packages whose behaviour a run depends on, as `version_NAME`."""
-    return {f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES}
-
-
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
     """What is about to be trained, on what, and where it goes; `split` names what `data.test` is."""
     config, steps, architecture = run.config, run.steps, run.architecture
     epochs = steps.total * config.global_batch / len(data.train)
     height, width = architecture.image_size
+    size = [f"width {architecture.width}, depth {architecture.depth}"] if architecture.has_transformer else []
+    if architecture.has_resnet:
+        units = "-".join(map(str, architecture.units)) or "none"
+        size = [f"units {units}, width factor {architecture.width_factor:g}", *size]
     device = jax.devices()[0].device_kind
     lines = [
-        f"{architecture.name} ({_size(architecture)}) on {height}x{width} images, "
+        f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
@@ -94,12 +90,6 @@ def _layout(run: Assembly) -> str:
     cut = " x ".join(f"{size} {axis}" for axis, size in mesh.items() if size > 1)
     split = f" ({cut})" if mesh["replica"] > 1 or mesh["model"] > 1 else ""
     return f"{images:,} images each, parameters {run.config.sharding.parameters}{split}"
-
-
-def _size(a: Architecture) -> str:
-    parts = [f"units {'-'.join(map(str, a.units)) or 'none'}, width factor {a.width_factor:g}"] if a.has_resnet else []
-    parts += [f"width {a.width}, depth {a.depth}"] if a.has_transformer else []
-    return ", ".join(parts)
 
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
@@ -121,8 +111,17 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
         "pixel_range": [-1.0, 1.0],
     }
+    assert config.data is not None  # or there would be no data to train on
+    training_data = TrainingData(
+        data=located(config.data),
+        seed=config.seed,
+        holdout_fraction=config.input.holdout_fraction,
+        train_split=config.input.train_split,
+        test_split=config.input.test_split,
+        classes=config.input.classes,
+    )
     return {
-        **describe(architecture, data.train.class_names, preprocessing, _training_data(config)),
+        **describe(architecture, data.train.class_names, preprocessing, training_data),
         "config": to_dict(config),
         "data": config.data,
         "num_examples": len(data.train),
@@ -132,33 +131,14 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     }
 
 
-def _training_data(config: RunConfig) -> TrainingData:
-    assert config.data is not None  # or there would be no data to train on
-    return TrainingData(
-        data=located(config.data),
-        seed=config.seed,
-        holdout_fraction=config.input.holdout_fraction,
-        train_split=config.input.train_split,
-        test_split=config.input.test_split,
-        classes=config.input.classes,
-    )
-
-
 def summary(
     run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The content of `summary.json`, flat; the loop adds `wall_seconds`.
-
-    Args:
-      run: the parts.
-      state: after the last step.
-      train_metrics: the last line of training metrics.
-      results: of the last evaluations.
-    """
+    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`."""
     images = run.steps.total * run.config.global_batch
     return {
         **results,
-        **{name: train_metrics[name] for name in ("train_loss",) if name in train_metrics},
+        **({"train_loss": train_metrics["train_loss"]} if "train_loss" in train_metrics else {}),
         "learning_rate": run.config.schedule.learning_rate,
         "steps": run.steps.total,
         "images": images,
@@ -171,17 +151,15 @@ def summary(
         "num_processes": jax.process_count(),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
         "parameters_sha256": parameters_sha256(state.model),
-        **versions(),
+        **{f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES},
     }
 
 
 def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
     """How good it got, at what cost, and where everything is."""
-    return "\n".join(
-        [
-            f"{split} accuracy {summary[f'{split}_accuracy']:.2%}, {split} loss {summary[f'{split}_loss']:.4f}",
-            f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
-            f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs",
-            f"checkpoints, metrics and summary.json are in {folder}",
-        ]
+    return (
+        f"{split} accuracy {summary[f'{split}_accuracy']:.2%}, {split} loss {summary[f'{split}_loss']:.4f}\n"
+        f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
+        f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
+        f"checkpoints, metrics and summary.json are in {folder}"
     )

@@ -21,12 +21,7 @@ from vit_jax.train.start import start_state
 def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     """Trains from the start, or resumes from the workdir's last checkpoint.
 
-    Args:
-      config: as loaded.
-      workdir: the run's folder, shared by all processes.
-
-    Returns:
-      The content of `summary.json`.
+    The workdir is shared by all processes. Returns the content of `summary.json`.
 
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`.

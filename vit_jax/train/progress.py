@@ -4,19 +4,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from tqdm import tqdm
 
 
 class TrainingClock:
-    """Seconds spent on training steps alone: compiling, evaluating and saving are left out.
+    """Seconds spent on training steps alone, of this process: compiling, evaluating and saving are left out.
 
-    Args:
-      start_step: steps done before this process began.
-      global_batch: images a step.
-      flops_per_image: of training; with `peak_flops` gives MFU.
-      peak_flops: FLOP/s of all devices together; None where the chip is not known.
+    Training takes `flops_per_image`, of which all devices together can do `peak_flops` in a second; None: not known.
     """
 
     def __init__(self, start_step: int, global_batch: int, flops_per_image: float, peak_flops: float | None):
@@ -55,32 +50,15 @@ class TrainingClock:
 
 
 class Display:
-    """The bar or the lines.
-
-    Args:
-      total_steps: of the run.
-      start_step: already done.
-      enabled: False in every process but the first.
-    """
+    """The bar or the lines; `enabled` in the first process alone."""
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
         self._total_steps, self._enabled = total_steps, enabled
-        self._bar: tqdm | None = None
-        if enabled and sys.stderr.isatty():
-            # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
-            layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def advance(self) -> None:
-        """One step done."""
-        if self._bar is not None:
-            self._bar.update()
+        # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
+        layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+        is_off = not (enabled and sys.stderr.isatty())
+        self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout, disable=is_off)
+        self.advance, self.close = self._bar.update, self._bar.close
 
     def show(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> None:
         """Loss, learning rate and speed after `step`."""
@@ -89,24 +67,17 @@ class Display:
         if "mfu" in metrics:
             text += f"  MFU {metrics['mfu']:.1%}"
         text += f"  {duration_text(seconds_left)} left"
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-        else:
+        if self._bar.disable:
             self.say(f"step {step:>6}/{self._total_steps}  {text}")
+        else:
+            self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
-        if not self._enabled:
-            return
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
+        if self._enabled and self._bar.disable:
             print(line, flush=True)
-
-    def close(self) -> None:
-        """Leaves the bar on the screen."""
-        if self._bar is not None:
-            self._bar.close()
+        elif self._enabled:
+            self._bar.write(line, file=sys.stderr)
 
 
 def duration_text(seconds: float) -> str:

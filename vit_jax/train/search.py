@@ -16,9 +16,7 @@ from vit_jax.train.assemble import Datasets
 from vit_jax.train.workdir import TRIALS, claim
 from vit_jax.train.writers import read_summary, write_summary
 
-FOLDER = TRIALS
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
-
 
 TrainWith = Callable[[FinetuneConfig, Datasets, pathlib.Path, str], dict[str, Any]]
 """(config, data, folder, name of the split that `data.test` is) -> the content of `summary.json`."""
@@ -30,14 +28,8 @@ def choose_learning_rate(
 ) -> tuple[FinetuneConfig, Trials]:
     """Trains with each learning rate on train less a held-out part; a trial that has ended is not repeated.
 
-    Args:
-      config: of the final run, with a grid in `search`.
-      data: of the final run.
-      folder: its workdir, claimed; each trial has a workdir in its sub-folder `search/`.
-      train_with: trains once.
-
-    Returns:
-      The config with the best rate and no search, and each trial's summary.
+    Config, data and folder (claimed) are of the final run; each trial has a workdir in its sub-folder `search/`.
+    Returns the config with the best rate and no search, and each trial's summary.
 
     Raises:
       ValueError: no trial's loss stayed finite.
@@ -47,7 +39,7 @@ def choose_learning_rate(
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
     rates, trials = config.search.learning_rates, {}
     for number, rate in enumerate(rates, 1):
-        trial_folder = folder / FOLDER / f"learning_rate={rate!r}"
+        trial_folder = folder / TRIALS / f"learning_rate={rate!r}"
         summary = read_summary(trial_folder)
         if summary is None:
             trial = trial_config(config, rate)
@@ -56,8 +48,11 @@ def choose_learning_rate(
             try:
                 summary = train_with(trial, parts, trial_folder, "validation")
             except FloatingPointError as error:
-                summary = diverged(trial_folder, str(error))
-        forget_checkpoints(trial_folder)
+                summary = {ACCURACY: None, LOSS: None, "diverged": str(error)}
+                if hosts.is_first():
+                    write_summary(trial_folder, summary)  # so that it is not tried again
+        if hosts.is_first():  # a trial that has ended needs no checkpoints
+            shutil.rmtree(trial_folder / CHECKPOINTS, ignore_errors=True)
         trials[rate] = summary
     best = choose(trials)
     say(f"the best of {len(rates)}: learning rate {best:g}")
@@ -113,17 +108,3 @@ def table(results: Mapping[float, Mapping[str, Any]], best: float) -> str:
 def _is_finite(summary: Mapping[str, Any]) -> bool:
     """The last update may be the one that spoils a network: then only its evaluation shows it."""
     return summary[LOSS] is not None and math.isfinite(summary[LOSS])
-
-
-def diverged(folder: pathlib.Path, why: str) -> dict[str, Any]:
-    """The summary of a trial whose loss did not stay finite, written so that it is not tried again."""
-    summary = {ACCURACY: None, LOSS: None, "diverged": why}
-    if hosts.is_first():
-        write_summary(folder, summary)
-    return summary
-
-
-def forget_checkpoints(folder: pathlib.Path) -> None:
-    """A trial that has ended needs none."""
-    if hosts.is_first():
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""How a run starts: its own checkpoint, else a given one, else given weights, else from scratch."""
+"""How a run starts: its own checkpoint, else a given one, else given weights, else from scratch.
+
+For fine-tuning, which network follows from given weights, and its parameters.
+"""
 
 import dataclasses
 import itertools
@@ -12,26 +15,17 @@ import numpy as np
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
-from vit_jax.config import PretrainConfig
+from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, adapt_architecture
+from vit_jax.data.records import Source
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
-from vit_jax.weights import load_weights
+from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.transfer import Fitted, fit, without_head
 
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 MEANING = (
-    "family",
-    "network",
-    "block",
-    "pool",
-    "position_embedding",
-    "head",
-    "num_heads",
-    "gelu",
-    "layer_norm_epsilon",
-    "residual_unit",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
+    *("family", "network", "block", "pool", "position_embedding", "head", "num_heads", "gelu", "layer_norm_epsilon"),
+    *("residual_unit", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"),
 )
 """What two architectures with the same shapes may still differ in."""
 
@@ -46,40 +40,39 @@ def start_state_of_weights(
     assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: dict[str, Any]
 ) -> tuple[TrainState, str]:
     """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
-    source = str(assembly.config.init_from)
-    return continue_run(assembly, own, metadata) or (
-        state_of_parameters(assembly, parameters, source),
-        f"starting at step 0 with the weights of {source}",
-    )
+    return _continue_run(assembly, own, metadata) or _begin(assembly, parameters, str(assembly.config.init_from))
 
 
 def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str]:
     """The state a pre-training run begins with, and a sentence that says where it comes from.
 
-    Args:
-      assembly: the run, of a `PretrainConfig`.
-      own: the checkpoints of its own workdir.
-      metadata: what this run's checkpoints will say of their data; must agree with what is continued.
+    `own` are the checkpoints of its workdir; `metadata` is what they will say of their data, and must agree with what
+    is continued.
 
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
     """
     config = assembly.config
     assert isinstance(config, PretrainConfig)
-    if (continued := continue_run(assembly, own, metadata)) is not None:
+    if continued := _continue_run(assembly, own, metadata):
         return continued
     if config.resume_from is not None:
-        state, step, damage = _restore_newest(assembly, _reader_of(config.resume_from), metadata)
+        reader = CheckpointReader(pathlib.Path(config.resume_from).expanduser())
+        if not reader.all_steps():
+            raise ValueError(
+                f"config.resume_from={config.resume_from!r} is not a workdir with a checkpoint: give the folder of a "
+                f"run, the one with the sub-folder {FOLDER}/ in it."
+            )
+        state, step, damage = _restore_newest(assembly, reader, metadata)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
     if config.init_from is not None:
         weights = load_weights(config.init_from)
         _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
-        state = state_of_parameters(assembly, weights.parameters, weights.source)
-        return state, f"starting at step 0 with the weights of {weights.source}"
+        return _begin(assembly, weights.parameters, weights.source)
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
 
 
-def continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
     """The state of the newest checkpoint of the run's own workdir that is not damaged; None if there is none at all.
 
     Damaged ones that are newer are moved out of the way.
@@ -90,11 +83,11 @@ def continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, 
     if not own.all_steps():
         return None
     state, step, damage = _restore_newest(assembly, own, metadata)
-    lines = [f"{problem} It was moved to {set_aside(own.folder, number)}." for number, problem in damage.items()]
+    lines = [f"{problem} It was moved to {_set_aside(own.folder, number)}." for number, problem in damage.items()]
     return state, "\n".join([*lines, f"continuing from this workdir's checkpoint of step {step}"])
 
 
-def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
+def _set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
     """Moves a damaged checkpoint out of a workdir's checkpoints; the path it has now."""
     target = folder.parent / DAMAGED / f"{step}"
     numbered = (target.with_name(f"{step}-{number}") for number in itertools.count(2))
@@ -108,13 +101,12 @@ def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
     return target
 
 
-def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
-    """The state before the first step, with given parameters; each process supplies what its devices hold.
+def _begin(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> tuple[TrainState, str]:
+    return state_of_parameters(assembly, parameters, source), f"starting at step 0 with the weights of {source}"
 
-    Args:
-      assembly: the run.
-      parameters: float32 by name.
-      source: where they come from, for the error.
+
+def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
+    """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
     Raises:
       ValueError: they are not those of the run's network; every difference is listed.
@@ -159,36 +151,56 @@ def _restore_all(assembly: Assembly, reader: CheckpointReader, step: int, metada
                 f"weights, use config.init_from and another workdir."
             )
     restored = reader.restore(step, items_of(assembly.abstract_state))
-    return TrainState(
-        step=restored["progress"]["step"],
-        model=restored["model"],
-        optimizer=restored["optimizer"],
-        polyak=restored.get("polyak"),
-    )
+    step_array, polyak = restored["progress"]["step"], restored.get("polyak")
+    return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
 
 
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
     """Of two networks with the same shapes one may still compute something else than the other."""
     given = dataclasses.asdict(assembly.architecture)
-    different = [
-        f"  {name}: there {stored.get(name)!r}, here {given[name]!r}"
-        for name in MEANING
-        if stored.get(name) != given[name]
-    ]
-    if different:
-        raise ValueError(f"{source} is of another network:\n" + "\n".join(different))
-
-
-def _reader_of(workdir: str) -> CheckpointReader:
-    reader = CheckpointReader(pathlib.Path(workdir).expanduser())
-    if not reader.all_steps():
-        raise ValueError(
-            f"config.resume_from={workdir!r} is not a workdir with a checkpoint: "
-            f"give the folder of a run, the one with the sub-folder {FOLDER}/ in it."
-        )
-    return reader
+    if different := [name for name in MEANING if stored.get(name) != given[name]]:
+        lines = "\n".join(f"  {name}: there {stored.get(name)!r}, here {given[name]!r}" for name in different)
+        raise ValueError(f"{source} is of another network:\n{lines}")
 
 
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
+    """Loads the weights of `config.init_from` and fits them to the data, whose classes become those of the head.
+
+    Returns:
+      The network, its parameters, and lines on where they come from.
+
+    Raises:
+      ValueError: no weights are given, they cannot be read, or are of another network than the config wants.
+    """
+    if config.init_from is None:
+        raise ValueError(
+            "config.init_from is not set: give the weights to fine-tune, --config.init_from=PATH with a workdir, an "
+            ".npz or a .safetensors."
+        )
+    weights = load_weights(config.init_from)
+    if config.model.head == "keep":
+        _require_same_classes(weights, train)
+    else:
+        weights = without_head(weights)
+    architecture = adapt_architecture(
+        weights.architecture, config.model, image_size=config.input.image_size, num_classes=train.num_classes
+    )
+    fitted = fit(weights, architecture, position_resize=config.model.position_resize)
+    notes = [f"note     {note}" for note in weights.notes]
+    lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
+    return architecture, fitted, "\n".join(lines)
+
+
+def _require_same_classes(weights: Weights, train: Source) -> None:
+    there, here = weights.class_names, train.class_names
+    if weights.architecture.num_classes != len(here) or there not in (None, here):
+        known = list(there)[:10] if there else "not named"
+        raise ValueError(
+            f"config.model.head='keep', but {weights.source} has {weights.architecture.num_classes} classes ({known}) "
+            f"and the data {len(here)} ({list(here)[:10]}). For other classes use config.model.head=zero."
+        )

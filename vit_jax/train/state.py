@@ -14,19 +14,12 @@ from vit_jax.optim import ema
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """A run between two steps.
+    """A run between two steps."""
 
-    Attributes:
-      step: int32 scalar, steps done.
-      model: the network, its parameters the leaves; float32.
-      optimizer: optax state.
-      polyak: running average of the parameters; None without Polyak averaging.
-    """
-
-    step: jax.Array
-    model: nnx.Module
-    optimizer: Any
-    polyak: nnx.Module | None
+    step: jax.Array  # int32 scalar, steps done
+    model: nnx.Module  # the network, its parameters the leaves; float32
+    optimizer: Any  # optax state
+    polyak: nnx.Module | None  # running average of the parameters; None without Polyak averaging
 
     def evaluated_model(self) -> nnx.Module:
         """The network to evaluate: the Polyak average where there is one."""

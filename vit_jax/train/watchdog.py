@@ -8,7 +8,6 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Self
 
 from vit_jax import hosts
@@ -22,10 +21,7 @@ SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so fa
 class Watchdog:
     """Context of the loop over steps; enter it last, so that it is the first to see an error.
 
-    Args:
-      folder: of the run.
-      start_step: steps done before.
-      hang_seconds: without a step, after which it warns; after twice as many it ends the run. None: never.
+    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never.
     """
 
     def __init__(self, folder: pathlib.Path, start_step: int, hang_seconds: float | None):
@@ -41,9 +37,7 @@ class Watchdog:
         self._last = time.monotonic()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._process.rest()
         if error is not None and not isinstance(error, Interrupted):
             self._process.fail(error)  # before anything is closed: that may wait for processes that wait for this one
@@ -73,21 +67,18 @@ class Watchdog:
         stuck = find_stuck(reports, limit)
         if not stuck:
             return None
-        message = self._describe(reports, stuck)
-        place = stuck, reports[stuck[0]].progress
+        first = reports[stuck[0]]
+        who = ", ".join(self._process.name(process) for process in stuck)
+        others = {reports[process].step for process in reports if process not in stuck}
+        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
+        message = f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
+        place = stuck, first.progress
         if self._warned_of != place:
             self._warned_of = place
             self._process.warn(f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck)
         if find_stuck(reports, 2 * limit):
             return hosts.Verdict(message=f"{message} The run ends; start the same command again.", exit_code=exits.LOST)
         return None
-
-    def _describe(self, reports: Mapping[int, hosts.Report], stuck: tuple[int, ...]) -> str:
-        first = reports[stuck[0]]
-        who = ", ".join(self._process.name(process) for process in stuck)
-        others = {reports[process].step for process in reports if process not in stuck}
-        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
-        return f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
 
 
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:

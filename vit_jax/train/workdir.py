@@ -27,10 +27,7 @@ TRIAL_RESULT = "summary.json"  # all that is left of a trial that has ended
 
 
 def claim(workdir: str, config: Any) -> pathlib.Path:
-    """Creates the folder, or checks that the one there belongs to this config, and writes `config.json`.
-
-    Returns:
-      The folder's absolute path.
+    """Creates the folder, or checks that it belongs to this config; writes `config.json`; returns the absolute path.
 
     Raises:
       ValueError: the folder cannot be written, belongs to a run of another config (the fields are named), or
@@ -62,12 +59,8 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
 def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str | None) -> None:
     """Records what a run starts from when it first starts; a resumed run must find the same.
 
-    A start that left no checkpoint and no trial is overwritten.
-
-    Args:
-      path: the workdir, claimed.
-      start: JSON values that identify the weights and the data: "parameters_sha256" and others.
-      source: where the weights come from.
+    A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that identify the weights
+    ("parameters_sha256") and the data; `source` is where the weights come from.
 
     Raises:
       ValueError: weights or data have changed since; the weights of a run that is still training do.
@@ -75,9 +68,9 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
     file = path / START_FILE
     stored = _read_json(file) if file.exists() and _is_begun(path) else None
     hosts.wait_for_all("start read")
-    if stored is None and hosts.is_first():
-        write_atomically(file, json.dumps({"init_from": source, **start}, indent=2) + "\n")
     if stored is None:
+        if hosts.is_first():
+            write_atomically(file, json.dumps({"init_from": source, **start}, indent=2) + "\n")
         return
     if stored["parameters_sha256"] != start["parameters_sha256"]:
         raise ValueError(
@@ -142,16 +135,16 @@ def _require_same_config(path: pathlib.Path, config: Any) -> None:
             f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
             "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    different = [
-        f"  {name}: there {stored.get(name, 'not set')!r}, given {given.get(name, 'not set')!r}"
-        for name in sorted(stored.keys() | given.keys())
-        if stored.get(name) != given.get(name) and not _is_runtime(name)
+    differ = [name for name in sorted(stored.keys() | given.keys()) if stored.get(name) != given.get(name)]
+    lines = [
+        f"  {name}: there {stored.get(name, 'not set')!r}, given {given.get(name, 'not set')!r}\n"
+        for name in differ
+        if not any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
     ]
-    if different:
+    if lines:
         raise ValueError(
-            f"workdir {str(path)!r} belongs to a run with another config:\n"
-            + "\n".join(different)
-            + "\nChoose another workdir, or give the config it was started with."
+            f"workdir {str(path)!r} belongs to a run with another config:\n{''.join(lines)}"
+            "Choose another workdir, or give the config it was started with."
         )
 
 
@@ -161,10 +154,6 @@ def _with_defaults(stored: Any, kind: type) -> Any:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
     except ValueError:
         return stored
-
-
-def _is_runtime(name: str) -> bool:
-    return any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
 
 
 def _require_shared(path: pathlib.Path) -> None:

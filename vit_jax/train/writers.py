@@ -5,7 +5,7 @@ import os
 import pathlib
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from vit_jax.config import to_dict
 from vit_jax.files import write_atomically
@@ -15,13 +15,10 @@ SUMMARY_FILE = "summary.json"
 
 
 class Writer(Protocol):
-    """Receives named scalars of a step."""
+    """Receives named scalars of a step; all are on disk, or sent, when `close` returns."""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of a step."""
-
-    def close(self) -> None:
-        """Everything is on disk, or sent, when this returns."""
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
 
 
 class JsonLines:
@@ -89,7 +86,7 @@ class WeightsAndBiases:
 
 
 class Writers:
-    """All writers of a run; none in processes that do not write."""
+    """All writers of a run, as one; none in processes that do not write."""
 
     def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
         self._writers: list[Writer] = []
@@ -100,12 +97,6 @@ class Writers:
         self._writers.append(JsonLines(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands the metrics of a step to every writer."""
@@ -137,12 +128,10 @@ def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    def is_kept(line: str) -> bool:
         try:
-            is_kept = line.endswith("\n") and json.loads(line)["step"] <= step
+            return line.endswith("\n") and json.loads(line)["step"] <= step
         except (ValueError, KeyError, TypeError):  # cut off when the process was killed
-            is_kept = False
-        if is_kept:
-            kept.append(line)
-    return kept
+            return False
+
+    return [line for line in path.read_text().splitlines(keepends=True) if is_kept(line)]

@@ -1,0 +1,177 @@
+"""Layer decay, learning rates by path, frozen parameters and linear probes, on small networks."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.optim.small_networks import abstract, fill, run
+from vit_jax import pytree
+from vit_jax.config.schema import OptimizerConfig
+from vit_jax.optim.by_name import check_patterns, layers_to_head
+from vit_jax.optim.optimizers import build_optimizer
+
+RATE, DECAY = 0.1, 0.5
+SETTINGS = {"weight_decay": 0.3, "clip_global_norm": 1.0}
+
+
+def updates_of(**config):
+    """The first updates, compiled, of a gradient."""
+    model, gradients = fill(abstract(), seed=0), fill(abstract(), seed=1)
+    optimizer = build_optimizer(OptimizerConfig(**config), lambda step: jnp.float32(RATE), RATE)
+    updates, _ = jax.jit(optimizer.update)(gradients, jax.jit(optimizer.init)(model), model)
+    assert jax.tree.structure(updates) == jax.tree.structure(model)
+    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(updates).items()}
+
+
+# Layer decay.
+
+
+TRANSFORMER = {"encoder/blocks": {3, 2, 1}, "encoder/norm": {0}, "embedding": {4}, "positions": {4}, "head": {0}}
+STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stage4": {1}}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, TRANSFORMER | {"class_token": {4}}),
+        ({"pool": "map", "position_embedding": "learned_2d"}, TRANSFORMER | {"pooling": {0}}),
+        ({"name": "R26+ViT-B/32"}, TRANSFORMER | {"class_token": {4}, "stem": {4}}),
+        ({"name": "R26"}, {"body/root": {5}, **STAGES, "norm": {0}, "head": {0}}),
+    ],
+)
+def test_layers_between_a_parameter_and_the_head(options, expected):
+    found = {}
+    for name, distance in layers_to_head(abstract(**options)).items():
+        found.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(distance.ravel().tolist())
+    assert found == expected
+
+
+def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_count():
+    tree = {"adapter": {"kernel": jnp.ones(2)}}
+    run(OptimizerConfig(layer_decay=1.0), tree, [tree])
+    with pytest.raises(ValueError, match="'adapter/kernel'"):
+        run(OptimizerConfig(layer_decay=0.9), tree, [tree])
+
+
+def single_parameters(model):
+    """Float64 copies by name, every block for itself."""
+    singles = {}
+    for name, leaf in pytree.named_leaves(model).items():
+        if name.startswith("encoder/blocks/"):
+            singles |= {f"block{i}:{name}": np.asarray(part, np.float64) for i, part in enumerate(leaf)}
+        else:
+            singles[name] = np.asarray(leaf, np.float64)
+    return singles
+
+
+def rate_of(name):
+    """As one would write parameter groups by hand."""
+    if name.startswith("block"):
+        return RATE * DECAY ** {"0": 3, "1": 2, "2": 1}[name[5]]
+    return RATE * (1.0 if name.startswith(("head/", "encoder/norm/")) else DECAY**4)
+
+
+def test_ten_steps_of_sgd_against_a_rate_for_each_parameter():
+    """Clipping sees unscaled gradients; weight decay is scaled too."""
+    start = fill(abstract(), seed=0)
+    gradients = [fill(start, seed=step + 1) for step in range(10)]
+    after = run(OptimizerConfig(name="sgd", momentum=0.8, layer_decay=DECAY, **SETTINGS), start, gradients)
+    expected = single_parameters(start)
+    buffers = dict.fromkeys(expected, np.zeros(()))
+    for gradient in map(single_parameters, gradients):
+        norm = np.sqrt(sum(np.square(leaf).sum() for leaf in gradient.values()))
+        for name in expected:
+            buffers[name] = 0.8 * buffers[name] + gradient[name] / norm
+            expected[name] = expected[name] - rate_of(name) * (buffers[name] + 0.3 * expected[name])
+    for name, leaf in single_parameters(after).items():
+        np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+# Patterns.
+
+
+def test_the_first_pattern_that_matches_scales_the_update():
+    of_sgd = updates_of(name="sgd")
+    multipliers = {"encoder/*/bias": 4.0, "encoder/*": 0.5, "head/linear/kernel": 0.25}
+    for name, update in updates_of(name="sgd", learning_rate_multipliers=multipliers).items():
+        factor = 0.25 if name == "head/linear/kernel" else 1.0
+        if name.startswith("encoder/"):
+            factor = 4.0 if name.endswith("/bias") else 0.5
+        np.testing.assert_array_equal(update, of_sgd[name] * np.float32(factor), err_msg=name)
+
+
+def test_frozen_parameters_change_nothing_for_the_others():
+    """Layers are counted in the complete network: with its blocks frozen the embedding is as far from the head."""
+    scales = {"layer_decay": 0.5, "learning_rate_multipliers": {"head/*": 3.0}}
+    everything, some = (updates_of(name="sgd", frozen=frozen, **scales) for frozen in ((), ("encoder/blocks/*",)))
+    for name, update in some.items():
+        expected = np.full_like(update, -0.0) if name.startswith("encoder/blocks/") else everything[name]
+        assert update.tobytes() == expected.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frozen": ("embedding/*", "encoder/layer3/*")}, r"frozen: no parameter matches 'encoder/layer3/\*'\. The"),
+        ({"learning_rate_multipliers": {"heads/*": 3.0}}, r"multipliers: no parameter matches 'heads/\*'.*head/linear"),
+        ({"frozen": ("*",)}, r"trained='all', frozen=\('\*',\) leaves no parameter of this model to train"),
+    ],
+)
+def test_patterns_are_checked(fields, message):
+    check_patterns(OptimizerConfig(frozen=("embedding/*",), learning_rate_multipliers={"head/*": 3.0}), abstract())
+    check_patterns(OptimizerConfig(trained="head"), abstract())
+    with pytest.raises(ValueError, match=rf"config\.optimizer.*{message}"):
+        check_patterns(OptimizerConfig(**fields), abstract())
+    with pytest.raises(ValueError, match=r"trained='head', frozen=\(\) leaves no parameter"):
+        check_patterns(OptimizerConfig(trained="head"), {"norm": {"scale": jnp.ones(2)}})
+
+
+# What is trained.
+
+
+def head_of(model):
+    return {name: leaf for name, leaf in pytree.named_leaves(model).items() if name.startswith("head/")}
+
+
+def with_frozen(model, value):
+    """The tree with one number in every leaf outside the head."""
+    return pytree.map_with_names(
+        lambda name, leaf: leaf if name.startswith("head/") else jnp.full_like(leaf, value), model
+    )
+
+
+@pytest.mark.parametrize("fields", [{"trained": "head"}, {"frozen": ("[!h]*",)}], ids=["head", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("adam", 0.0), ("sgd", -0.0), ("adam", 1 / 3), ("sgd", float("inf")), ("optax:lion", 0.0)]
+)
+def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
+    settings = {} if ":" in name else SETTINGS
+    model = with_frozen(fill(abstract(), seed=0), value)
+    after = run(OptimizerConfig(name=name, **fields, **settings), model, [fill(model, seed=seed) for seed in (1, 2)])
+    before = pytree.named_leaves(model)
+    for leaf, array in pytree.named_leaves(after).items():
+        same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
+        assert same == (not leaf.startswith("head/")), leaf
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_the_head_is_trained_as_if_it_stood_alone(name):
+    """Clipping and all; what happens to be the gradient of a frozen parameter makes no difference, not even NaN."""
+    model = fill(abstract(), seed=0)
+    gradients = [with_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
+    ours = run(OptimizerConfig(name=name, trained="head", **SETTINGS), model, gradients)
+    alone = run(OptimizerConfig(name=name, **SETTINGS), head_of(model), [head_of(gradient) for gradient in gradients])
+    for leaf, array in alone.items():
+        np.testing.assert_array_equal(head_of(ours)[leaf], array, err_msg=leaf)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("adam", 2), ("sgd", 1)])
+def test_no_moments_of_frozen_parameters(name, moments):
+    model = abstract()
+    optimizer = build_optimizer(OptimizerConfig(name=name, trained="head"), lambda step: jnp.float32(RATE), RATE)
+    state = pytree.named_leaves(jax.eval_shape(optimizer.init, model))
+    numbers = sum(leaf.size for leaf in state.values() if leaf.ndim)
+    assert numbers == moments * sum(leaf.size for leaf in head_of(model).values())

@@ -1,0 +1,147 @@
+"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import pytree
+from vit_jax.config.schema import OptimizerConfig
+
+_BLOCK = re.compile(r"encoder/blocks/.*")
+_STAGE = re.compile(r"body/stage(\d+)/.*")
+
+
+def is_kernel(name: str) -> bool:
+    """Whether the leaf of this name is the matrix of a dense layer, a convolution or an attention projection."""
+    return name.rpartition("/")[2] == "kernel"
+
+
+def match(pattern: str, name: str) -> bool:
+    """Whether a pattern as of file names ("encoder/*/bias"; "*" also matches "/") matches the name of a parameter."""
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
+    """Whether the parameter of a name changes in training; None where all do."""
+    if config.trained == "head":
+        return lambda name: name.startswith("head/")
+    if config.frozen:
+        return lambda name: not any(match(pattern, name) for pattern in config.frozen)
+    return None
+
+
+def train_only(
+    optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool]
+) -> optax.GradientTransformation:
+    """Runs an optimiser on some parameters and leaves every other as it is, to the bit.
+
+    (All but subnormal numbers, below 1e-38: adding anything to them makes them 0 on many devices.)
+
+    The optimiser sees a dictionary of the trained parameters by name. So it keeps no moments of frozen ones (with Adam
+    and a linear probe of ViT-L/16 these would be 2.4 GB of zeros), and a norm to clip by is the norm of the trained
+    ones' gradients. The compiler drops the unused part of the backward pass.
+    """
+
+    def trained_part(tree: Any) -> dict[str, Any]:
+        return {name: leaf for name, leaf in pytree.named_leaves(tree).items() if is_trained(name)}
+
+    def init(params: optax.Params) -> optax.OptState:
+        return optimizer.init(trained_part(params))
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+        trained, state = optimizer.update(
+            trained_part(updates), state, None if params is None else trained_part(params)
+        )
+
+        def leaf(name: str, gradient: jax.Array) -> jax.Array:
+            # -0.0 is what changes nothing when added: -0.0 + 0.0 is 0.0.
+            return trained[name] if name in trained else jnp.full_like(gradient, -0.0)
+
+        return pytree.map_with_names(leaf, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
+    """Multiplies every update by the factor of the first pattern that matches its name."""
+
+    def factor(name: str) -> float:
+        return next((factor for pattern, factor in multipliers.items() if match(pattern, name)), 1.0)
+
+    return _scale(lambda updates: {name: factor(name) for name in pytree.named_leaves(updates)})
+
+
+def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
+    """Multiplies every update by `layer_decay ** layers_to_head` (BEiT, MAE): fine-tuning changes late layers most.
+
+    Last in a chain it scales the complete step, weight decay included.
+    """
+    return _scale(lambda updates: {name: layer_decay**layers for name, layers in layers_to_head(updates).items()})
+
+
+def _scale(factors_of: Callable[[Any], Mapping[str, Any]]) -> optax.GradientTransformation:
+    def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        del params
+        factors = factors_of(updates)
+        return pytree.map_with_names(lambda name, x: x * jnp.asarray(factors[name], x.dtype), updates)
+
+    return optax.stateless(scale)
+
+
+def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
+    """The number of layers between each parameter and the head, read off their names and shapes.
+
+    * The head, the pooling and the norm before them: 0.
+    * Block i of a transformer with L blocks, counted from 0: L - i.
+    * What comes before the blocks (embedding, class token, positions, the ResNet of a hybrid): L + 1.
+    * Stage s of a ResNet with S stages, counted from 1: S - s + 1; its root: S + 1. A stage is one step because its
+      many units would otherwise leave the root of a deep ResNet with no learning rate at all.
+
+    Returns:
+      By name, integers that broadcast against the leaf: a scalar, or (L, 1, ...) where blocks are stacked.
+
+    Raises:
+      ValueError: a parameter whose place in the network is not known.
+    """
+    leaves = pytree.named_leaves(parameters)
+    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if _BLOCK.fullmatch(name)), default=0)
+    num_stages = max((int(match[1]) for name in leaves if (match := _STAGE.fullmatch(name))), default=0)
+    rules = (
+        (r"(head|pooling|encoder/norm|norm)/.*", np.zeros((), int)),
+        (_BLOCK.pattern, num_blocks - np.arange(num_blocks)),
+        (r"(embedding|class_token|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
+        *((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)) for stage in range(1, num_stages + 1)),
+        (r"body/root/.*", np.asarray(num_stages + 1)),
+    )
+
+    def distance(name: str, leaf: Any) -> np.ndarray:
+        layers = pytree.first_match(rules, name)
+        return layers.reshape(layers.shape + (1,) * (leaf.ndim - 1)) if layers.ndim else layers
+
+    return {name: distance(name, leaf) for name, leaf in leaves.items()}
+
+
+def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
+    """Checks that every pattern of the config matches a parameter of a model, and that something is left to train.
+
+    Raises:
+      ValueError: one does not.
+    """
+    names = list(pytree.named_leaves(parameters))
+    fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
+    for field, patterns in fields.items():
+        for pattern in patterns:
+            if not any(match(pattern, name) for name in names):
+                raise ValueError(
+                    f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
+                )
+    is_trained = make_is_trained(config)
+    if is_trained is not None and not any(map(is_trained, names)):
+        given = f"trained={config.trained!r}, frozen={config.frozen}"
+        raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")
