@@ -1,3 +1,6 @@
+import gc
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,3 +109,15 @@ def test_every_mismatch_is_listed_at_once(open_store, tmp_path):
         assert part in str(raised.value)
     with pytest.raises(ValueError, match="no item 'polyak'"):
         CheckpointReader(tmp_path).restore(1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
+
+
+def test_saving_leaves_nothing_in_memory(open_store):
+    """What is left counts Python's objects; orbax's own counting of bytes left 48 at each save."""
+    store = open_store()
+    counts = []
+    for step in range(1, 13):
+        save(store, step)
+        store.wait()
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert min(later - earlier for earlier, later in itertools.pairwise(counts[2:])) < 10

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from vit_jax import hosts, pytree
-from vit_jax.checkpoint import background
+from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path):
-        background.silence()
+        workarounds.apply()
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
 
     def all_steps(self) -> list[int]:

@@ -17,7 +17,7 @@ from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import pytree
-from vit_jax.checkpoint import background
+from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
 
@@ -58,7 +58,7 @@ class CheckpointStore:
         keep_best: int = 0,
         best_metric: str = "",
     ):
-        background.silence()
+        workarounds.apply()
         orbax_log = logging.getLogger("absl")
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
