@@ -193,7 +193,8 @@ def read_workdir(
         return read
     if not problems:
         raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
-    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used:", *problems, "Copy them again."]))
+    advice = "Is it half written, or copied in part? Copy it again."
+    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *problems]))
 
 
 def _read_weights(

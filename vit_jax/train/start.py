@@ -134,8 +134,8 @@ def _restore_newest(
             damage[step] = str(error)
     problems = "\n".join(damage.values())
     raise ValueError(
-        f"No checkpoint in {reader.folder} can be used:\n{problems}\nRestore one from a copy. To start over, choose "
-        "another workdir, or remove this folder."
+        f"No checkpoint in {reader.folder} can be used. Restore one from a copy; to start over, choose another "
+        f"workdir, or remove this folder.\n{problems}"
     )
 
 
