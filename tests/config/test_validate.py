@@ -85,6 +85,7 @@ def test_limits_are_allowed():
         ({**HEAD, "optimizer.frozen": ("norm/*",)}, "optimizer.frozen"),
         ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
+        ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_arithmetic"),
     ],
 )
 def test_a_setting_without_effect_is_refused(fields, name):

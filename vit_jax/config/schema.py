@@ -100,6 +100,7 @@ class InputConfig:
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
+    randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"  # as released, in bytes; or beyond them
     augmentations: tuple[Reference, ...] = ()  # after RandAugment: each from (image uint8 HWC, numpy rng) to another
     mixup_alpha: float = 0.0
     test_resize: Literal["short_side", "direct"] = "short_side"

@@ -84,6 +84,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("optimizer", optimizer, ("layer_decay",), optimizer.trained == "all", "optimizer.trained='all'"),
         ("optimizer", optimizer, ("frozen",), optimizer.trained == "all", "optimizer.trained='all'"),
         ("input", inputs, ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
+        ("input", inputs, ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
         ("input", inputs, ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
     )
     for name, section, fields, has_effect, needed in conditions:

@@ -49,7 +49,8 @@ class TrainTransform:
         if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1)
         if layers := self.config.randaugment_layers:
-            image = augment.randaugment(rng, image, layers, self.config.randaugment_magnitude)
+            magnitude, arithmetic = self.config.randaugment_magnitude, self.config.randaugment_arithmetic
+            image = augment.randaugment(rng, image, layers, magnitude, arithmetic)
         for reference in self.config.augmentations:
             image = _augmented(reference, image, rng)
         return image
