@@ -22,7 +22,10 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
     (1, None, True, "sharding.num_replicas sharding.num_model_shards"),
 )
-_POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+_POSITIVE = (
+    *("input.test_crop_fraction", "input.max_image_megapixels"),
+    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay"),
+)
 
 
 def validate(config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 
+from vit_jax.config.schema import InputConfig
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
@@ -11,8 +12,13 @@ from vit_jax.data.stream import HostBatch
 class UnreadableLog:
     """The records of a source that arrived with mask 0; each counts once, however often it is read."""
 
-    def __init__(self, source: Source, max_unreadable: int) -> None:
-        self._source, self._max_unreadable = source, max_unreadable
+    def __init__(
+        self,
+        source: Source,
+        max_unreadable: int,
+        max_image_megapixels: float = InputConfig.max_image_megapixels,
+    ) -> None:
+        self._source, self._max_unreadable, self._max_image_megapixels = source, max_unreadable, max_image_megapixels
         self.reasons: dict[int, str] = {}  # by the index of the record; in this process
 
     def update(self, batch: HostBatch) -> None:
@@ -23,7 +29,7 @@ class UnreadableLog:
         """
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
             if index not in self.reasons:
-                reason = self.reasons[index] = reason_of(self._source, index)
+                reason = self.reasons[index] = reason_of(self._source, index, self._max_image_megapixels)
                 name = self._source.name_of(index)
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.reasons) > self._max_unreadable:
@@ -40,10 +46,10 @@ class UnreadableLog:
             yield batch
 
 
-def reason_of(source: Source, index: int) -> str:
+def reason_of(source: Source, index: int, max_image_megapixels: float) -> str:
     """Reads a record that arrived with mask 0 once more, because batches carry no reasons."""
     try:
-        decode(source[index].image)
+        decode(source[index].image, max_image_megapixels)
     except UnreadableImage as error:
         return str(error)
     return "It could not be read at first, but it can be now"

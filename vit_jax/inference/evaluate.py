@@ -38,7 +38,8 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
     sharding = batch_sharding(mesh)
     global_batch = -(-global_batch // mesh.size) * mesh.size
     stream = EvaluationStream(source, model.require_transform(), global_batch, local_rows(sharding, global_batch))
-    log = UnreadableLog(source, max_unreadable=len(source))  # counted at the end: one process must not stop alone
+    megapixels = stream.transform.max_image_megapixels
+    log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
 
     def step(module: Any, batch: Batch) -> dict[str, jax.Array]:
         image_BHWC = normalise(batch.image_BHWC, model.architecture.compute_dtype)
