@@ -48,7 +48,7 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
     jitted = jax.jit(step, out_shardings=replicated(mesh))
     result = evaluate_per_class(lambda: open_placed(stream, sharding, log), jitted, model.module)
     if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
-        names = few([source.name_of(index) for index in log.reasons])
+        names = few([source.name_of(index) for index in log.met])
         raise ValueError(
             f"{missing} images cannot be read, and --max_unreadable is {max_unreadable}{names and f': {names}'}. "
             "Replace or remove them, or raise it."
