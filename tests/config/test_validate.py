@@ -25,7 +25,8 @@ NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randau
 NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed")
 AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
 AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps")
-POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+POSITIVE = ("input.test_crop_fraction", "input.max_image_megapixels")
+POSITIVE += ("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
 
 
 def change(fields, base=PRETRAINING):
@@ -85,6 +86,7 @@ def test_limits_are_allowed():
         ({**HEAD, "optimizer.frozen": ("norm/*",)}, "optimizer.frozen"),
         ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
+        ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_arithmetic"),
     ],
 )
 def test_a_setting_without_effect_is_refused(fields, name):

@@ -44,7 +44,7 @@ def equalized(magnitude):
 
 
 def posterized(magnitude):
-    bits = {0: 0, 5: 2, 10: 4, 15: 6, 20: 8}[magnitude]
+    bits = {0: 1, 5: 2, 10: 4, 15: 6, 20: 8}[magnitude]
     return VALUES // 2 ** (8 - bits) * 2 ** (8 - bits)
 
 
@@ -61,7 +61,7 @@ FORMULAS = {  # operation: its result at a magnitude, and the tolerance
     "equalize": (equalized, 0),
     "invert": (lambda m: 255 - VALUES, 0),
     "posterize": (posterized, 0),
-    "solarize": (lambda m: np.where(m / 10 * 256 > VALUES, VALUES, 255 - VALUES), 0),
+    "solarize": (lambda m: np.where({0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[m] > VALUES, VALUES, 255 - VALUES), 0),
     "solarize_add": (lambda m: np.where(VALUES < 128, np.clip(VALUES + int(m * 11), 0, 255), VALUES), 0),
     "brightness": (lambda m: blended(0.0, m), 0.5),
     "contrast": (lambda m: blended(32 * 24 // 256, m), 0.5),  # the number of pixels / 256 for the mean grey
@@ -104,8 +104,6 @@ def test_cutout_covers_a_square():
 
 
 def test_images_that_stay_as_they_are():
-    for name, magnitude in (("solarize", 20), ("posterize", 30)):
-        assert np.array_equal(apply(name, magnitude), IMAGE)
     flat, large = np.full((4, 4, 3), 77, np.uint8), np.full((224, 224, 3), 196, np.uint8)
     for operation, image in (
         *((augment.autocontrast, flat), (augment.equalize, flat)),  # one value has no range and no histogram
@@ -114,6 +112,18 @@ def test_images_that_stay_as_they_are():
     ):
         assert np.array_equal(operation(None, image, 1.5), image)
     assert augment.randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
+
+
+@pytest.mark.parametrize("name", ["solarize", "posterize"])
+def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
+    """What wraps in bytes goes on to nothing, or to all: the released code differs at 0 and from 10 on."""
+    monkeypatch.setattr(augment, "OPERATIONS", (getattr(augment, name),))
+    for magnitude in range(0, 41, 5):
+        unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)
+        inverted = np.where(magnitude * 25.6 > VALUES, VALUES, 255 - VALUES)
+        expected = {"solarize": inverted, "posterize": VALUES // unit * unit}[name]
+        found = augment.randaugment(np.random.default_rng(0), IMAGE, 1, magnitude, "saturating")
+        assert np.array_equal(found, expected), magnitude
 
 
 def test_layers_draw_every_operation_alike(monkeypatch):

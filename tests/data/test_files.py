@@ -54,6 +54,13 @@ def test_links_in_circles_end(photos):
         assert found == {"a.PNG", "b.jpg", "c.webp", "d.gif"}
 
 
+def test_pipes_are_left_out_unless_they_are_named(photos):
+    os.mkfifo(photos / "pipe.png")
+    for argument in ("photos", "photos/*", "photos/**/*"):
+        assert "photos/pipe.png" not in list_images([argument])
+    assert list_images(["photos/pipe.png"]) == ["photos/pipe.png"]  # as the shell's <(...)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,10 +1,14 @@
 """Image folders: which files, which classes, which split, and the message for each mistake."""
 
 import hashlib
+import inspect
+import os
 import pickle
+import sys
 
 import pytest
 
+from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import open_source
 
 
@@ -134,8 +138,48 @@ def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
     names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
     assert sorted(names) == sorted([*flat(2), "dog/same.JFIF"])
     (record,) = caplog.records
-    assert record.message.endswith(" of images: 12 .heic, 1 .txt, 1 without extension.")
+    assert record.message.endswith(" of an image: 12 .heic, 1 .txt, 1 without extension.")
     assert str(path) in record.message
+
+
+def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, make_config, caplog):
+    """A pipe would block its reader for ever."""
+    path = make_folder(flat(2))
+    os.mkfifo(path / "cat/pipe.png")
+    (path / "dog/pipe.png").symlink_to(path / "cat/pipe.png")
+    for link in ("loop", "cat/loop", "cat/loop.png"):
+        (path / link).symlink_to(path / link)
+    source, names = open_names(path, "all", make_config())
+    assert names == sorted([*flat(2), "cat/loop.png"])
+    assert caplog.messages[0].endswith("name of an image: 2 special (pipe, socket or device), 1 without extension.")
+    with pytest.raises(UnreadableImage, match="cannot be opened"):
+        source.image_of(names.index("cat/loop.png"))
+
+
+@pytest.mark.parametrize("closed", ["images", "images/cat", "images/cat/deep"])
+def test_a_folder_that_cannot_be_read_is_an_error(make_folder, make_config, monkeypatch, closed):
+    path = make_folder(flat(2) | {"cat/deep/x.png": 1})
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder) == str(path.parent / closed):
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=rf"Folder '{path.parent / closed}' cannot be read \(Permission denied\)"):
+        open_source(f"folder:{path}", "all", make_config(), 0)
+
+
+def test_folders_may_be_deeper_than_the_recursion_limit(make_folder, make_config):
+    """The limit is lowered for it: few programs can remove folders deeper than the usual one."""
+    files = flat(2) | {f"cat/{'d/' * 300}x.png": 1}
+    path, limit = make_folder(files), sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    try:
+        assert open_names(path, "all", make_config())[1] == sorted(files)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_links_are_followed_once(make_folder, make_config, tmp_path):

@@ -186,10 +186,30 @@ def test_bilinear_is_the_definition(size):
     assert np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1  # cv2 works with weights of 11 bits
 
 
-def test_shrinking_averages_areas_and_growing_does_not():
+def areas(old, new):
+    """Weights (new, old) of averages over areas by their definition: how much of each new pixel is in each old one."""
+    ends, edges = np.arange(1, new + 1)[:, None] * old / new, np.arange(old)
+    overlap = np.minimum(ends, edges + 1) - np.maximum(ends - old / new, edges)
+    return np.maximum(overlap, 0) * new / old
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    old=st.tuples(*[st.integers(1, 40)] * 2),
+    factor=st.one_of(st.integers(1, 8), st.fractions(1, 12, max_denominator=9)),
+    seed=st.integers(0, 9),
+)
+def test_enlarging_averages_areas(old, factor, seed):
+    """Also where borders of new pixels fall on those of old ones."""
+    image = np.random.default_rng(seed).integers(256, size=(*old, 3), dtype=np.uint8)
+    found = images.resize_to_cover(image, tuple(round(side * factor) for side in old))
+    assert np.abs(found - resized(image, found.shape[:2], areas)).max() <= 0.501
+
+
+def test_shrinking_averages_areas():
     expected = SMOOTH.reshape(10, 5, 12, 5, 3).mean(axis=(1, 3))
     assert np.abs(images.resize_to_cover(SMOOTH, (10, 12)) - expected).max() <= 0.51
-    assert np.array_equal(images.resize_to_cover(SMOOTH, (70, 20)), images.resize_bilinear(SMOOTH, (70, 84)))
+    assert np.abs(resized(SMOOTH, (10, 12), areas) - expected).max() < 1e-9
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)

@@ -86,7 +86,7 @@ def test_unreadable_images_count_once_and_too_many_stop_the_run(train, broken, c
     log = UnreadableLog(broken, max_unreadable=2)
     with open_batches(train(broken)) as batches:
         assert len(list(log.watch(batches))) == STEPS
-    assert sorted(log.reasons) == [5, 8]
+    assert sorted(log.met) == [5, 8]
     assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == ["file-5.jpg", "file-8.jpg"]
     message = r"2 images cannot be decoded, max_unreadable is 1: file-\d.jpg, file-\d.jpg"
     with open_batches(train(broken)) as batches, pytest.raises(ValueError, match=message):

@@ -142,6 +142,43 @@ def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, bef
         open_source("tfds:vit_jax_digits", "train", make_config(data_dir=str(copy)), 0)
 
 
+@pytest.fixture
+def train_file(data_dir, tmp_path):
+    """The file of the training split, in a copy of the digits."""
+    return next(Path(shutil.copytree(data_dir, tmp_path / "tfds")).glob("**/*-train.array_record*"))
+
+
+@pytest.mark.parametrize("length", [0, 1000, 200_000, -1, None])
+def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_config, length):
+    if length is None:
+        train_file.unlink()
+    else:
+        train_file.write_bytes(train_file.read_bytes()[:length])
+    config = make_config(data_dir=str(train_file.parents[2]))
+    with pytest.raises(ValueError, match=rf"{train_file.name}' is missing, cut off or damaged \(.*copy it again"):
+        open_source("digits", "train", config, 0)
+    assert len(open_source("digits", "test", config, 0)) == 360
+
+
+def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
+    config = make_config(data_dir=str(train_file.parents[2]))
+    before = open_source("digits", "train", config, 0).labels
+    content = bytearray(train_file.read_bytes())
+    content[70_000] ^= 16
+    train_file.write_bytes(content)
+    source = open_source("digits", "train", config, 0)
+    damaged = []
+    for index in range(len(source)):
+        try:
+            assert source[index].label == before[index]
+        except images.UnreadableImage as error:
+            assert "The stored record is damaged (Corrupted" in str(error)  # noqa: PT017  # one of them is
+            damaged.append(index)
+    assert len(damaged) == 1
+    assert np.delete(source.labels, damaged).tolist() == np.delete(before, damaged).tolist()
+    assert source.labels[damaged] == 0
+
+
 @pytest.mark.parametrize(
     ("split", "message"), [("valid", "'train': 1437"), ("train[:x%]", "no split"), ("train[:0]", "no examples")]
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data import augment
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 
@@ -65,6 +66,13 @@ def test_half_of_the_images_are_flipped(train):
     flipped = [np.array_equal(train(IMAGE, rng, **WHOLE | {"flip": True}), IMAGE[:, ::-1]) for _ in range(400)]
     assert 150 < sum(flipped) < 250  # five standard deviations
     assert np.array_equal(train(IMAGE, rng, **WHOLE), IMAGE)
+
+
+def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train, monkeypatch):
+    monkeypatch.setattr(augment, "OPERATIONS", (augment.solarize,))
+    fields = {**WHOLE, "randaugment_layers": 1, "randaugment_magnitude": 10}
+    assert np.array_equal(train(IMAGE, **fields), 255 - IMAGE)
+    assert np.array_equal(train(IMAGE, randaugment_arithmetic="saturating", **fields), IMAGE)
 
 
 def gradient(height, width, step):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -152,3 +153,29 @@ def test_unreadable_images_are_left_out_and_named(folder_with_damage, data_dir, 
     assert outcome.code == 2
     assert "max_unreadable is 1" in outcome.err
     assert f"{folder_with_damage}/dark/0" in outcome.err
+
+
+def test_a_resumed_run_counts_unreadable_images_as_one_that_was_not_stopped(folder_with_damage, data_dir, tmp_path):
+    """Resumed in the first epoch and after it, and with the limit."""
+    options = ("checkpoint.every=1 steps", "checkpoint.keep_latest=9", "evaluation.every=9 steps")
+    options += ("logging.every=1 steps", f"data=folder:{folder_with_damage}", "total=6 steps")
+    words = pretraining(data_dir, tmp_path / "run", *options)
+    succeed(words)
+
+    def counts():
+        lines = commands.metrics(tmp_path / "run")
+        return [line["unreadable_images"] for line in lines if "unreadable_images" in line]
+
+    expected = counts()
+    assert expected[0] < expected[-1] == 4
+    for step in (4, 1):
+        for later in (tmp_path / "run" / "checkpoints").iterdir():
+            if int(later.name) > step:
+                shutil.rmtree(later)
+        succeed(words)
+        assert counts() == expected, step
+        assert commands.summary(tmp_path / "run")["unreadable_images"] == 4
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+    outcome = run([*words, "--config.input.max_unreadable=3"])
+    assert outcome.code == 2
+    assert "4 images cannot be decoded, max_unreadable is 3" in outcome.err

@@ -155,11 +155,13 @@ class Model:
     def _read(self, source: Images, size: int) -> Iterator[Padded]:
         """Batches of images that are prepared here, by threads that read ahead."""
         threads = Parallelism(num_workers=0, num_threads=available_cores())
-        stream = EvaluationStream(source, self.require_transform(), size, np.arange(size))
+        transform = self.require_transform()
+        stream, megapixels = EvaluationStream(source, transform, size, np.arange(size)), transform.max_image_megapixels
         with open_batches(stream, threads) as batches:
             for batch in batches:
                 rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
-                yield batch.image, [None if ok else UnreadableImage(reason_of(source, i)) for i, ok in rows if i >= 0]
+                reasons = (None if ok else reason_of(source, i, megapixels) for i, ok in rows if i >= 0)
+                yield batch.image, [None if reason is None else UnreadableImage(reason) for reason in reasons]
 
     def _validated(self, images_BHWC: Any) -> Any:
         images = images_BHWC if isinstance(images_BHWC, jax.Array) else np.asarray(images_BHWC)

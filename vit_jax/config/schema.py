@@ -100,11 +100,13 @@ class InputConfig:
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
+    randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"  # as released, in bytes; or beyond them
     augmentations: tuple[Reference, ...] = ()  # after RandAugment: each from (image uint8 HWC, numpy rng) to another
     mixup_alpha: float = 0.0
     test_resize: Literal["short_side", "direct"] = "short_side"
     test_crop_fraction: float = 0.875  # 224 out of a short side of 256
     cache_records: bool = False  # keep the encoded images in memory: for datasets that fit there
+    max_image_megapixels: float = 180.0  # an image whose header states more counts as unreadable
     max_unreadable: int = 100  # images that each process may meet and cannot decode, before it stops
     num_workers: int | None = None  # processes; None: from the number of cores
     num_threads: int | None = None  # in each process; None: from the number of cores

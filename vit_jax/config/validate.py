@@ -22,7 +22,10 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
     (1, None, True, "sharding.num_replicas sharding.num_model_shards"),
 )
-_POSITIVE = ("input.test_crop_fraction", "optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+_POSITIVE = (
+    *("input.test_crop_fraction", "input.max_image_megapixels"),
+    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay"),
+)
 
 
 def validate(config: RunConfig) -> None:
@@ -84,6 +87,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("optimizer", optimizer, ("layer_decay",), optimizer.trained == "all", "optimizer.trained='all'"),
         ("optimizer", optimizer, ("frozen",), optimizer.trained == "all", "optimizer.trained='all'"),
         ("input", inputs, ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
+        ("input", inputs, ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
         ("input", inputs, ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
     )
     for name, section, fields, has_effect, needed in conditions:

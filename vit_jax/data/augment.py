@@ -2,10 +2,11 @@
 
 Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original are kept:
 Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and Contrast takes the number
-of pixels / 256 for the mean grey. Unlike it, blends round to the nearest level instead of truncating.
+of pixels / 256 for the mean grey. In "wrapping" arithmetic, Solarize's threshold and Posterize's shift are bytes as
+they were there, so that from magnitude 10 on Solarize begins anew at 0. Unlike it, blends round to the nearest level.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import cv2
 import numpy as np
@@ -17,13 +18,18 @@ Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
 """Takes random numbers, an image uint8 (H, W, 3) and magnitude / 10; returns an image of the same shape."""
 
 
-def randaugment(rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float) -> np.ndarray:
+def randaugment(
+    rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float, arithmetic: str = "wrapping"
+) -> np.ndarray:
     """Applies `layers` operations of a magnitude, 0 to 10 or more, each drawn from all of them with equal chance.
 
-    Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
+    `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
     """
     for choice in rng.integers(len(OPERATIONS), size=layers):
-        image = OPERATIONS[choice](rng, image, magnitude / 10)
+        operation = OPERATIONS[choice]
+        if arithmetic == "saturating":
+            operation = SATURATING.get(operation, operation)
+        image = operation(rng, image, magnitude / 10)
     return image
 
 
@@ -53,12 +59,23 @@ def rotate(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.n
 
 
 def posterize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Keeps the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
-    bits = min(int(4 * strength), 8)
-    return _look_up(image, LEVELS >> (8 - bits) << (8 - bits))
+    """Keeps the highest int(4 x strength) bits, at least one: all at magnitude 20, above 22 again one."""
+    shift = min((8 - int(4 * strength)) % 256, 7)  # a byte, of which TF takes no more than 7
+    return _look_up(image, LEVELS >> shift << shift)
 
 
 def solarize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Inverts values from int(256 x strength) modulo 256 on: at magnitudes 0, 10 and 20 all of them."""
+    return _look_up(image, np.where(int(256 * strength) % 256 > LEVELS, LEVELS, 255 - LEVELS))
+
+
+def posterize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Keeps the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
+    shift = max(8 - int(4 * strength), 0)
+    return _look_up(image, LEVELS >> shift << shift)
+
+
+def solarize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Inverts values from int(256 x strength) on; no value is above 255, so from magnitude 10 on nothing changes."""
     return _look_up(image, np.where(int(256 * strength) > LEVELS, LEVELS, 255 - LEVELS))
 
@@ -116,6 +133,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *(autocontrast, equalize, invert, rotate, posterize, solarize, color, contrast),
     *(brightness, sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
 )
+SATURATING: Mapping[Operation, Operation] = {posterize: posterize_saturating, solarize: solarize_saturating}
 
 
 def _signed(rng: np.random.Generator, value: float) -> float:

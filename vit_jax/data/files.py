@@ -1,10 +1,11 @@
 """Image files: which files are images, by their names; how folders of them are walked; what a command line names.
 
-Files and folders whose names start with a dot are skipped. Links are followed, but no folder is walked twice and
-none that contains the start, so the walk ends where links form a circle.
+Skipped are files and folders whose names start with a dot, and pipes, sockets and devices. Links are followed, but no
+folder is walked twice and none that contains the start, so the walk ends where links form a circle.
 """
 
 import collections
+import contextlib
 import difflib
 import glob
 import os
@@ -26,27 +27,64 @@ def is_image(name: str) -> bool:
 
 
 def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
-    """Image files below an existing folder, at any depth, sorted; `others` counts the other files, by extension."""
-    found = []
+    """Image files below an existing folder, at any depth, sorted; `others` counts what else is there, by extension.
+
+    A link that leads nowhere is listed, so that its name is told when it is read.
+
+    Raises:
+      ValueError: a folder cannot be read.
+    """
+    found, others = [], collections.Counter() if others is None else others
     for parent in walk_folders(folder):
-        for entry in os.scandir(parent):
-            if is_image(entry.name):
+        for entry in entries_of(parent):
+            if is_folder(entry) or entry.name.startswith("."):
+                continue
+            if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
+                others["special (pipe, socket or device)"] += 1
+            elif is_image(entry.name):
                 found.append(entry.path)
-            elif others is not None and not entry.name.startswith(".") and entry.is_file():
+            else:
                 others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
     return sorted(found)
 
 
 def walk_folders(folder: str) -> Iterator[str]:
-    """The folder and those below it, each once; `folder` must exist."""
+    """The folder and those below it, at any depth, each once; `folder` must exist.
+
+    Raises:
+      ValueError: a folder cannot be read.
+    """
     seen = {_inode(parent) for parent in Path(os.path.abspath(folder)).parents}
-    for parent, folders, _ in os.walk(folder, followlinks=True):
-        if _inode(parent) in seen:
-            folders.clear()
-            continue
-        seen.add(_inode(parent))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield parent
+    waiting = [folder]
+    while waiting:
+        parent = waiting.pop()
+        with _told(parent):
+            inode = _inode(parent)
+        if inode not in seen:
+            seen.add(inode)
+            yield parent
+            inside = (entry for entry in entries_of(parent) if is_folder(entry) and not entry.name.startswith("."))
+            waiting += sorted((entry.path for entry in inside), reverse=True)
+
+
+def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is directly inside a folder.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    with _told(folder), os.scandir(folder) as entries:
+        return list(entries)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; no for a link that leads nowhere or to itself."""
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+
+
+def is_special(path: str) -> bool:
+    """Whether it exists and is neither a file nor a folder: reading it may wait for ever."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def read_file(path: str) -> bytes:
@@ -70,7 +108,8 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     the pattern itself comes first.
 
     Raises:
-      ValueError: no arguments, or one without an image; the message gives the nearest names that exist.
+      ValueError: no arguments, one without an image (the message gives the nearest names that exist), or a folder that
+        cannot be read.
     """
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
@@ -92,7 +131,7 @@ def _expand(argument: str) -> list[str]:
         return [path]
     matches = sorted({match.removeprefix("./") for match in _matches(path)}) if glob.has_magic(path) else []
     files = [file for match in matches for file in (image_files(match) if os.path.isdir(match) else [match])]
-    files = [file for file in files if is_image(os.path.basename(file))]
+    files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
     if not files:
         raise ValueError(_nothing(argument, path))
     return files
@@ -123,6 +162,16 @@ def _nothing(argument: str, path: str) -> str:
     near = difflib.get_close_matches(name, os.listdir(folder), n=3)
     nearest = f"Nearest in {folder!r}: {', '.join(map(repr, near))}." if near else f"Nothing in {folder!r} is similar."
     return f"There is no file or folder {argument!r}. {nearest}"
+
+
+@contextlib.contextmanager
+def _told(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"Folder {str(folder)!r} cannot be read ({error.strerror}): allow it, or move the folder away."
+        ) from error
 
 
 def _inode(path: str | Path) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.files import EXTENSIONS, image_files, is_image, read_file
+from vit_jax.data.files import EXTENSIONS, entries_of, image_files, is_folder, is_image, read_file
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import hold_out
 
@@ -62,9 +62,10 @@ def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Sourc
     name), `config.train_split` is the rest, and "all" is both.
 
     Raises:
-      ValueError: no such folder or split; no images; fewer than two classes; a class without images, or one
-        that training does not have; two classes whose names differ in case or Unicode normal form alone; folders that
-        look like splits under other names; a hold-out that leaves a class without training or test images.
+      ValueError: no such folder or split; a folder that cannot be read; no images; fewer than two classes; a class
+        without images, or one that training does not have; two classes whose names differ in case or Unicode normal
+        form alone; folders that look like splits under other names; a hold-out that leaves a class without training or
+        test images.
     """
     if not path.is_dir():
         raise ValueError(f"There is no folder {str(path)!r}; give folder:PATH with a sub-folder for each class.")
@@ -159,7 +160,7 @@ def _refuse_splits(path: Path, class_names: tuple[str, ...]) -> None:
 
 def _holds_folders(path: Path) -> bool:
     """Whether there are folders directly inside, and no images."""
-    return bool(_subfolders(path)) and not any(is_image(name) for name in os.listdir(path))
+    return bool(_subfolders(path)) and not any(is_image(entry.name) for entry in entries_of(path))
 
 
 def _read_class_names(path: Path) -> tuple[str, ...]:
@@ -204,7 +205,7 @@ def _read_classes(path: Path, class_names: tuple[str, ...], present: Collection[
         sizes.append(len(found))
     if others:
         kinds = [f"{n:,} {extension}" for extension, n in sorted(others.items(), key=lambda item: (-item[1], item[0]))]
-        _warn_once(f"{path}: skipped files whose names are not those of images: {few(kinds)}.")
+        _warn_once(f"{path}: skipped what is no file with the name of an image: {few(kinds)}.")
     labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return FileSource(files, class_names, labels, root=str(path))
 
@@ -220,4 +221,4 @@ def _warn_once(message: str) -> None:
 
 def _subfolders(path: Path) -> list[str]:
     """Names of the folders directly inside, sorted, without hidden ones."""
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in entries_of(path) if is_folder(entry) and not entry.name.startswith("."))

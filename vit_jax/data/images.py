@@ -3,6 +3,9 @@
 import cv2
 import numpy as np
 
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
+
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
@@ -22,20 +25,19 @@ _SIGNATURES = (
 )
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
 
-_JPEG_START = b"\xff\xd8"
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_JPEG_ADOBE, _JPEG_SCAN = 0xEE, 0xDA
+_JPEG_START, _JPEG_ADOBE = b"\xff\xd8", 0xEE
 
 
 class UnreadableImage(ValueError):
     """Stored bytes that no decoder understands, or a file that cannot be opened; the message says why."""
 
 
-def decode(image: bytes | np.ndarray) -> np.ndarray:
+def decode(image: bytes | np.ndarray, max_image_megapixels: float = InputConfig.max_image_megapixels) -> np.ndarray:
     """Decodes a file or completes an array to three channels.
 
     Args:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
+      max_image_megapixels: a file whose header states more is not decoded.
 
     Returns:
       uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. CMYK
@@ -43,12 +45,19 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
       black, and a GIF shows its background colour where it is transparent.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded, or their colours are ambiguous; the message says which.
+      UnreadableImage: the bytes cannot be decoded, are too large, or their colours are ambiguous; the message says
+        which.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
+    stated = stated_pixels(image)
+    if stated > max_image_megapixels * 1e6:
+        raise UnreadableImage(
+            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
+            "save it smaller, or raise the limit"
+        )
     try:
-        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if image else None
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
     if pixels is None:
@@ -85,19 +94,9 @@ def _has_unmarked_inks(file: bytes) -> bool:
 
     Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
     """
-    if not file.startswith(_JPEG_START):
+    if not file.startswith(_JPEG_START) or jpeg_frame(file)[2] != 4:
         return False
-    place, inks, marked = 2, 0, False
-    while place + 10 <= len(file) and file[place] == 0xFF:
-        marker = file[place + 1]
-        if marker == _JPEG_SCAN:
-            break
-        if marker in _JPEG_FRAMES:
-            inks = file[place + 9]
-        marked = marked or (marker == _JPEG_ADOBE and file[place + 4 : place + 9] == b"Adobe")
-        # A marker may be preceded by any number of the bytes 0xFF.
-        place += 1 if marker == 0xFF else 2 + int.from_bytes(file[place + 2 : place + 4], "big")
-    return inks == 4 and not marked
+    return not any(marker == _JPEG_ADOBE and file.startswith(b"Adobe", at) for marker, at in jpeg_segments(file))
 
 
 def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -110,14 +109,31 @@ def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """The smallest image of the same shape that covers `size` (height, width).
 
-    An image that shrinks is averaged over the area of each new pixel; one that grows is resized bilinearly.
+    Each new pixel is the average over its area, also where it is smaller than an old one: TF's "area".
     """
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
     new = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
     if new[0] > height or new[1] > width:
-        return resize_bilinear(image, new)
+        return np.rint(_enlarge(_enlarge(image, new[1], axis=1), new[0], axis=0)).astype(np.uint8)
     return cv2.resize(image, (new[1], new[0]), interpolation=cv2.INTER_AREA)
+
+
+def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
+    """Averages over areas along one side, of which each lies in one old pixel or in two.
+
+    In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds across a pixel's.
+    """
+    old, place = image.shape[axis], np.arange(size)
+    first = place * old // size
+    share = np.maximum((place + 1) * old - (first + 1) * size, 0) / old  # of the second
+    share = np.expand_dims(share.astype(np.float32), tuple({0, 1, 2} - {axis}))
+    pixels = image.astype(np.float32, copy=False)
+    before, after = pixels.take(first, axis), pixels.take(np.minimum(first + 1, old - 1), axis)
+    after -= before
+    after *= share
+    after += before
+    return after
 
 
 def central_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 
 from vit_jax.data import digits
+from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Record, Source
 
 CHUNK = 256  # records read at once for their labels
@@ -25,11 +27,12 @@ class TfdsSource(Source):
         """Opens a split of a TFDS builder.
 
         Raises:
-          ValueError: the data is missing or in a format without random access, there is no such split, or the
-            dataset has no image or no class label.
+          ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
+            damaged, or the dataset has no image or no class label.
         """
         _require_prepared(builder)
         _require_split(builder, split)
+        _require_files(builder, split)
         self.class_names = _class_names(builder)
         self.split = split
         # Every image feature stays encoded, also those that are not read: TFDS would decode them with TensorFlow.
@@ -42,17 +45,29 @@ class TfdsSource(Source):
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        record = self._records[index]
+        try:
+            record = self._records[index]
+        except RuntimeError as error:
+            raise UnreadableImage(f"The stored record is damaged ({error})") from error
         return Record(record["image"], int(record["label"]))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        """Read once and kept; no image is decoded, but the files with the images are read from end to end."""
+        """Read once and kept; no image is decoded, but the files with the images are read from end to end.
+
+        0 for a damaged record, which is an unreadable image wherever it is drawn.
+        """
         raw = self._records.data_source
-        chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
-        records = (record for chunk in chunks for record in raw.__getitems__(chunk))
         parse = self._label_only.deserialize_example_np
-        return np.fromiter((parse(record)["label"] for record in records), np.int32, len(raw))
+
+        def read(chunk: range) -> list[int]:
+            try:
+                return [parse(record)["label"] for record in raw.__getitems__(chunk)]
+            except RuntimeError:
+                return [0] if len(chunk) == 1 else [label for index in chunk for label in read(range(index, index + 1))]
+
+        chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
+        return np.fromiter((label for chunk in chunks for label in read(chunk)), np.int32, len(raw))
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
@@ -140,6 +155,23 @@ def _require_split(builder: Any, split: str) -> None:
         ) from error
     if not examples:
         raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
+
+
+def _require_files(builder: Any, split: str) -> None:
+    """Refuses files whose index, at their end, cannot be read or has another number of records than was prepared."""
+    for part in builder.info.splits[split].file_instructions:
+        problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
+        if (found := reader.num_records()) != part.examples_in_shard:
+            problem = f"it has {found} records instead of {part.examples_in_shard}"
+        try:
+            reader.close()
+        except RuntimeError as error:
+            problem = str(error)
+        if problem:
+            raise ValueError(
+                f"{part.filename!r} is missing, cut off or damaged ({problem}): copy it again, or remove the dataset "
+                "and prepare it anew."
+            )
 
 
 def _class_names(builder: Any) -> tuple[str, ...]:

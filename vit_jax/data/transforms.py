@@ -45,11 +45,12 @@ class TrainTransform:
           UnreadableImage: the record's.
           ValueError: an augmentation returned something else than such an image.
         """
-        image = self._crop(images.decode(record.image), rng)
+        image = self._crop(images.decode(record.image, self.config.max_image_megapixels), rng)
         if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1)
         if layers := self.config.randaugment_layers:
-            image = augment.randaugment(rng, image, layers, self.config.randaugment_magnitude)
+            magnitude, arithmetic = self.config.randaugment_magnitude, self.config.randaugment_arithmetic
+            image = augment.randaugment(rng, image, layers, magnitude, arithmetic)
         for reference in self.config.augmentations:
             image = _augmented(reference, image, rng)
         return image
@@ -74,10 +75,11 @@ class EvaluationTransform:
     image_size: tuple[int, int]
     resize: Literal["short_side", "direct"]
     crop_fraction: float
+    max_image_megapixels: float = InputConfig.max_image_megapixels
 
     def __call__(self, record: Record) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
-        image = images.decode(record.image)
+        image = images.decode(record.image, self.max_image_megapixels)
         if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
@@ -87,7 +89,8 @@ class EvaluationTransform:
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation, of a valid config."""
-    return EvaluationTransform(config.image_size, config.test_resize, config.test_crop_fraction)
+    fraction, megapixels = config.test_crop_fraction, config.max_image_megapixels
+    return EvaluationTransform(config.image_size, config.test_resize, fraction, megapixels)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 
+from vit_jax.config.schema import InputConfig
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
@@ -11,9 +12,23 @@ from vit_jax.data.stream import HostBatch
 class UnreadableLog:
     """The records of a source that arrived with mask 0; each counts once, however often it is read."""
 
-    def __init__(self, source: Source, max_unreadable: int) -> None:
-        self._source, self._max_unreadable = source, max_unreadable
-        self.reasons: dict[int, str] = {}  # by the index of the record; in this process
+    def __init__(
+        self,
+        source: Source,
+        max_unreadable: int,
+        max_image_megapixels: float = InputConfig.max_image_megapixels,
+    ) -> None:
+        self._source, self._max_unreadable, self._max_image_megapixels = source, max_unreadable, max_image_megapixels
+        self._batches = 0  # that were seen, or that come before
+        self.met: dict[int, int] = {}  # the batch, from 1, that held an unreadable record first; in this process
+
+    def resume(self, step: int, records: Iterable[int]) -> None:
+        """Continues after the batch of a step, by which these records were met; they count and are not named again."""
+        self._batches, self.met = step, dict.fromkeys(records, step)
+
+    def met_by(self, step: int) -> list[int]:
+        """The unreadable records of the batches up to that of a step; batches are read ahead of their steps."""
+        return [index for index, batch in self.met.items() if batch <= step]
 
     def update(self, batch: HostBatch) -> None:
         """Counts and logs the unreadable images of one batch.
@@ -21,15 +36,17 @@ class UnreadableLog:
         Raises:
           ValueError: more images than `max_unreadable` could not be read; it names them.
         """
+        self._batches += 1
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
-            if index not in self.reasons:
-                reason = self.reasons[index] = reason_of(self._source, index)
+            if index not in self.met:
+                self.met[index] = self._batches
+                reason = reason_of(self._source, index, self._max_image_megapixels)
                 name = self._source.name_of(index)
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
-        if len(self.reasons) > self._max_unreadable:
+        if len(self.met) > self._max_unreadable:
             raise ValueError(
-                f"{len(self.reasons)} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
-                f"{few([self._source.name_of(index) for index in self.reasons])}. Replace or remove them, or raise "
+                f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
+                f"{few([self._source.name_of(index) for index in self.met])}. Replace or remove them, or raise "
                 "config.input.max_unreadable."
             )
 
@@ -40,10 +57,10 @@ class UnreadableLog:
             yield batch
 
 
-def reason_of(source: Source, index: int) -> str:
+def reason_of(source: Source, index: int, max_image_megapixels: float) -> str:
     """Reads a record that arrived with mask 0 once more, because batches carry no reasons."""
     try:
-        decode(source[index].image)
+        decode(source[index].image, max_image_megapixels)
     except UnreadableImage as error:
         return str(error)
     return "It could not be read at first, but it can be now"

@@ -38,7 +38,8 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
     sharding = batch_sharding(mesh)
     global_batch = -(-global_batch // mesh.size) * mesh.size
     stream = EvaluationStream(source, model.require_transform(), global_batch, local_rows(sharding, global_batch))
-    log = UnreadableLog(source, max_unreadable=len(source))  # counted at the end: one process must not stop alone
+    megapixels = stream.transform.max_image_megapixels
+    log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
 
     def step(module: Any, batch: Batch) -> dict[str, jax.Array]:
         image_BHWC = normalise(batch.image_BHWC, model.architecture.compute_dtype)
@@ -47,7 +48,7 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
     jitted = jax.jit(step, out_shardings=replicated(mesh))
     result = evaluate_per_class(lambda: open_placed(stream, sharding, log), jitted, model.module)
     if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
-        names = few([source.name_of(index) for index in log.reasons])
+        names = few([source.name_of(index) for index in log.met])
         raise ValueError(
             f"{missing} images cannot be read, and --max_unreadable is {max_unreadable}{names and f': {names}'}. "
             "Replace or remove them, or raise it."

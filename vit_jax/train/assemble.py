@@ -207,7 +207,7 @@ def open_train_batches(
     config, batch, sharding = assembly.config, assembly.config.global_batch, assembly.batch_sharding
     transform, rows = TrainTransform(config.input), local_rows(sharding, batch)
     stream = TrainStream(source, transform, config.seed, batch, rows, start_step, assembly.steps.total)
-    log = UnreadableLog(source, config.input.max_unreadable)
+    log = UnreadableLog(source, config.input.max_unreadable, config.input.max_image_megapixels)
     with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:
         yield batches, log
 

@@ -49,7 +49,8 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
     """
 
     def open_split(name: str, source: Source) -> Split:
-        log = UnreadableLog(source, run.config.input.max_unreadable)  # of all evaluations together
+        inputs = run.config.input
+        log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels)  # of all evaluations together
 
         @contextlib.contextmanager
         def open_batches() -> Iterator[Iterator[Batch]]:

@@ -4,6 +4,8 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 """
 
 import contextlib
+import itertools
+import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -69,7 +71,7 @@ def train(
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
-        before = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
+        before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         store = CheckpointStore(
             folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
         )
@@ -85,6 +87,7 @@ def train(
 
         profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
+        unreadable.resume(start_step, _own_part(before.get("unreadable_records", [])))
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())
         watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
@@ -104,7 +107,7 @@ def train(
             if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
                 lock.check()
                 store.check()
-                metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.reasons)}
+                metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.met_by(step))}
                 train_metrics.update(metrics)
                 writers.write(step, metrics)
                 display.show(step, metrics, clock.seconds_left(step, total))
@@ -118,7 +121,8 @@ def train(
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
             wall_seconds = before["wall_seconds"] + time.perf_counter() - began
-            progress = {"wall_seconds": wall_seconds, "owes_evaluation": owes_evaluation}
+            records = [json.loads(part) for part in hosts.gather(json.dumps(unreadable.met_by(step)))]
+            progress = {"wall_seconds": wall_seconds, "owes_evaluation": owes_evaluation, "unreadable_records": records}
             metrics = results if keeping.best_metric in results else {}  # another evaluator may have been due
             store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics)
 
@@ -162,3 +166,10 @@ def train(
         write_summary(folder, summary)
         print(overview.closing(summary, folder, split=split), flush=True)
     return summary
+
+
+def _own_part(parts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Of what each process had met, that of this one; all where there were more or fewer of them."""
+    if len(parts) == jax.process_count():
+        return parts[jax.process_index()]
+    return list(itertools.chain.from_iterable(parts))

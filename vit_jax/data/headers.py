@@ -1,0 +1,132 @@
+"""The number of pixels that the header of an image file states, read without decoding.
+
+Of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to PAM, Sun raster.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
+_JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
+_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 16: "Q", 17: "q"}  # of whole numbers
+_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
+_PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
+
+
+def stated_pixels(file: bytes) -> int:
+    """Width times height; 0 where the header is cut off, or of a kind that is not known here."""
+    try:
+        reader = next((reader for start, reader in _READERS if re.match(start, file, re.DOTALL)), None)
+        return 0 if reader is None else reader(file)
+    except (struct.error, ValueError):
+        return 0
+
+
+def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
+    """Markers before the first scan, and where the content of each begins; skips what libjpeg skips between them."""
+    place = 2
+    while (place := file.find(b"\xff", place)) >= 0 and place + 4 <= len(file):
+        marker = file[place + 1]
+        if marker in (_JPEG_SCAN, _JPEG_END):
+            return
+        if marker == 0xFF:  # any number of these may precede a marker
+            place += 1
+        elif marker in _JPEG_BARE:
+            place += 2
+        else:
+            yield marker, place + 4
+            place += 2 + max(int.from_bytes(file[place + 2 : place + 4], "big"), 2)
+
+
+def jpeg_frame(file: bytes) -> tuple[int, int, int]:
+    """Height, width and number of components of a JPEG; zeros where it has no frame."""
+    frames = (place for marker, place in jpeg_segments(file) if marker in _JPEG_FRAMES)
+    place = next(frames, None)
+    height, width, components = (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
+    return height, width, components
+
+
+def _at(layout: str, place: int) -> Callable[[bytes], int]:
+    """Two numbers at a fixed place."""
+
+    def read(file: bytes) -> int:
+        width, height = struct.unpack_from(layout, file, place)
+        return abs(width * height)  # rows of a BMP from top to bottom have a negative number
+
+    return read
+
+
+def _jpeg(file: bytes) -> int:
+    height, width, _ = jpeg_frame(file)
+    return height * width
+
+
+def _lossless_webp(file: bytes) -> int:
+    (bits,) = struct.unpack_from("<I", file, 21)
+    return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+
+
+def _lossy_webp(file: bytes) -> int:
+    width, height = struct.unpack_from("<HH", file, 26)
+    return (width & 0x3FFF) * (height & 0x3FFF)
+
+
+def _extended_webp(file: bytes) -> int:
+    return (int.from_bytes(file[24:27], "little") + 1) * (int.from_bytes(file[27:30], "little") + 1)
+
+
+def _tiff(file: bytes) -> int:
+    order = "<" if file.startswith(b"II") else ">"
+    is_big = struct.unpack_from(f"{order}H", file, 2) == (43,)
+    count, word, start, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
+    (directory,) = struct.unpack_from(order + word, file, start)
+    (entries,) = struct.unpack_from(order + count, file, directory)
+    sides = {_TIFF_WIDTH: 0, _TIFF_HEIGHT: 0}
+    for entry in range(entries):
+        place = directory + struct.calcsize(count) + entry * size
+        tag, kind = struct.unpack_from(f"{order}HH", file, place)
+        if tag in sides and kind in _TIFF_TYPES:
+            (side,) = struct.unpack_from(order + _TIFF_TYPES[kind], file, place + size - struct.calcsize(word))
+            sides[tag] = max(sides[tag], side)
+    return sides[_TIFF_WIDTH] * sides[_TIFF_HEIGHT]
+
+
+def _largest(pattern: bytes) -> Callable[[bytes], int]:
+    """The largest of all sizes, four bytes a side, that follow a pattern: there may be thumbnails."""
+
+    def read(file: bytes) -> int:
+        sizes = (struct.unpack_from(">II", file, match.end()) for match in re.finditer(pattern, file, re.DOTALL))
+        return max((width * height for width, height in sizes), default=0)
+
+    return read
+
+
+def _pnm(file: bytes) -> int:
+    match = re.match(rb"P[1-6]%b*(\d{1,20})%b+(\d{1,20})" % (_PNM_GAP, _PNM_GAP), file)
+    return int(match[1]) * int(match[2]) if match else 0
+
+
+def _pam(file: bytes) -> int:
+    header = file.partition(b"ENDHDR")[0]
+    width, height = (re.findall(rb"%b\s+(\d{1,20})" % name, header) for name in (b"WIDTH", b"HEIGHT"))
+    return max(map(int, width), default=0) * max(map(int, height), default=0)
+
+
+_READERS: tuple[tuple[bytes, Callable[[bytes], int]], ...] = (
+    (rb"\xff\xd8\xff", _jpeg),
+    (rb"\x89PNG", _at(">II", 16)),
+    (rb"GIF8", _at("<HH", 6)),
+    (rb"BM.{12}\x0c\0\0\0", _at("<HH", 18)),
+    (rb"BM", _at("<ii", 18)),
+    (rb"II[*+]\0|MM\0[*+]", _tiff),
+    (rb"RIFF.{4}WEBPVP8 ", _lossy_webp),
+    (rb"RIFF.{4}WEBPVP8L", _lossless_webp),
+    (rb"RIFF.{4}WEBPVP8X", _extended_webp),
+    (rb".{4}ftyp", _largest(rb"ispe.{4}")),
+    (rb"\0\0\0\x0cjP  |\xffO\xffQ", _largest(rb"\xffO\xffQ.{4}")),
+    (rb"P[1-6]", _pnm),
+    (rb"P7", _pam),
+    (rb"\x59\xa6\x6a\x95", _at(">II", 4)),
+)
