@@ -53,7 +53,7 @@ def render(words: Sequence[str] | None = None) -> str:
 
 
 def fill(template: str, values: Mapping[str, object], cases: Collection[str]) -> str:
-    """Drops comments and the lines whose cases do not hold, and puts the values in."""
+    """Drops comments and the lines whose cases do not hold, and puts the values in as JSON, which is YAML."""
     lines = []
     for line in template.splitlines():
         text, _, only = line.partition("# only: ")
@@ -62,7 +62,8 @@ def fill(template: str, values: Mapping[str, object], cases: Collection[str]) ->
         text = re.sub(r"(^| )#.*", "", text).rstrip()
         if text:
             lines.append(text)
-    return string.Template("\n".join(lines) + "\n").substitute(values)
+    quoted = {name: json.dumps(value) for name, value in values.items()}
+    return string.Template("\n".join(lines) + "\n").substitute(quoted)
 
 
 def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None) -> tuple[int, int]:
@@ -99,10 +100,10 @@ def _kind(options: argparse.Namespace) -> str:
         return "tpu"
     if options.accelerator == "cpu":
         return "cpu"
-    if options.accelerator.startswith("nvidia-"):
+    if re.fullmatch(r"nvidia-[a-z0-9-]+", options.accelerator):
         return "gpu"
     raise ValueError(
-        f"--accelerator={options.accelerator}: must be cpu, nvidia-... as GKE names the GPU, or one of "
+        f"--accelerator={options.accelerator!r}: must be cpu, nvidia-... as GKE names the GPU, or one of "
         f"{', '.join(TPUS)}."
     )
 
@@ -122,6 +123,7 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
             raise ValueError("--chips_per_host is needed with GPUs: how many a node of the pool has.")
         hosts, chips = options.hosts or 1, options.chips_per_host or 0
     _check_counts(options)
+    _check_words(options)
     _check_name(options.name, options.slices, hosts)
     workdir, claim = _place(options.workdir)
     return {
@@ -134,15 +136,15 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "grace_seconds": options.grace_seconds,
         "accelerator": options.accelerator,
         "topology": options.topology,
-        "image": json.dumps(options.image),
+        "image": options.image,
         "service_account": options.service_account,
         "cpus": options.cpus,
         "memory": options.memory,
         "bucket": claim,
         "claim": claim,
         "data_bucket": _bucket("data_bucket", options.data_bucket) if options.data_bucket else None,
-        # JSON is YAML; Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
-        "arguments": json.dumps([word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"]),
+        # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
+        "arguments": [word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"],
     }
 
 
@@ -161,6 +163,15 @@ def _check_counts(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name}={value}: must be {least} or more.")
+
+
+def _check_words(options: argparse.Namespace) -> None:
+    quantity = (r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?", "a quantity of Kubernetes, like 4, 500m or 16Gi")
+    account = (r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", "lower-case letters, digits, hyphens and dots")
+    for name, (pattern, kind) in {"cpus": quantity, "memory": quantity, "service_account": account}.items():
+        value = getattr(options, name)
+        if value is not None and not re.fullmatch(pattern, value):
+            raise ValueError(f"--{name}={value!r}: must be {kind}.")
 
 
 def _check_name(name: str, slices: int, hosts: int) -> None:

@@ -1,12 +1,16 @@
 """Mistakes users make with the verbs that train, each with the message that mends it."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from vit_jax import cli
+from vit_jax.cli import training
+from vit_jax.hosts import exits
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPE = str(ROOT / "configs" / "digits.py")
@@ -111,3 +115,15 @@ def test_help_tells_every_verb_and_loads_nothing_heavy():
     assert result.returncode == 0, result.stderr
     shown = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  vit-jax ")}
     assert shown == set(cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune"])
+def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(training, "_train", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([verb])
+    assert exit_.value.code == exits.PREEMPTED
+    assert "stopped before the first step: there is nothing to save" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before

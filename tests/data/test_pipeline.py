@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -128,3 +129,26 @@ def test_a_killed_worker_is_an_error_and_no_end(train):
         with pytest.raises(LostWorker, match="A data worker died"):
             exhaust(batches)
     assert not [child for child in started if child.is_alive()]
+
+
+def test_signals_to_workers_that_start_end_none(train):
+    """As from a terminal's Ctrl-C, or a launcher that sends SIGTERM to the process group."""
+    before, is_done, sent = set(multiprocessing.active_children()), threading.Event(), collections.Counter()
+
+    def hammer():
+        while not is_done.wait(0.001):
+            for child in set(multiprocessing.active_children()) - before:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    os.kill(child.pid, number)
+                    sent[child.pid] += 1
+
+    stream, thread = train(num_steps=10**6), threading.Thread(target=hammer)
+    with open_batches(stream, Parallelism(2, 1)) as batches:
+        thread.start()
+        try:
+            assert_comes_through(itertools.islice(batches, 4), stream)
+        finally:
+            is_done.set()
+            thread.join()
+    assert len(sent) == 2
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint({signal.SIGTERM, signal.SIGINT})

@@ -1,6 +1,8 @@
 """How many workers, and that none outlives a killed run."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vit_jax.data import workers
-from vit_jax.data.workers import choose_parallelism
+from vit_jax.data.workers import SHARED_MEMORY, choose_parallelism, reclaim
 
 RUN = """
 import multiprocessing, os, sys, time
@@ -19,14 +21,14 @@ from vit_jax.data.memory import MemorySource
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.data.workers import Parallelism
+from vit_jax.data.workers import Parallelism, segment_prefix
 
 if __name__ == "__main__":
     source = MemorySource(np.zeros((9, 8, 8, 3), np.uint8), np.arange(9) % 2, ("a", "b"))
     transform = TrainTransform(InputConfig(train_split="train", test_split="test", image_size=(8, 8)))
     with open_batches(TrainStream(source, transform, 0, 4, np.arange(4), 0, 10**6), Parallelism(2, 1)) as batches:
         next(batches), next(batches)
-        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        print(*[child.pid for child in multiprocessing.active_children()], segment_prefix(), flush=True)
         time.sleep(600)
 """
 
@@ -47,7 +49,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
-        pids = [int(pid) for pid in run.stdout.readline().split()]
+        pids = [int(pid) for pid in run.stdout.readline().split()[:2]]
         try:
             assert len(pids) == 2
             assert all(is_running(pid) for pid in pids)
@@ -58,6 +60,35 @@ def test_workers_end_with_a_killed_run(tmp_path):
             assert not [pid for pid in pids if is_running(pid)]
         finally:
             run.kill()
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is no folder")
+def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(tmp_path):
+    def left():
+        return [path.name for path in SHARED_MEMORY.iterdir() if digits in path.name]
+
+    (tmp_path / "run.py").write_text(RUN)
+    command = [sys.executable, str(tmp_path / "run.py")]
+    group = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with group as run:
+        try:
+            digits = run.stdout.readline().split()[2].strip("/vj_")
+            reclaim()
+            assert len(left()) > 1, "the lock, and batches"
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)
+    reclaim()
+    assert left() == []
+
+
+def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
+    kept = ["vj00000_1234", "vjabcde_1234", "psm_1234", "vit_jax-?????.lock", "vit_jax-abcde.lock"]
+    for name in [*kept, "vj01234_1234", "vit_jax-01234.lock"]:
+        (tmp_path / name).touch()
+    with (tmp_path / "vit_jax-abcde.lock").open() as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        reclaim(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +105,9 @@ def test_choice_by_cores(monkeypatch, cores, given, expected):
 
 def test_too_little_shared_memory(tmp_path):
     with pytest.raises(ValueError, match=r"--shm-size=.*num_workers=0"):
-        choose_parallelism(2, batch_bytes=2**60, shared_memory=str(tmp_path))
-    assert choose_parallelism(0, 1, batch_bytes=2**60, shared_memory=str(tmp_path)) == (0, 1)
-    assert choose_parallelism(2, 1, batch_bytes=2**60, shared_memory=str(tmp_path / "absent")) == (2, 1)
+        choose_parallelism(2, batch_bytes=2**60, folder=tmp_path)
+    assert choose_parallelism(0, 1, batch_bytes=2**60, folder=tmp_path) == (0, 1)
+    assert choose_parallelism(2, 1, batch_bytes=2**60, folder=tmp_path / "absent") == (2, 1)
 
 
 def test_workers_load_no_jax_of_ours():

@@ -11,7 +11,10 @@ class Store:
     """The coordination service's."""
 
     def __init__(self):
-        self.said = {}
+        self.said, self.barriers = {}, []
+
+    def wait_at_barrier(self, barrier_id, timeout_in_ms):
+        self.barriers.append((barrier_id, timeout_in_ms))
 
     def key_value_set(self, key, value, allow_overwrite=False):
         assert allow_overwrite or key not in self.said
@@ -171,3 +174,13 @@ def test_a_run_of_one_process_cannot_lose_any(ended, clock):
 def test_exit_codes():
     errors = (ValueError(), FloatingPointError(), KeyboardInterrupt(), SystemExit(75))
     assert [exits.code_of(error) for error in errors] == [2, 1, 130, 75]
+
+
+def test_all_are_there_before_the_steps_of_each_run_begin(run):
+    """One may have compiled for longer than the first collective of another waits."""
+    for _ in range(2):
+        run[1].watch_steps(None, lambda: None, 0)
+    run[1].end(lambda: None)
+    (first, limit), (second, _) = run[1]._store.barriers
+    assert first != second
+    assert limit >= 3600_000

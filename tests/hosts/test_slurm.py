@@ -1,6 +1,10 @@
 """SLURM's variables, for the usual ways of starting a run."""
 
+import re
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.hosts.test_cluster import SLURM, find, numbers, without
 from vit_jax.hosts.slurm import idle_tasks
@@ -61,6 +65,16 @@ def test_a_step_of_one_task_in_a_job_of_many():
 )
 def test_first_host(nodes, first):
     assert find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.partition(":")[0] == first
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.text("a1[],-. é\n", min_size=1))
+def test_a_malformed_list_of_nodes_is_an_error_that_shows_it(nodes):
+    try:
+        found = find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.rpartition(":")[0]
+    except ValueError as error:
+        found = str(error)
+    assert re.fullmatch(r"[a1.-]+", found) or found.startswith(f"SLURM_STEP_NODELIST={nodes!r} is not a list like ")
 
 
 NODES = "SLURM_STEP_TASKS_PER_NODE"

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import time
+import types
 
+import jax
 import pytest
 
 from tests.integration.launchers import free_port
@@ -27,6 +29,51 @@ def test_one_process_does_not_join(alone, capsys):
     assert hosts.is_first()
     hosts.wait_for_all("alone")
     assert capsys.readouterr().out == ""
+
+
+class Service:
+    """The coordination service's client, for one of two processes; the other is there at once."""
+
+    def __init__(self):
+        self.barriers, self.said = [], {}
+
+    def wait_at_barrier(self, name, timeout_in_ms):
+        self.barriers.append((name, timeout_in_ms))
+
+    def key_value_set(self, key, value):
+        self.said |= {key: value, key[:-1] + "1": "=other"}
+
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        self.barriers.append((key, timeout_in_ms))
+        return self.said[key]
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """That of the first of two processes."""
+    service = Service()
+    monkeypatch.setattr(hosts, "global_state", types.SimpleNamespace(client=service))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    return service
+
+
+def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(service, monkeypatch):
+    """A collective would begin with connections, for which Gloo waits no longer than 30 s."""
+    monkeypatch.setattr(hosts, "multihost_utils", None)
+    hosts.wait_for_all("here")
+    hosts.wait_for_all("here")
+    assert hosts.gather("") == ["", "other"]
+    names, limits = zip(*service.barriers, strict=True)
+    assert len(set(names)) == 4, "a barrier serves once"
+    assert min(limits) >= 3600_000
+
+
+def test_cpus_connect_when_all_processes_are_there(service, monkeypatch):
+    collectives = types.SimpleNamespace(process_allgather=lambda _: service.barriers.append("collective"))
+    monkeypatch.setattr(hosts, "multihost_utils", collectives)
+    hosts._connect()
+    (_, limit), collective = service.barriers
+    assert (limit >= 3600_000, collective) == (True, "collective")
 
 
 @pytest.mark.parametrize("seconds", ["4", "100", "soon"])

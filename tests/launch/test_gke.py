@@ -142,6 +142,11 @@ def test_words_for_the_run_pass_untouched(word):
     assert container["args"][1] == word.replace("$", "$$")  # which Kubernetes reads as one
 
 
+def test_every_value_is_quoted():
+    manifest = renderer["fill"]("a: ${a}\nb: {c: ${c}}\n", {"a": "x\nhostPID: true", "c": '4", d: "'}, ())
+    assert yaml.safe_load(manifest) == {"a": "x\nhostPID: true", "b": {"c": '4", d: "'}}
+
+
 @pytest.mark.parametrize(
     ("accelerator", "topology", "chips_per_host", "expected"),
     [
@@ -167,13 +172,20 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--topology=2x4", *WORDS], "one host of 8 chips or two hosts of 4"),
         ([*TPU, "--chips_per_host=8", *WORDS], "--chips_per_host=8: hosts of a 16x16 slice have 4 chips"),
         ([*TPU, "--accelerator=tpu-v4-podslice", "--topology=8x4x4", *WORDS], "the smallest first"),
-        ([*TPU, "--accelerator=tpu-v9", *WORDS], "--accelerator=tpu-v9: must be cpu, nvidia-"),
+        ([*TPU, "--accelerator=tpu-v9", *WORDS], "--accelerator='tpu-v9': must be cpu, nvidia-"),
         ([*TPU, "--hosts=3", *WORDS], "given by --topology"),
         ([*GPU, "--topology=2x2", *WORDS], "--topology=2x2 is of TPUs"),
         ([*GPU[:-1], *WORDS], "--chips_per_host is needed with GPUs"),
         ([*CPU, "--chips_per_host=4", *WORDS], "there are none with --accelerator=cpu"),
         ([*TPU, "--name=ViT", *WORDS], "--name=ViT: must be at most"),
         ([*TPU, "--name=" + "a" * 60, *WORDS], "must be at most 45 lower-case"),
+        (
+            [*TPU, "--service_account=a\n      hostPID: true", *WORDS],
+            r"--service_account='a\n      hostPID: true': must be",
+        ),
+        ([*GPU, "--accelerator=nvidia-a\nhostPID: true", *WORDS], r"--accelerator='nvidia-a\nhostPID: true': must be"),
+        ([*CPU, '--cpus=4", x: "', *WORDS], "--cpus='4\", x: \"': must be a quantity"),
+        ([*CPU, "--memory=16 GB", *WORDS], "--memory='16 GB': must be a quantity"),
         ([*TPU, "--workdir=/runs", *WORDS], "--workdir=/runs: must be gs://BUCKET/FOLDER"),
         ([*TPU, "--data_bucket=gs://images/x", *WORDS], "must name a bucket"),
         ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),

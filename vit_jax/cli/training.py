@@ -1,7 +1,11 @@
 """Verbs for training: pretrain, finetune, show, prepare, bench."""
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.cli.words import UsageError, fail, split, whole
@@ -14,16 +18,36 @@ smaller global_batch. JAX says:"""
 
 def pretrain(words: Sequence[str]) -> None:
     """Trains from scratch, or resumes."""
-    from vit_jax.config import PretrainConfig
+    with _preemptible():
+        from vit_jax.config import PretrainConfig
 
-    _train("pretrain", PretrainConfig, words)
+        _train("pretrain", PretrainConfig, words)
 
 
 def finetune(words: Sequence[str]) -> None:
     """Fine-tunes given weights, or resumes."""
-    from vit_jax.config import FinetuneConfig
+    with _preemptible():
+        from vit_jax.config import FinetuneConfig
 
-    _train("finetune", FinetuneConfig, words)
+        _train("finetune", FinetuneConfig, words)
+
+
+@contextlib.contextmanager
+def _preemptible() -> Iterator[None]:
+    """SIGTERM while the run imports, opens data or waits for others: `train.interruption` is not there yet."""
+
+    def end(*_: object) -> None:
+        words = "stopped before the first step: there is nothing to save; the same command starts again"
+        os.write(2, f"vit-jax: {words}\n".encode())
+        os._exit(75)  # exits.PREEMPTED; nothing can be imported here, in the middle of an import
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        hosts = sys.modules.get("vit_jax.hosts")
+        if hosts is None or hosts.this_process().num_processes == 1:  # with several, JAX has it since they joined
+            signal.signal(signal.SIGTERM, before)
 
 
 def _train(verb: str, kind: type, words: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ A run resumes from its step alone: there is no iterator state to save.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import grain
 from absl import flags
 
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
-from vit_jax.data.workers import Parallelism, initialize_worker
+from vit_jax.data.workers import Parallelism, initialize_worker, segment_prefix, start_workers
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _LOST_WORKER = (
@@ -49,6 +50,8 @@ def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
     """So many batches and no fewer. It ends with the first error: what grain yields after it is another stream."""
     for remaining in range(count, 0, -1):
         try:
+            if remaining == count:
+                start_workers(batches)
             batch = next(batches)
         except Exception as error:
             if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
@@ -65,5 +68,6 @@ def _prefetching(stream: TrainStream | EvaluationStream, parallelism: Parallelis
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain reads its flags when workers start; a library user has none
         workers = grain.MultiprocessingOptions(num_workers=parallelism.num_workers, per_worker_buffer_size=1)
-        dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize_worker)
+        initialize = functools.partial(initialize_worker, segment_prefix())
+        dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize)
     return iter(dataset)

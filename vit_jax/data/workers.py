@@ -1,20 +1,29 @@
 """How many threads and processes prepare batches, and how the processes start and end.
 
-Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason.
+Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason. What
+they leave in shared memory when all are killed at once, the next run removes.
 """
 
+import contextlib
+import fcntl
+import functools
 import multiprocessing
 import os
+import pathlib
+import secrets
 import signal
 import sys
 import threading
 import time
-from typing import NamedTuple
+from multiprocessing import resource_tracker, shared_memory, util
+from typing import IO, Any, NamedTuple
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
 BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
 PARENT_POLL_SECONDS = 0.5
+SHARED_MEMORY = pathlib.Path("/dev/shm")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too, saves, closes the workers
 
 
 class Parallelism(NamedTuple):
@@ -25,18 +34,22 @@ class Parallelism(NamedTuple):
 
 
 def choose_parallelism(
-    num_workers: int | None = None, num_threads: int | None = None, *, batch_bytes: int, shared_memory: str = "/dev/shm"
+    num_workers: int | None = None,
+    num_threads: int | None = None,
+    *,
+    batch_bytes: int,
+    folder: pathlib.Path = SHARED_MEMORY,
 ) -> Parallelism:
     """The numbers given, and in the place of None a choice by the cores of this process.
 
     Raises:
-      ValueError: `shared_memory`, where it exists, is too small for the workers' batches, of `batch_bytes` each.
+      ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches of `batch_bytes`.
     """
     cores = available_cores()
     if num_workers is None:
         num_workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
     if num_workers:
-        _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, shared_memory)
+        _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, folder)
     # Beyond these numbers Python's lock is the limit.
     threads = min(max(cores // num_workers, 1), CORES_PER_WORKER) if num_workers else min(cores, MANY_CORES)
     return Parallelism(num_workers, num_threads or threads)
@@ -49,10 +62,25 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def initialize_worker(worker_index: int, worker_count: int) -> None:
-    """Sets up a worker; called by grain in the new process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the main process receives them too, saves, closes the workers
+def start_workers(batches: Any) -> None:
+    """Starts the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves."""
+    if (starter := getattr(batches, "_prefetch_ds_iter", None)) is None:
+        return
+    resource_tracker.ensure_running()  # it lets the signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        # Grain starts a worker in a thread of a thread; all of them inherit what is blocked, and so does the worker.
+        starter.start_prefetch()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) -> None:
+    """Sets up a worker, whose segments of shared memory get this prefix; called by grain in the new process."""
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if prefix is not None:
+        shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")
@@ -68,14 +96,53 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _require_shared_memory(needed_bytes: int, workers: int, path: str) -> None:
-    if not os.path.isdir(path):
+def segment_prefix() -> str | None:
+    """What names of this process's segments of shared memory begin with; None where they are not files."""
+    return f"/vj{_living_run()[0]}_" if SHARED_MEMORY.is_dir() else None
+
+
+@functools.cache
+def _living_run() -> tuple[str, IO[str]]:
+    """Digits for this process, and the file of that name, locked for as long as it lives."""
+    digits = secrets.token_hex(3)[:5]
+    path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
+    file = path.with_suffix(".new").open("x")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    path.with_suffix(".new").rename(path)  # only now do others see it
+    util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
+    return digits, file
+
+
+def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
+    return list(lock.parent.glob(f"vj{lock.stem[-5:]}_*"))
+
+
+def _end_run(lock: pathlib.Path) -> None:
+    """Removes what grain's cycles of references still hold; multiprocessing would warn of a leak."""
+    for segment in _segments(lock):
+        shared_memory.SharedMemory(segment.name).unlink()
+    lock.unlink(missing_ok=True)
+
+
+def reclaim(folder: pathlib.Path = SHARED_MEMORY) -> None:
+    """Removes the segments of processes that were killed: the system has released their locks, in any container."""
+    for path in folder.glob(f"vit_jax-{'[0-9a-f]' * 5}.lock"):
+        with contextlib.suppress(OSError), path.open() as file:  # locked by a process that lives, or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for segment in _segments(path):
+                segment.unlink(missing_ok=True)
+            path.unlink()
+
+
+def _require_shared_memory(needed_bytes: int, workers: int, folder: pathlib.Path) -> None:
+    if not folder.is_dir():
         return
-    status = os.statvfs(path)
+    reclaim(folder)
+    status = os.statvfs(folder)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < needed_bytes:
         raise ValueError(
-            f"{workers} data workers need about {needed_bytes / 2**20:.0f} MiB of shared memory in {path}, which has "
+            f"{workers} data workers need about {needed_bytes / 2**20:.0f} MiB of shared memory in {folder}, which has "
             f"{free_bytes / 2**20:.0f} MiB free. Start the container with --shm-size={needed_bytes * 2 // 2**20 + 1}m, "
             "or set config.input.num_workers=0 to use threads only."
         )

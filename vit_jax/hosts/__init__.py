@@ -13,19 +13,21 @@ from collections.abc import Iterator
 from subprocess import Popen
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
-from vit_jax.hosts.peers import Peers, Report, Verdict
+from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
 
 __all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "gather", "is_first", "start", "this_process"]
 __all__ += ["wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
-GATHER_SECONDS = 24 * 3600  # one that is lost or fails in the meantime is noticed by `peers`
-_gathered = itertools.count()
+_gathered, _met = itertools.count(), itertools.count()
 _this_process: Peers | None = None
 
 
@@ -58,8 +60,22 @@ def start() -> None:
     )
     _this_process.start()
     atexit.register(_end, _this_process, service)
+    _connect()
     if place and place.process_id == 0:
         print(f"{place.num_processes} processes by {place.launcher}, the first at {place.coordinator}", flush=True)
+
+
+def _connect() -> None:
+    """Connects the CPUs of all processes while these are together.
+
+    Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later it waits.
+    """
+    wait_for_all("devices")
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        split = NamedSharding(Mesh(jax.devices(), "device"), PartitionSpec("device"))
+        ones = jax.make_array_from_callback((jax.device_count(),), split, lambda _: np.ones(1, np.float32))
+        jax.jit(jnp.sum)(ones).block_until_ready()
+        multihost_utils.process_allgather(np.zeros(1))  # other groups of devices: a device of each process
 
 
 def _lost_seconds() -> float:
@@ -125,9 +141,10 @@ def is_first() -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Returns once every process has called this with the same name."""
+    """Returns once every process has called this with the same name, however late one comes."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+        assert global_state.client is not None
+        global_state.client.wait_at_barrier(f"vit_jax/{name}/{next(_met)}", MEETING_SECONDS * 1000)
 
 
 def gather(value: str) -> list[str]:
@@ -138,6 +155,6 @@ def gather(value: str) -> list[str]:
     key = f"vit_jax/gathered/{next(_gathered)}"
     client.key_value_set(f"{key}/{jax.process_index()}", f"={value}")  # the service takes no empty value
     return [
-        client.blocking_key_value_get(f"{key}/{process}", GATHER_SECONDS * 1000).removeprefix("=")
+        client.blocking_key_value_get(f"{key}/{process}", MEETING_SECONDS * 1000).removeprefix("=")
         for process in range(jax.process_count())
     ]

@@ -24,6 +24,7 @@ POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
 SILENCE_SECONDS = 4.0  # within which several reports are due
 OWN_ERROR_SECONDS = 3.0  # where all processes meet the same error, each prints its own
+MEETING_SECONDS = 24 * 3600  # one that is lost or fails in the meantime is noticed
 UNWIND_SECONDS = 10.0  # for a failed process to close its files
 
 
@@ -61,6 +62,8 @@ class Store(Protocol):
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
 
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None: ...
+
 
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
 
@@ -86,6 +89,7 @@ class Peers:
         self._host = socket.gethostname()
         self._beat, self._progress, self._step = 0, 0, None  # type: tuple[int, int, int | None]
         self._idle_since: float | None = None
+        self._num_runs = 0
         self._failure: Failure | None = None
         self._failed_at = 0.0
         self._has_ended = False
@@ -112,11 +116,14 @@ class Peers:
                 thread.start()
 
     def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
-        """Starts to watch that steps follow each other, after those that were done before.
+        """Starts to watch that steps follow each other, after those that were done before; waits for all processes.
 
         The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
         self._rule, self._last_checkpoint = rule, last_checkpoint
+        if self._store is not None:  # one may have compiled for longer than the first collectives of another wait
+            self._num_runs += 1
+            self._store.wait_at_barrier(f"vit_jax/run/{self._num_runs}", MEETING_SECONDS * 1000)
         self._step, self._idle_since = start_step, time.monotonic()
         self.start()
 

@@ -18,6 +18,8 @@ from vit_jax.hosts.cluster import (
     number,
 )
 
+_RANGE = r"[0-9A-Za-z]+(?:-[0-9A-Za-z]+)?"
+_NODE = rf"(?:[0-9A-Za-z_.-]|\[{_RANGE}(?:,{_RANGE})*\])+"
 _OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and of sbatch's script
 
 
@@ -65,9 +67,10 @@ def _first_node(environment: Environment) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ValueError("SLURM_STEP_NODELIST is not set, so the first node is not known: set VIT_JAX_COORDINATOR.")
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
-    assert first is not None, nodes
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+    found = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
+    if found is None:
+        raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: set VIT_JAX_COORDINATOR.")
+    return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", found[1])
 
 
 def _tasks_of_nodes(text: str) -> list[int]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
@@ -36,7 +34,7 @@ def claim(workdir: str, config: Any) -> pathlib.Path:
     path = pathlib.Path(workdir).expanduser().absolute()
     error = _take(path, config) if hosts.is_first() else None
     if jax.process_count() > 1:
-        if multihost_utils.process_allgather(np.array(error is not None)).any():
+        if any(hosts.gather("" if error is None else "cannot be used")):
             raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
         _require_shared(path)
     if error is not None:
@@ -158,16 +156,14 @@ def _with_defaults(stored: Any, kind: type) -> Any:
 
 def _require_shared(path: pathlib.Path) -> None:
     """The first process leaves a token; one that cannot see it has a folder of its own."""
-    token = int(multihost_utils.broadcast_one_to_all(np.uint32(uuid.uuid4().int % 2**31)))
-    shared_file = path / f".shared-{token}"
+    shared_file = path / f".shared-{hosts.gather(uuid.uuid4().hex)[0]}"
     if hosts.is_first():
         shared_file.write_text("")
     hosts.wait_for_all("workdir token written")
-    seen = multihost_utils.process_allgather(np.array(shared_file.exists()))
-    hosts.wait_for_all("workdir token read")
+    seen = hosts.gather("seen" if shared_file.exists() else "")  # all have looked when this returns
     if hosts.is_first():
         shared_file.unlink(missing_ok=True)
-    blind = [process for process, sees in enumerate(np.ravel(seen)) if not sees]
+    blind = [process for process, sees in enumerate(seen) if not sees]
     if blind:
         raise ValueError(
             f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
