@@ -1,10 +1,27 @@
-"""Writing a file completely or not at all."""
+"""Writing a file completely or not at all; reading one that may be anything."""
 
 import contextlib
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
+
+
+def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """The content of a regular file: a link to a device would be read without end, and a pipe waited for.
+
+    Raises:
+      ValueError: it is of another kind, or larger than `most_bytes`.
+      OSError: the system refuses.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is not a regular file")
+    with open(path, "rb") as file:
+        content = file.read(most_bytes + 1)  # some files of the system state a size of 0
+    if len(content) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes:,} bytes")
+    return content
 
 
 class WriteError(OSError, ValueError):

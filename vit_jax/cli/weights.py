@@ -197,11 +197,13 @@ def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
     if "class_names" in options:
+        from vit_jax.weights.load import read_class_names
+
         path = pathlib.Path(options["class_names"]).expanduser()
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
         try:
-            given["class_names"] = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            given["class_names"] = read_class_names(path)
+        except (OSError, ValueError) as error:
             raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
     return given

@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import hosts
-from vit_jax.checkpoint.reader import has_checkpoints
+from vit_jax.checkpoint.reader import MAX_DESCRIPTION_BYTES, has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import write_atomically
+from vit_jax.files import read_bounded, write_atomically
 from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
@@ -106,8 +106,8 @@ def _is_begun(path: pathlib.Path) -> bool:
 
 def _read_json(file: pathlib.Path) -> Any:
     try:
-        return json.loads(file.read_text())
-    except ValueError:
+        return json.loads(read_bounded(file, MAX_DESCRIPTION_BYTES))
+    except (ValueError, RecursionError):
         raise ValueError(f"{file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
 
 
