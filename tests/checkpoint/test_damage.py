@@ -75,11 +75,11 @@ DAMAGES = {
         (step / "model/_METADATA").unlink(),
         (step / "model/_METADATA").symlink_to("/dev/zero"),
     ],
-    "endless metadata of arrays": lambda step: [
-        next(step.glob("model/array_metadatas/*")).unlink(),
-        (step / "model/array_metadatas/process_0").symlink_to("/dev/zero"),
+    "endless metadata of arrays": lambda step: (step / "model/process_0").symlink_to("/dev/zero"),
+    "large metadata of arrays": lambda step: [
+        (step / "model/process_0").touch(),
+        os.truncate(step / "model/process_0", 2**30),
     ],
-    "large metadata of arrays": lambda step: os.truncate(step / "model/array_metadatas/process_0", 2**30),
     "linked folder": lambda step: [
         (step / "model").rename(step.parent.parent / "elsewhere"),
         (step / "model").symlink_to("../../elsewhere"),

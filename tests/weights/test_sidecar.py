@@ -116,6 +116,7 @@ def test_files_beside_weights_are_bounded_in_kind_size_and_error(tmp_path):
         path.write_text(f"{' ' * MAX_BYTES}{{}}")
         with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is larger than 4,194,304 bytes"):
             read_sidecar(tmp_path)
+        path.unlink()
     for odd in ({"hidden_act": "a" * 10**6}, {"id2label": {"1" * 5000: "cat"}}):
         with pytest.raises(ValueError, match=str(tmp_path / "config.json")) as error:
             read(tmp_path, {**HUGGINGFACE, **odd})
