@@ -72,7 +72,7 @@ class CheckpointReader:
             shardings span several processes, each of them must call this.
 
         Raises:
-          ValueError: names or shapes differ from what is stored; every difference is listed.
+          ValueError: names or shapes differ from what is stored; differences are listed.
           DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
         """
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
@@ -106,8 +106,7 @@ class CheckpointReader:
         handler = ocp.PyTreeCheckpointHandler()
         stored = pytree.named_leaves(dict(handler.metadata(path).tree))
         if lines := pytree.differences(expected, stored):
-            detail = "\n  ".join(lines)
-            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:\n  {detail}")
+            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}")
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
@@ -182,7 +181,7 @@ def read_workdir(
       Parameters by name, the metadata, and what they are: "Polyak average of step 5".
 
     Raises:
-      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; every difference is listed.
+      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; differences are listed.
     """
     reader = CheckpointReader(folder)
     problems: list[str] = []

@@ -109,12 +109,11 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
     Raises:
-      ValueError: they are not those of the run's network; every difference is listed.
+      ValueError: they are not those of the run's network; differences are listed.
     """
     model = assembly.abstract_state.model
     if lines := pytree.differences(pytree.named_leaves(model), parameters):
-        detail = "\n  ".join(lines)
-        raise ValueError(f"{source} does not fit {assembly.architecture.name}:\n  {detail}")
+        raise ValueError(f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}")
 
     def place(name: str, leaf: Any) -> jax.Array:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])

@@ -72,7 +72,7 @@ def load_weights(
       **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
 
     Raises:
-      ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that neither
+      ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
         the file nor an option gives.
     """
     if unknown := options.keys() - set(OPTIONS):
@@ -154,9 +154,9 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
     given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
     if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
         network = f"{found.architecture.name} in the format {found.format}"
-        raise ValueError("\n  ".join([f"its arrays are not those of {network}:", *lines]))
+        raise ValueError(f"its arrays are not those of {network}:{pytree.listed(lines)}")
     if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
-        raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
+        raise ValueError(f"these arrays are not of floating point: {', '.join(odd[:10])}")
 
 
 def _carried(

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from tests.weights.formats.samples import METADATA, archive, assert_read, every_kind, numbers, read_all, refused, same
+from vit_jax.weights import formats
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 
 ENDLESS: dict = {}
@@ -194,6 +195,16 @@ def test_other_bytes_than_were_written_are_refused_with_the_name_of_the_array(wr
     assert changed != content
     message = refused(path, changed)
     assert re.fullmatch(rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.", message)  # one line
+
+
+def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(write, path, monkeypatch):
+    many = {f"a/{number}": np.zeros(1) for number in range(30)}
+    write(path, many)
+    monkeypatch.setattr(formats.arrays, "MAX_ARRAYS", 29)
+    with pytest.raises(ValueError, match="weights: 30 arrays are more than the 29 allowed"):
+        write(path, many)
+    monkeypatch.setattr(np.lib.format, "read_magic", None)
+    assert "30 arrays are more than the 29 allowed" in refused(path, path.read_bytes())
 
 
 # What is in a file.

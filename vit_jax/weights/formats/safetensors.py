@@ -25,6 +25,7 @@ from vit_jax.weights.formats.arrays import (
     ArrayFile,
     StoredArray,
     check_name,
+    check_number,
     naming,
     shown,
     to_stored,
@@ -43,6 +44,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
     # Not mapped into memory: a mapped file that another process shortens ends this one.
     file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
     arrays = {}
+    check_number(len(file.keys()))
     for name in file.keys():  # noqa: SIM118 (it is no dictionary)
         check_name(name)
         announced = file.get_slice(name)
