@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vit_jax.files import open_atomically, read_bounded, write_atomically
+from vit_jax.files import open_atomically, printable, printable_lines, read_bounded, write_atomically
 
 
 def test_readers_see_the_old_file_until_the_end(tmp_path):
@@ -72,3 +72,12 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
             read_bounded(tmp_path / name, 5)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none", 5)
+
+
+def test_names_have_no_power_over_a_terminal():
+    kept = "café 日本\u00a0👩\u200d🚀 cafe\u0301 שלום a\\b"
+    assert printable(kept) == kept
+    assert printable("\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e") == (
+        r"\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e"
+    )
+    assert printable_lines("a\n\x1b[31m\nb") == "a\n\\x1b[31m\nb"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
+from vit_jax.files import printable
 
 
 class UnreadableLog:
@@ -24,7 +25,7 @@ class UnreadableLog:
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
             if index not in self.reasons:
                 reason = self.reasons[index] = reason_of(self._source, index)
-                name = self._source.name_of(index)
+                name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.reasons) > self._max_unreadable:
             raise ValueError(

@@ -17,6 +17,7 @@ from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, adapt_architecture
 from vit_jax.data.records import Source
+from vit_jax.files import printable
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
@@ -192,7 +193,7 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     fitted = fit(weights, architecture, position_resize=config.model.position_resize)
     notes = [f"note     {note}" for note in weights.notes]
     lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
-    return architecture, fitted, "\n".join(lines)
+    return architecture, fitted, "\n".join(map(printable, lines))
 
 
 def _require_same_classes(weights: Weights, train: Source) -> None:
