@@ -25,6 +25,8 @@ def test_dropout_is_that_of_the_released_configs(name):
         a = network(known)
         assert adapted(a).dropout_fraction == adapted(a, name=known).dropout_fraction == expected
         assert adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected  # it goes by the numbers
+        augreg = dataclasses.replace(a, head="linear")  # its files have no hidden layer in the head
+        assert adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
         if a.has_transformer:
             assert adapted(a, dropout_fraction=0.2).dropout_fraction == 0.2
 

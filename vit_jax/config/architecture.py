@@ -131,7 +131,8 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
-"""Of vision_transformer, configs/models.py; 0 for every other network."""
+"""Of vision_transformer, configs/models.py; 0 for every other network, and for weights without a hidden layer in the
+head: those are AugReg's, whose config (configs/augreg.py) sets it to 0, or were fine-tuned before."""
 
 
 def adapt_architecture(
@@ -150,7 +151,8 @@ def adapt_architecture(
         )
     dropout = config.dropout_fraction
     if dropout is None:
-        dropout = next((value for name, value in FINETUNE_DROPOUT.items() if not _different_numbers(a, name)), 0.0)
+        published = FINETUNE_DROPOUT if a.head == "mlp" else {}
+        dropout = next((value for name, value in published.items() if not _different_numbers(a, name)), 0.0)
     _refuse_adapting_without_effect(a, config)
     return _checked(
         dataclasses.replace(

@@ -70,7 +70,7 @@ class AdaptConfig:
     name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
     head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
     position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
-    dropout_fraction: float | None = None  # None: as its authors fine-tuned this network
+    dropout_fraction: float | None = None  # None: as its authors fine-tuned these weights, see FINETUNE_DROPOUT
     stochastic_depth_fraction: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
@@ -128,6 +128,8 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    # of Adam's first moment or SGD's momentum as stored. In bfloat16 optax rounds the factor too: beta1=0.9 is 0.8984
+    # in effect, here and in the released code; SGD's momentum is 0.8984 there, and 0.9 here
     first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
     weight_decay: float = 0.0
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"
