@@ -49,6 +49,7 @@ class ModelConfig:
     num_heads: int | None = None
     block: Reference | None = None  # a class in the place of `models.transformer.Block`
     position_embedding: PositionEmbedding | Reference = "learned_1d"
+    position_stddev: float = 0.02  # of learned positions at the start; big_vision has width ** -0.5
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first
     gelu: Gelu = "tanh"
@@ -70,6 +71,9 @@ class AdaptConfig:
     name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
     head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
     position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
+    # where a ViT's patches do not divide input.image_size; drop: the last rows and columns are not seen, as in the
+    # released code, which has 27 x 27 patches of 14 pixels on images of 384
+    uncovered_border: Literal["refuse", "drop"] = "refuse"
     dropout_fraction: float | None = None  # None: as its authors fine-tuned these weights, see FINETUNE_DROPOUT
     stochastic_depth_fraction: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
