@@ -132,7 +132,7 @@ TRANSFORMER_ONLY = {
     "depth": 2,
     "mlp_dim": 96,
     "num_heads": 4,
-    "position_embedding": "sincos2d",
+    "position_embedding": "learned_2d",
     "position_stddev": 0.1,
     "dropout_fraction": 0.1,
     "stochastic_depth_fraction": 0.1,

@@ -107,8 +107,11 @@ def _is_begun(path: pathlib.Path) -> bool:
 def _read_json(file: pathlib.Path) -> Any:
     try:
         return json.loads(read_bounded(file, MAX_DESCRIPTION_BYTES))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        problem = "it is not JSON"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(f"{file} is damaged: {problem}. Restore it, or choose another workdir.")
 
 
 def _require_writable(path: pathlib.Path) -> None:
