@@ -105,15 +105,13 @@ def get_config(argument: str = "") -> FinetuneConfig:
     if chosen["examples"]:
         raise ValueError("examples=N is for rule=bit; the paper's rule does not go by the number of images.")
     is_table_2 = chosen["task"] == "imagenet" and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"]
-    pixels = chosen["image_size"] or (
-        TABLE_2_PIXELS[chosen["model"]] if is_table_2 else fitting(task.pixels, chosen["model"])
-    )
+    pixels = chosen["image_size"] or (TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels)
     has_search = len(task.learning_rates) > 1
     return FinetuneConfig(
         data=task.data,
         total=Duration(task.total),
         global_batch=task.global_batch,
-        model=adapted(chosen["model"]),
+        model=adapted(chosen["model"], pixels),
         input=inputs(chosen, task, pixels, resize_pixels=pixels * 448 // 384),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
@@ -150,7 +148,7 @@ def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
         data=task.data,
         total=Duration(f"{steps} steps"),
         global_batch=512,
-        model=adapted(chosen["model"]),
+        model=adapted(chosen["model"], pixels),
         input=dataclasses.replace(
             inputs(chosen | {"crop": "resize"}, task, pixels, resize_pixels=resize_pixels), mixup_alpha=mixup
         ),
@@ -163,15 +161,15 @@ def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
     )
 
 
-def fitting(pixels: int, model: str) -> int:
-    """The largest resolution up to `pixels` that the model's patches divide: 378 for a patch of 14."""
-    patch = 1 if model == "any" else max(parse_name(model).patch)
-    return pixels // patch * patch
+def adapted(model: str, pixels: int) -> AdaptConfig:
+    """The paper's head: a linear layer of zeros replaces that of pre-training.
 
-
-def adapted(model: str) -> AdaptConfig:
-    """The paper's head: a linear layer of zeros replaces that of pre-training."""
-    return AdaptConfig(name=None if model == "any" else model, remat="dots")
+    H/14 at 384 pixels sees 378 of them, as in the released code; `image_size=378` shows it all of the image instead.
+    """
+    if model == "any":
+        return AdaptConfig(remat="dots")
+    is_covered = pixels % max(parse_name(model).patch) == 0
+    return AdaptConfig(name=model, remat="dots", uncovered_border="refuse" if is_covered else "drop")
 
 
 def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int) -> InputConfig:

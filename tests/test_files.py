@@ -1,10 +1,10 @@
-"""A file is replaced completely or stays as it was, and nothing else is left behind."""
+"""A file is replaced completely or stays as it was, and nothing else is left behind; what is read is bounded."""
 
 import os
 
 import pytest
 
-from vit_jax.files import open_atomically, write_atomically
+from vit_jax.files import open_atomically, printable, printable_lines, read_bounded, write_atomically
 
 
 def test_readers_see_the_old_file_until_the_end(tmp_path):
@@ -57,3 +57,27 @@ def test_refusals_of_the_system_are_explained(tmp_path, name):
     with pytest.raises(ValueError, match=rf"{name} cannot be written: .*choose an existing folder"):
         write_atomically(tmp_path / name, "x")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    with pytest.raises(ValueError, match="larger than 4 bytes"):
+        read_bounded(path, 4)
+    (tmp_path / "link").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "."):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_bounded(tmp_path / name, 5)
+    with pytest.raises(FileNotFoundError):
+        read_bounded(tmp_path / "none", 5)
+
+
+def test_names_have_no_power_over_a_terminal():
+    kept = "café 日本\u00a0👩\u200d🚀 cafe\u0301 שלום a\\b"
+    assert printable(kept) == kept
+    assert printable("\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e") == (
+        r"\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e"
+    )
+    assert printable_lines("a\n\x1b[31m\nb") == "a\n\\x1b[31m\nb"

@@ -39,6 +39,12 @@ def test_differences_lists_everything_and_the_nearest():
     assert pytree.differences(given, given) == []
 
 
+def test_of_many_lines_the_first_are_listed():
+    assert pytree.listed(["a", "b"]) == "\n  a\n  b"
+    lines = pytree.listed([str(number) for number in range(5000)]).splitlines()
+    assert (len(lines), lines[1], lines[-1]) == (32, "  0", "  and 4,970 more")
+
+
 def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch):
     compared, compare = [], difflib.get_close_matches
     monkeypatch.setattr(difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k))

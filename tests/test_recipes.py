@@ -23,6 +23,7 @@ from vit_jax.config import (
     resolve,
     to_text,
 )
+from vit_jax.config.variants import parse_name
 from vit_jax.train.assemble import architecture_of, assemble
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -181,8 +182,16 @@ def test_crops_of_fine_tuning(crop: str, resized: int | None) -> None:
 
 
 def test_resolution_fits_the_patches() -> None:
-    assert load("finetune.py:ViT-H/14,cifar10").input.image_size == (378, 378)
-    assert load("finetune.py:ViT-H/14,own").input.image_size == (224, 224)
+    for recipe, pixels, border in (
+        ("ViT-H/14,cifar10", 384, "drop"),  # as the released code, which has 27 x 27 patches
+        ("ViT-H/14,pets,rule=bit", 480, "drop"),
+        ("ViT-H/14,cifar10,image_size=378", 378, "refuse"),
+        ("ViT-H/14,own", 224, "refuse"),
+        ("ViT-B/16,cifar10", 384, "refuse"),
+    ):
+        config = load(f"finetune.py:{recipe}")
+        assert (config.input.image_size, config.model.uncovered_border) == ((pixels, pixels), border)
+        assert architecture_of(config, 10).grid == (pixels // parse_name(config.model.name).patch[0],) * 2
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
     assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
 

@@ -1,10 +1,41 @@
-"""Writing a file completely or not at all."""
+"""Writing a file completely or not at all; reading one that may be anything; showing names that may be anything."""
 
 import contextlib
 import os
 import pathlib
+import re
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
+
+# Control characters, separators of lines, marks that turn the direction of text, and surrogates.
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(name: str) -> str:
+    """A name as a terminal may show it: without power over it, on one line; ordinary Unicode stays as it is."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)
+
+
+def printable_lines(message: str) -> str:
+    """The same for a message of several lines, which stay lines."""
+    return "\n".join(map(printable, message.split("\n")))
+
+
+def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """The content of a regular file: a link to a device would be read without end, and a pipe waited for.
+
+    Raises:
+      ValueError: it is of another kind, or larger than `most_bytes`.
+      OSError: the system refuses.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is not a regular file")
+    with open(path, "rb") as file:
+        content = file.read(most_bytes + 1)  # some files of the system state a size of 0
+    if len(content) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes:,} bytes")
+    return content
 
 
 class WriteError(OSError, ValueError):

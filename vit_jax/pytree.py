@@ -73,6 +73,12 @@ def differences(expected: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
     return sorted(lines)
 
 
+def listed(lines: Sequence[str], most: int = 30) -> str:
+    """The first lines, each indented on one of its own, and the number of the others: the end of a message."""
+    more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
+    return "".join(f"\n  {line}" for line in [*lines[:most], *more])
+
+
 def _with_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Each name, and in words the nearest of the others; the names of all layers of one kind are compared once."""
     kinds: dict[str, list[str]] = {}

@@ -75,6 +75,15 @@ DAMAGES = {
         (step / "model/_METADATA").unlink(),
         (step / "model/_METADATA").symlink_to("/dev/zero"),
     ],
+    "endless metadata of arrays": lambda step: (step / "model/process_0").symlink_to("/dev/zero"),
+    "large metadata of arrays": lambda step: [
+        (step / "model/process_0").touch(),
+        os.truncate(step / "model/process_0", 2**30),
+    ],
+    "linked folder": lambda step: [
+        (step / "model").rename(step.parent.parent / "elsewhere"),
+        (step / "model").symlink_to("../../elsewhere"),
+    ],
     "pipe": lambda step: [(step / "model/_METADATA").unlink(), os.mkfifo(step / "model/_METADATA")],
 }
 

@@ -174,6 +174,27 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
     assert {one["class"] for one in found[0]["predictions"]} == set(names)
 
 
+def test_names_from_files_have_no_power_over_the_terminal(here):
+    """A class or a file may be called what sets the title of a window, clears the screen or forges a line."""
+    hostile, folder = "\x1b]0;owned\x07", here / "im\x1b[2Jages"
+    save_weights(sample_weights(class_names=(hostile, *NAMES[1:])), here / "w", OWN)
+    folder.mkdir()
+    write_pngs(folder, sample_pixels(1))
+    (folder / "b\nvit-jax: all is well.png").write_bytes(b"")
+    for name in (hostile, "cat\x1b[2J"):
+        (folder / "classes" / name).mkdir(parents=True)
+        (folder / "classes" / name / "a.png").write_bytes(b"")
+    said = [run("predict", "w", folder.name, "--top=7"), run("predict", "nowhere\x1b[2J", folder.name)]
+    said.append(run("evaluate", "w", f"--data=folder:{folder.name}/classes", "--split=all"))
+    text = "".join(out + err for _, out, err in said)
+    assert "\x1b" not in text
+    assert "\nvit-jax: all is well" not in text
+    for shown in (r"\x1b]0;owned\x07 ", r"b\nvit-jax: all is well.png", r"nowhere\x1b[2J", r"know: cat\x1b[2J"):
+        assert shown in text
+    found = json.loads(run("predict", "w", folder.name, "--top=7", "--json")[1])
+    assert hostile in {one["class"] for one in found[0]["predictions"]}
+
+
 def test_a_foreign_file_asks_how_images_are_prepared(here):
     write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
     (here / "names.txt").write_text("ant\nbee\ncat\n")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from vit_jax.config import ModelConfig, adapt_architecture, build_architecture
-from vit_jax.config.architecture import FINETUNE_DROPOUT
+from vit_jax.config.architecture import FINETUNE_DROPOUT, read_architecture
 from vit_jax.config.schema import AdaptConfig
 
 
@@ -25,6 +25,8 @@ def test_dropout_is_that_of_the_released_configs(name):
         a = network(known)
         assert adapted(a).dropout_fraction == adapted(a, name=known).dropout_fraction == expected
         assert adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected  # it goes by the numbers
+        augreg = dataclasses.replace(a, head="linear")  # its files have no hidden layer in the head
+        assert adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
         if a.has_transformer:
             assert adapted(a, dropout_fraction=0.2).dropout_fraction == 0.2
 
@@ -83,6 +85,19 @@ def test_weights_of_another_network_are_refused_with_every_difference():
 def test_an_option_without_effect_is_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         adapted(network(name), **options)
+
+
+def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
+    a = network("ViT-H/14")
+    with pytest.raises(ValueError, match=r"378 or 392, or another patch size, or .* model\.uncovered_border=drop"):
+        adapted(a, image_size=(384, 384))
+    b = adapted(a, image_size=(384, 384), uncovered_border="drop")
+    assert (b.image_size, b.grid, b.sequence_length) == ((384, 384), (27, 27), 730)
+    assert read_architecture(dataclasses.asdict(b)) == b
+    assert adapted(b, image_size=(384, 384)).grid == (27, 27)  # weights of such a network stay what they are
+    for other, size in (("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))):
+        with pytest.raises(ValueError, match="do not divide the image height"):
+            adapted(network(other), image_size=size, uncovered_border="drop")
 
 
 def test_only_learned_positions_are_resized():

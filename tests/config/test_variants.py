@@ -132,7 +132,8 @@ TRANSFORMER_ONLY = {
     "depth": 2,
     "mlp_dim": 96,
     "num_heads": 4,
-    "position_embedding": "sincos2d",
+    "position_embedding": "learned_2d",
+    "position_stddev": 0.1,
     "dropout_fraction": 0.1,
     "stochastic_depth_fraction": 0.1,
     "gelu": "exact",
@@ -155,6 +156,15 @@ def test_options_of_a_part_that_is_not_there_are_refused(name, part, options):
         message = rf"config\.model\.{field}={value!r} has no effect: {name} has no {part}\. Leave it"
         with pytest.raises(ValueError, match=message):
             build(name, **{field: value})
+
+
+@pytest.mark.parametrize("positions", ["sincos2d", "none"])
+def test_a_spread_of_positions_that_are_not_learned_is_refused(positions):
+    assert build("ViT-B/16", position_stddev=0.051).position_stddev == 0.051
+    with pytest.raises(ValueError, match=rf"position_stddev=0.1 has no effect: the positions \({positions}\) are not"):
+        build("ViT-B/16", position_embedding=positions, position_stddev=0.1)
+    with pytest.raises(ValueError, match=r"position_stddev=-0\.1: must be positive"):
+        build("ViT-B/16", position_stddev=-0.1)
 
 
 def test_a_hybrid_has_use_for_all_options():

@@ -52,6 +52,8 @@ def test_patch_embedding_equals_a_convolution():
     numbers = ("NHWC", "HWIO", "NHWC")
     expected = jax.lax.conv_general_dilated(x, embedding.kernel[...], (4, 2), "VALID", dimension_numbers=numbers)
     np.testing.assert_allclose(embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5)
+    larger = jnp.pad(x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan)  # a border that no patch covers
+    np.testing.assert_array_equal(embedding(larger), embedding(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
@@ -167,6 +169,11 @@ STANDARD_DEVIATIONS = {
     "encoder/blocks/mlp/contract/bias": 1e-6,
     "embedding/kernel": (1 / 768) ** 0.5,
 }
+
+
+def test_the_spread_of_initial_positions_is_chosen():
+    table = initialised(small(position_stddev=0.5, width=256)).positions.table[...]
+    assert float(table.std()) == pytest.approx(0.5, rel=0.05)
 
 
 def test_initial_values():

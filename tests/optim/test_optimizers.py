@@ -84,6 +84,10 @@ def test_first_moment_of_adam_in_bfloat16():
     state = build_optimizer(config, lambda step: RATE, PEAK).init(scalars(1.0))
     assert optax.tree.get(state, "mu")["kernel"].dtype == jnp.bfloat16
     assert optax.tree.get(state, "nu")["kernel"].dtype == jnp.float32
+    optimizer = build_optimizer(config, lambda step: RATE, PEAK)
+    for gradient in (10.0, 0.0):
+        _, state = optimizer.update(scalars(gradient), state, scalars(1.0))
+    assert float(optax.tree.get(state, "mu")["kernel"]) == 0.8984375  # beta1 is rounded too, as the documentation says
     after = run(config, scalars(1.0), [scalars(0.3)] * 3)["kernel"]
     assert after.dtype == jnp.float32
     assert float(after) == pytest.approx(1 - 3 * RATE, abs=3 * RATE * 2**-7)  # a bfloat16 has 8 bits

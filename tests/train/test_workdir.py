@@ -80,6 +80,10 @@ def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weight
         (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
         with pytest.raises(ValueError, match=rf"{name}\.json is damaged: it is not JSON"):
             read(str(tmp_path), FINETUNING)
+        (tmp_path / f"{name}.json").unlink()
+        os.mkfifo(tmp_path / f"{name}.json")  # opening it would wait
+        with pytest.raises(ValueError, match=rf"{name}\.json is damaged: it is not a regular file"):
+            read(str(tmp_path), FINETUNING)
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path):

@@ -1,9 +1,10 @@
 import json
+import os
 import random
 
 import pytest
 
-from vit_jax.weights.sidecar import Sidecar, of_huggingface, of_timm, read_sidecar
+from vit_jax.weights.sidecar import MAX_BYTES, Sidecar, of_huggingface, of_timm, read_sidecar
 
 
 def read(tmp_path, config, processor=None):
@@ -101,6 +102,25 @@ def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json is (not readable JSON|no JSON object)"):
         read_sidecar(tmp_path)
+
+
+def test_files_beside_weights_are_bounded_in_kind_size_and_error(tmp_path):
+    for name in ("preprocessor_config.json", "config.json"):
+        (tmp_path / "config.json").write_text(json.dumps(HUGGINGFACE))
+        path = tmp_path / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)  # opening it would wait
+        with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is not a regular file"):
+            read_sidecar(tmp_path)
+        path.unlink()
+        path.write_text(f"{' ' * MAX_BYTES}{{}}")
+        with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is larger than 4,194,304 bytes"):
+            read_sidecar(tmp_path)
+        path.unlink()
+    for odd in ({"hidden_act": "a" * 10**6}, {"id2label": {"1" * 5000: "cat"}}):
+        with pytest.raises(ValueError, match=str(tmp_path / "config.json")) as error:
+            read(tmp_path, {**HUGGINGFACE, **odd})
+        assert len(str(error.value)) < 500
 
 
 def test_odd_values_are_passed_over(tmp_path):

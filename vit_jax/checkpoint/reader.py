@@ -26,6 +26,7 @@ METADATA = "metadata"
 DIGESTS = "array_digests"  # within the metadata, with the next
 METADATA_DIGEST = "metadata_sha256"
 MAX_DESCRIPTION_BYTES = 2**26  # of a file that describes arrays; it is read into memory
+_DATA = "d"  # the folder of the files that hold arrays
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "manifest.ocdbt", METADATA, "metrics")
 
 
@@ -71,7 +72,7 @@ class CheckpointReader:
             shardings span several processes, each of them must call this.
 
         Raises:
-          ValueError: names or shapes differ from what is stored; every difference is listed.
+          ValueError: names or shapes differ from what is stored; differences are listed.
           DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
         """
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
@@ -105,8 +106,7 @@ class CheckpointReader:
         handler = ocp.PyTreeCheckpointHandler()
         stored = pytree.named_leaves(dict(handler.metadata(path).tree))
         if lines := pytree.differences(expected, stored):
-            detail = "\n  ".join(lines)
-            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:\n  {detail}")
+            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}")
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
@@ -141,17 +141,20 @@ def metadata_digest(metadata: Mapping[str, Any]) -> str:
 
 
 def require_plain_files(folder: pathlib.Path) -> None:
-    """Raises ValueError if there is anything but folders and regular files, or a description too large to read.
+    """Raises ValueError if there is anything but folders and regular files, or one too large to read but data.
 
     A link to a device would be read without end.
     """
     for path in folder.rglob("*"):
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
+            if path.is_symlink():
+                raise ValueError(f"{path.relative_to(folder)} is a link to a folder")  # which is not walked here
             continue
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path.relative_to(folder)} is not a regular file")
-        if path.name in _DESCRIPTIONS and not 0 < status.st_size <= MAX_DESCRIPTION_BYTES:
+        is_empty = not status.st_size and path.name in _DESCRIPTIONS
+        if is_empty or (status.st_size > MAX_DESCRIPTION_BYTES and path.parent.name != _DATA):
             raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
 
 
@@ -178,7 +181,7 @@ def read_workdir(
       Parameters by name, the metadata, and what they are: "Polyak average of step 5".
 
     Raises:
-      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; every difference is listed.
+      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; differences are listed.
     """
     reader = CheckpointReader(folder)
     problems: list[str] = []

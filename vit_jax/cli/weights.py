@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.words import UsageError, fail, fraction, split, whole
+from vit_jax.files import printable
 
 if TYPE_CHECKING:
     import jax
@@ -76,7 +77,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
         return
     print(report(result, model.source, words), flush=True)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     if "csv" in options:
         table = result.to_csv(source.class_names).encode("utf-8", "surrogateescape")
         write_atomically(pathlib.Path(options["csv"]).expanduser(), table)
@@ -84,11 +85,11 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
 
 def predict(words: Sequence[str]) -> None:
     """Classes of image files."""
-    options, names = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
+    options, paths = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
     top = whole({"top": "3"} | options, "top")
     from vit_jax.data.files import list_images
 
-    images = list_images(names)
+    images = list_images(paths)
 
     from vit_jax.inference.predict import predict, to_json, to_table
 
@@ -98,7 +99,8 @@ def predict(words: Sequence[str]) -> None:
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
     if failed:
-        print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {', '.join(failed)}", file=sys.stderr)
+        names = ", ".join(map(printable, failed))
+        print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {names}", file=sys.stderr)
     if len(failed) == len(found):
         sys.exit(1)
 
@@ -125,7 +127,7 @@ def export(words: Sequence[str]) -> None:
     model, weights = _model(options)
     _note_unnamed(weights)
     for path in export_stablehlo(model, output, overwrite="overwrite" in options):
-        print(path)
+        print(printable(str(path)))
 
 
 def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
@@ -165,7 +167,7 @@ def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" 
 
     weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_weight_options(options))
     for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     model = from_weights(
         weights,
         compute_dtype=options.get("compute_dtype", "float32"),
@@ -197,11 +199,13 @@ def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
     if "class_names" in options:
+        from vit_jax.weights.load import read_class_names
+
         path = pathlib.Path(options["class_names"]).expanduser()
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
         try:
-            given["class_names"] = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            given["class_names"] = read_class_names(path)
+        except (OSError, ValueError) as error:
             raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
     return given

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from vit_jax.files import printable_lines
+
 
 class UsageError(ValueError):
     """The words of the command are wrong."""
@@ -99,5 +101,5 @@ def fraction(options: Mapping[str, str], name: str) -> float:
 
 def fail(message: str, code: int) -> NoReturn:
     """Ends the program with a message."""
-    print(f"vit-jax: {message}", file=sys.stderr, flush=True)
+    print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)
     sys.exit(code)

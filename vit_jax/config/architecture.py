@@ -32,6 +32,7 @@ class Architecture:
     block: Reference | None = None
     pool: schema.Pool = "token"
     position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
+    position_stddev: float = 0.02
     head: schema.HeadForm = "linear"
     head_bias_init: float = 0.0
     dropout_fraction: float = 0.0
@@ -131,7 +132,8 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
-"""Of vision_transformer, configs/models.py; 0 for every other network."""
+"""Of vision_transformer, configs/models.py; 0 for every other network, and for weights without a hidden layer in the
+head: those are AugReg's, whose config (configs/augreg.py) sets it to 0, or were fine-tuned before."""
 
 
 def adapt_architecture(
@@ -150,8 +152,10 @@ def adapt_architecture(
         )
     dropout = config.dropout_fraction
     if dropout is None:
-        dropout = next((value for name, value in FINETUNE_DROPOUT.items() if not _different_numbers(a, name)), 0.0)
+        published = FINETUNE_DROPOUT if a.head == "mlp" else {}
+        dropout = next((value for name, value in published.items() if not _different_numbers(a, name)), 0.0)
     _refuse_adapting_without_effect(a, config)
+    drops_border = config.uncovered_border == "drop" or image_size == a.image_size  # decided when `a` was made
     return _checked(
         dataclasses.replace(
             a,
@@ -164,7 +168,8 @@ def adapt_architecture(
             compute_dtype=config.compute_dtype,
             remat=config.remat,
             scan_unroll=config.scan_unroll,
-        )
+        ),
+        drops_border=drops_border,
     )
 
 
@@ -183,11 +188,15 @@ def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> Non
 
 
 def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
-    height, width = parse_name(name).patch
-    fitting = (32 * height, 32 * width)  # any size would do that the patches divide
-    named = build_architecture(ModelConfig(name=name), image_size=fitting, num_classes=1)
+    named = named_architecture(name)
     fields = ("family", "width", "depth", "mlp_dim", "num_heads", "patch_size", "units", "width_factor")
     return [(f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)]
+
+
+def named_architecture(name: str) -> Architecture:
+    """The network of this name, at some size that its patches divide and with one class: what is adapted has others."""
+    height, width = parse_name(name).patch
+    return build_architecture(ModelConfig(name=name), image_size=(32 * height, 32 * width), num_classes=1)
 
 
 def read_architecture(values: Mapping[str, Any]) -> Architecture:
@@ -199,7 +208,7 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
     if missing := sorted({"family", "units", "width_factor"} - set(values)):  # without these it would be a smaller one
         raise ValueError(f"The stored description of the network lacks {', '.join(missing)}.")
     try:
-        return _checked(from_dict(Architecture, values, "architecture."))
+        return _checked(from_dict(Architecture, values, "architecture."), drops_border=True)
     except ValueError as error:
         raise ValueError(f"The stored description of the network cannot be used. {error}") from None
 
@@ -228,8 +237,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 
 _ABSENT = {  # options that a family has no use for
     "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
-    "resnet": "width depth mlp_dim num_heads block position_embedding dropout_fraction stochastic_depth_fraction gelu "
-    "layer_norm_epsilon",
+    "resnet": "width depth mlp_dim num_heads block position_embedding position_stddev dropout_fraction "
+    "stochastic_depth_fraction gelu layer_norm_epsilon",
     "hybrid": "",
 }
 
@@ -244,6 +253,11 @@ def _refuse_without_effect(config: ModelConfig, family: Family) -> None:
                 f"config.model.{field.name}={value!r} has no effect: {config.name} has {part}. "
                 f"Leave it at {field.default!r}."
             )
+    if config.position_stddev != ModelConfig.position_stddev and config.position_embedding in ("sincos2d", "none"):
+        raise ValueError(
+            f"config.model.position_stddev={config.position_stddev} has no effect: the positions "
+            f"({config.position_embedding}) are not learned. Leave it at {ModelConfig.position_stddev}."
+        )
     if family == "resnet" and config.pool not in (None, "gap"):
         raise ValueError(f"config.model.pool={config.pool!r}: {config.name} averages over positions: use gap or None.")
     if family == "hybrid" and config.residual_unit == "preactivation":
@@ -253,19 +267,19 @@ def _refuse_without_effect(config: ModelConfig, family: Family) -> None:
         )
 
 
-def _checked(a: Architecture) -> Architecture:
-    for problem in _problems(a):  # the first
+def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
+    for problem in _problems(a, drops_border):  # the first
         raise ValueError(f"model.{problem}")
     return a
 
 
-def _problems(a: Architecture) -> Iterator[str]:
+def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     lowest = {"width": 1, "num_classes": 0, "scan_unroll": 1}
     lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
     for field, low in lowest.items():
         if getattr(a, field) < low:
             yield f"{field}={getattr(a, field)}: must be at least {low}."
-    for field in ("layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
+    for field in ("position_stddev", "layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
         if getattr(a, field) <= 0:
             yield f"{field}={getattr(a, field)}: must be positive."
     fits = {  # what a name cannot say, but a damaged description can
@@ -286,12 +300,14 @@ def _problems(a: Architecture) -> Iterator[str]:
     divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
     for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
         patch = cells * divisor
-        if patch < 1 or image < 1 or image % patch:
+        is_covered = patch > 0 and (image % patch == 0 or (drops_border and a.family == "vit" and image > patch))
+        if image < 1 or not is_covered:
             below = max(image, 0) // max(patch, 1) * patch
             sizes = f"{below} or {below + patch}" if below else str(patch)
             yield (
                 f"name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
-                f"{image}: use an input.image_size of {sizes}, or another patch size."
+                f"{image}: use an input.image_size of {sizes}, or another patch size"
+                + (", or in fine-tuning model.uncovered_border=drop." if a.family == "vit" else ".")
             )
     if a.has_transformer and a.width % a.num_heads:
         yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."

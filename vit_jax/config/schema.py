@@ -49,6 +49,7 @@ class ModelConfig:
     num_heads: int | None = None
     block: Reference | None = None  # a class in the place of `models.transformer.Block`
     position_embedding: PositionEmbedding | Reference = "learned_1d"
+    position_stddev: float = 0.02  # of learned positions at the start; big_vision has width ** -0.5
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first
     gelu: Gelu = "tanh"
@@ -70,7 +71,10 @@ class AdaptConfig:
     name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
     head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
     position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
-    dropout_fraction: float | None = None  # None: as its authors fine-tuned this network
+    # where a ViT's patches do not divide input.image_size; drop: the last rows and columns are not seen, as in the
+    # released code, which has 27 x 27 patches of 14 pixels on images of 384
+    uncovered_border: Literal["refuse", "drop"] = "refuse"
+    dropout_fraction: float | None = None  # None: as its authors fine-tuned these weights, see FINETUNE_DROPOUT
     stochastic_depth_fraction: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
@@ -130,6 +134,8 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    # of Adam's first moment or SGD's momentum as stored. In bfloat16 optax rounds the factor too: beta1=0.9 is 0.8984
+    # in effect, here and in the released code; SGD's momentum is 0.8984 there, and 0.9 here
     first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
     weight_decay: float = 0.0
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"

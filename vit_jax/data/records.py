@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.files import printable
+
 
 class Record(NamedTuple):
     """One stored example.
@@ -64,7 +66,7 @@ def checked_labels(source: Source) -> np.ndarray:
     labels = source.labels
     if len(wrong := np.flatnonzero((labels < 0) | (labels >= source.num_classes))):
         raise ValueError(
-            f"{source.name_of(int(wrong[0]))} has the label {labels[wrong[0]]}, but classes are 0 to "
+            f"{printable(source.name_of(int(wrong[0])))} has the label {labels[wrong[0]]}, but classes are 0 to "
             f"{source.num_classes - 1}: choose a split with labels, or correct them."
         )
     return labels
@@ -79,6 +81,6 @@ def records_sha256(source: Source) -> str:
     return digest.hexdigest()
 
 
-def few(names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+def few(names: Sequence[str], shown: Callable[[str], str] = printable) -> str:
     """The first ten of the names, and the number of the others."""
     return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -7,6 +7,7 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
+from vit_jax.files import printable
 
 
 class UnreadableLog:
@@ -41,7 +42,7 @@ class UnreadableLog:
             if index not in self.met:
                 self.met[index] = self._batches
                 reason = reason_of(self._source, index, self._max_image_megapixels)
-                name = self._source.name_of(index)
+                name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.met) > self._max_unreadable:
             raise ValueError(

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
+from vit_jax.files import printable_lines
+
 FAILED = 1  # an error that may occur again: a full disk, a loss that is not finite, a bug
 MISUSED = 2  # the user has to change something: an option, the data, the workdir
 PREEMPTED = 75  # ended by a signal, saved; sysexits.h: "temporary failure, try again"
@@ -25,7 +27,7 @@ def code_of(error: BaseException) -> int:
 def say(message: str) -> None:
     """Prints a line to the log in one write."""
     sys.stdout.flush()
-    os.write(2, f"vit-jax: {message}\n".encode(errors="replace"))
+    os.write(2, f"vit-jax: {printable_lines(message)}\n".encode(errors="replace"))
 
 
 def leave_at_once(exit_code: int) -> NoReturn:

@@ -12,6 +12,7 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.per_class import PerClassResult, evaluate_per_class, per_class_sums
+from vit_jax.files import printable
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
 
 
@@ -58,7 +59,7 @@ def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable:
 
 def report(result: PerClassResult, weights: str, data: str) -> str:
     """The figures, one to a line, under the source of the weights and the data that they were evaluated on."""
-    lines = [f"weights        {weights}", f"data           {data}"]
+    lines = [f"weights        {printable(weights)}", f"data           {printable(data)}"]
     for name, value in result.values():
         text = f"{value:,.0f}" if name == "images" else f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
         lines.append(f"{name:<14} {text}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.api import Model
 from vit_jax.data.images import UnreadableImage
+from vit_jax.files import printable
 
 
 def predict(model: Model, images: Sequence[str], top: int) -> Iterator[dict[str, Any]]:
@@ -37,12 +38,14 @@ def to_json(records: Sequence[dict[str, Any]]) -> str:
 
 def to_table(records: Sequence[dict[str, Any]]) -> str:
     """One line for each image: its classes, the most probable first."""
-    width = max(len(record["image"]) for record in records)
+    names = [printable(record["image"]) for record in records]
+    width = max(map(len, names))
     lines = []
-    for record in records:
+    for name, record in zip(names, records, strict=True):
         if "error" in record:
-            text = f"cannot be read: {record['error']}"
+            text = f"cannot be read: {printable(record['error'])}"
         else:
-            text = "   ".join(f"{found['class']} {found['probability']:.1%}" for found in record["predictions"])
-        lines.append(f"{record['image']:<{width}}   {text}")
+            classes = record["predictions"]
+            text = "   ".join(f"{printable(found['class'])} {found['probability']:.1%}" for found in classes)
+        lines.append(f"{name:<{width}}   {text}")
     return "\n".join(lines)

@@ -27,25 +27,26 @@ class PatchEmbedding(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Returns tokens_BND in raster order."""
+        """Returns tokens_BND in raster order; what is left at the bottom and on the right is not seen."""
         patch_height, patch_width, channels, width = self.kernel.shape
         batch, height, image_width, _ = image_BHWC.shape
         rows, columns = height // patch_height, image_width // patch_width
-        patches = image_BHWC.reshape(batch, rows, patch_height, columns, patch_width, channels)
+        covered = image_BHWC[:, : rows * patch_height, : columns * patch_width]
+        patches = covered.reshape(batch, rows, patch_height, columns, patch_width, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
         kernel = self.kernel[...].reshape(-1, width)
         return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
 
 
-def _small(rngs: nnx.Rngs, *shape: int) -> nnx.Param:
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape))
+def _small(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+    return nnx.Param(a.position_stddev * jax.random.normal(rngs.params(), shape))
 
 
 class LearnedPositions1D(nnx.Module):
     """One learned row for each token in raster order, the class token's first."""
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        self.table = _small(rngs, 1, architecture.sequence_length, architecture.width)
+        self.table = _small(architecture, rngs, 1, architecture.sequence_length, architecture.width)
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
@@ -57,9 +58,9 @@ class LearnedPositions2D(nnx.Module):
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         (rows, columns), width = architecture.grid, architecture.width
-        self.row_table = _small(rngs, rows, width // 2)
-        self.column_table = _small(rngs, columns, width // 2)
-        self.class_row = _small(rngs, 1, width) if architecture.pool == "token" else None
+        self.row_table = _small(architecture, rngs, rows, width // 2)
+        self.column_table = _small(architecture, rngs, columns, width // 2)
+        self.class_row = _small(architecture, rngs, 1, width) if architecture.pool == "token" else None
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""

@@ -15,7 +15,7 @@ import optax
 
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture
+from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture, named_architecture
 from vit_jax.config.resolve import RunSteps, resolve
 from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
@@ -74,8 +74,7 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
             "This recipe fine-tunes weights of any network, so without them its network is not known: name one, "
             "--config=configs/finetune.py:ViT-B/16,... or --config.model.name=ViT-B/16."
         )
-    named = build_architecture(ModelConfig(name=model.name), image_size=image_size, num_classes=num_classes)
-    return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(named_architecture(model.name), model, image_size=image_size, num_classes=num_classes)
 
 
 def assemble(

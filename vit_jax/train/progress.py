@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from tqdm import tqdm
 
+from vit_jax.files import printable_lines
+
 
 class TrainingClock:
     """Seconds spent on training steps alone, of this process: compiling, evaluating and saving are left out.
@@ -74,6 +76,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
+        line = printable_lines(line)
         if self._enabled and self._bar.disable:
             print(line, flush=True)
         elif self._enabled:

@@ -17,6 +17,7 @@ from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, adapt_architecture
 from vit_jax.data.records import Source
+from vit_jax.files import printable
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
@@ -109,12 +110,11 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
     Raises:
-      ValueError: they are not those of the run's network; every difference is listed.
+      ValueError: they are not those of the run's network; differences are listed.
     """
     model = assembly.abstract_state.model
     if lines := pytree.differences(pytree.named_leaves(model), parameters):
-        detail = "\n  ".join(lines)
-        raise ValueError(f"{source} does not fit {assembly.architecture.name}:\n  {detail}")
+        raise ValueError(f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}")
 
     def place(name: str, leaf: Any) -> jax.Array:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
@@ -193,7 +193,7 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     fitted = fit(weights, architecture, position_resize=config.model.position_resize)
     notes = [f"note     {note}" for note in weights.notes]
     lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
-    return architecture, fitted, "\n".join(lines)
+    return architecture, fitted, "\n".join(map(printable, lines))
 
 
 def _require_same_classes(weights: Weights, train: Source) -> None:

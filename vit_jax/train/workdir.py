@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from vit_jax import hosts
-from vit_jax.checkpoint.reader import has_checkpoints
+from vit_jax.checkpoint.reader import MAX_DESCRIPTION_BYTES, has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import write_atomically
+from vit_jax.files import read_bounded, write_atomically
 from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
@@ -104,9 +104,12 @@ def _is_begun(path: pathlib.Path) -> bool:
 
 def _read_json(file: pathlib.Path) -> Any:
     try:
-        return json.loads(file.read_text())
-    except ValueError:
-        raise ValueError(f"{file} is damaged: it is not JSON. Restore it, or choose another workdir.") from None
+        return json.loads(read_bounded(file, MAX_DESCRIPTION_BYTES))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        problem = "it is not JSON"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(f"{file} is damaged: {problem}. Restore it, or choose another workdir.")
 
 
 def _require_writable(path: pathlib.Path) -> None:

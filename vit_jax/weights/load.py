@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
+from vit_jax.files import read_bounded
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
@@ -30,6 +31,11 @@ _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch
 def class_names_file(path: pathlib.Path) -> pathlib.Path:
     """Where the class names of a .npz are whose metadata has no room for them."""
     return path.with_name(f"{path.name}.classes.txt")
+
+
+def read_class_names(path: pathlib.Path) -> list[str]:
+    """One name a line, in UTF-8; ValueError or OSError for anything else, or a file that is too large."""
+    return read_bounded(path, 2**26).decode().splitlines()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ def load_weights(
       **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
 
     Raises:
-      ValueError: an unknown or damaged file, parameters missing or left over (all are listed), or a fact that neither
+      ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
         the file nor an option gives.
     """
     if unknown := options.keys() - set(OPTIONS):
@@ -148,9 +154,9 @@ def _require_all(found: Recognised, file: ArrayFile) -> None:
     given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
     if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
         network = f"{found.architecture.name} in the format {found.format}"
-        raise ValueError("\n  ".join([f"its arrays are not those of {network}:", *lines]))
+        raise ValueError(f"its arrays are not those of {network}:{pytree.listed(lines)}")
     if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
-        raise ValueError(f"these arrays are not of floating point: {', '.join(odd)}")
+        raise ValueError(f"these arrays are not of floating point: {', '.join(odd[:10])}")
 
 
 def _carried(
@@ -164,9 +170,9 @@ def _carried(
     beside = class_names_file(file.path)
     lost = []
     if names is None and file.metadata.get("class_names_beside"):
-        if beside.is_file():
+        if beside.exists():
             with naming(str(beside)):
-                names = beside.read_text(encoding="utf-8").splitlines()
+                names = read_class_names(beside)
         else:
             lost = [f"Its class names should be in {beside}, which does not exist: bring it, or give class_names."]
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)

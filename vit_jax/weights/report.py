@@ -5,6 +5,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from vit_jax.files import printable
+
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
 
@@ -35,8 +37,9 @@ class Report(NamedTuple):
 
     def text(self) -> str:
         """The report for a terminal; notes come last, where they are seen."""
-        parts = [f"Read from {self.source}:", table(self.read), f"Written to {self.destination}:", table(self.written)]
-        return "\n".join([*parts, self.network, *(f"- {note}" for note in self.notes)])
+        read, written = f"Read from {printable(self.source)}:", f"Written to {printable(self.destination)}:"
+        parts = [read, table(self.read), written, table(self.written), printable(self.network)]
+        return "\n".join([*parts, *(f"- {printable(note)}" for note in self.notes)])
 
 
 def table(statuses: Iterable[ArrayStatus]) -> str:

@@ -9,8 +9,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.files import read_bounded
+from vit_jax.weights.formats.arrays import naming, shown
+
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
 _ACTIVATIONS = dict.fromkeys(("gelu", "gelu_python"), "exact")
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh")
 _SIGLIP_NOTE = (
@@ -39,16 +42,16 @@ def read_sidecar(folder: pathlib.Path) -> Sidecar:
     if not config:
         return Sidecar()
     is_timm = "pretrained_cfg" in config or "architecture" in config
-    return _from_timm(config) if is_timm else _from_huggingface(config, _read(folder / PREPROCESSOR))
+    processor = {} if is_timm else _read(folder / PREPROCESSOR)
+    with naming(str(folder / CONFIG)):
+        return _from_timm(config) if is_timm else _from_huggingface(config, processor)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -107,7 +110,7 @@ def _product(width: int | None, ratio: float | None) -> int | None:
 def _gelu(activation: str | None) -> str | None:
     if activation not in (None, *_ACTIVATIONS):
         raise ValueError(
-            f"{CONFIG} names the activation {activation!r}; our networks have GELU only, "
+            f"it names the activation {shown(str(activation))}; our networks have GELU only, "
             f"known as {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS.get(str(activation))

@@ -49,7 +49,7 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
       position_resize: how learned positions change their grid.
 
     Raises:
-      ValueError: names or shapes of parameters differ in anything else; every difference is listed. What leaves no
+      ValueError: names or shapes of parameters differ in anything else; differences are listed. What leaves no
         trace in them, such as another GELU, is not detected here.
     """
     source = weights.architecture
@@ -78,8 +78,8 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             given[name] = _resize(name, given[name], old, new, position_resize)
             statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
-        detail = "\n  ".join(lines)
-        raise ValueError(f"{weights.source} does not fit {target.name} ({source.name} is there):\n  {detail}")
+        fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
+        raise ValueError(f"{fault}:{pytree.listed(lines)}")
     reported = {status.name for status in statuses}
     fitted = {name: given[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]

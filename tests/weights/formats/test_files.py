@@ -1,8 +1,10 @@
 """What is written is read back bit for bit, in both formats; what cannot be is refused before a file is touched."""
 
+import contextlib
 import json
 import os
 import pickle
+import re
 import struct
 import tarfile
 import tracemalloc
@@ -13,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from tests.weights.formats.samples import METADATA, archive, assert_read, every_kind, numbers, read_all, refused, same
+from vit_jax.weights import formats
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 
 ENDLESS: dict = {}
@@ -121,7 +124,8 @@ def test_the_library_reads_what_we_write_and_we_what_it_writes(path):
     with safe_open(path, framework="numpy") as file:
         assert all(same(file.get_tensor(name), array) for name, array in arrays.items())
         texts = file.metadata()
-    assert texts.keys() == {"format", "vit_jax"}
+    assert texts.keys() == {"format", "vit_jax", "vit_jax_sha256"}
+    assert json.loads(texts["vit_jax_sha256"]).keys() == {*arrays, "__metadata__"}
     assert (texts["format"], json.loads(texts["vit_jax"])) == ("pt", METADATA)
     save_file(arrays, path, metadata={"format": "pt", "source": "elsewhere"})
     assert_read(path, arrays, {})
@@ -167,6 +171,40 @@ def test_truncations_and_shrinking_under_the_reader(path):
             other.truncate(len(content) // 2)
         with pytest.raises(ValueError, match="weights: array 'x': "):
             file.read("x")
+
+
+def test_a_changed_bit_is_noticed_or_changes_nothing(path):
+    arrays = {"head/kernel": np.arange(4, dtype=np.float32), "mask": np.ones((2, 3), bool)}
+    write_safetensors(path, arrays, METADATA)
+    content = path.read_bytes()
+    read = []
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        path.write_bytes(changed)
+        with contextlib.suppress(ValueError):
+            assert_read(path, arrays, METADATA)
+            read.append(at)
+    assert len(read) < 40  # the padding of the header, and the names of "format" and of the digests
+
+
+def test_other_bytes_than_were_written_are_refused_with_the_name_of_the_array(write, path):
+    write(path, {"head/kernel": np.arange(4, dtype=np.float32), "x": np.ones(3)}, METADATA)
+    content = path.read_bytes()
+    changed = content.replace(np.float32(3).tobytes(), np.float32(2).tobytes())
+    assert changed != content
+    message = refused(path, changed)
+    assert re.fullmatch(rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.", message)  # one line
+
+
+def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(write, path, monkeypatch):
+    many = {f"a/{number}": np.zeros(1) for number in range(30)}
+    write(path, many)
+    monkeypatch.setattr(formats.arrays, "MAX_ARRAYS", 29)
+    with pytest.raises(ValueError, match="weights: 30 arrays are more than the 29 allowed"):
+        write(path, many)
+    monkeypatch.setattr(np.lib.format, "read_magic", None)
+    assert "30 arrays are more than the 29 allowed" in refused(path, path.read_bytes())
 
 
 # What is in a file.

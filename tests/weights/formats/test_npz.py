@@ -45,6 +45,12 @@ def changed(content, offset, layout, *values, entry=0):
     return bytes(found)
 
 
+def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
+    content = archive([(f"{number}.npy", b"") for number in range(50_000)])
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", refused(path, content))
+
+
 # Others' files.
 
 

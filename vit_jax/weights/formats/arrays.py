@@ -27,6 +27,7 @@ DTYPES = (
 )
 ALLOWED = f"Allowed: {', '.join(map(str, DTYPES))}."
 DAMAGED = "The file is damaged or incomplete: fetch it again."
+MAX_ARRAYS = 10_000  # 16 in each of 600 layers; a header takes a third of a millisecond
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
 # What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
@@ -87,6 +88,12 @@ class ArrayFile:
             return self.read_array(name)
 
 
+def check_number(number: int) -> None:
+    """Raises ValueError for more arrays than any network has."""
+    if number > MAX_ARRAYS:
+        raise ValueError(f"{number:,} arrays are more than the {MAX_ARRAYS:,} allowed: is it a file of weights?")
+
+
 def check_name(name: str) -> None:
     """Raises ValueError for a name that could be taken for another place on disk, or garble a terminal."""
     odd_parts = {"", ".", ".."}.intersection(name.split("/"))
@@ -114,6 +121,7 @@ def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
 
 def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already."""
+    check_number(len(arrays))
     for name, array in arrays.items():
         check_name(name)
         if array.dtype.newbyteorder("=") not in DTYPES:

@@ -22,6 +22,8 @@ from vit_jax.weights.formats.arrays import BFLOAT16, DAMAGED, ArrayFile, StoredA
 
 MAX_DEFLATE_RATIO = 1032  # 258 bytes from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
+MAX_DIRECTORY_BYTES = 256 * stored_arrays.MAX_ARRAYS  # zipfile reads it as a whole, 30,000 entries a second
+_DIRECTORY_SIZE = 5  # the place in what zipfile finds at the end of an archive
 _SUFFIX = ".npy"
 _DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
 _LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
@@ -36,7 +38,10 @@ _HEADERS = {
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
     """Opens and checks an archive and reads the headers of its arrays; `resources` close it."""
     file = resources.enter_context(path.open("rb"))
+    if (end := zipfile._EndRecData(file)) and end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:  # type: ignore[attr-defined]
+        raise ValueError(f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's.")
     archive = resources.enter_context(zipfile.ZipFile(file))
+    stored_arrays.check_number(len(archive.infolist()))
     _check_members(archive, file)
     arrays = {member.filename.removesuffix(_SUFFIX): _stored_array(archive, member) for member in archive.infolist()}
 

@@ -1,6 +1,10 @@
-"""`.safetensors` files, read and written by the library of that name, which checks its headers before it allocates."""
+"""`.safetensors` files, read and written by the library of that name, which checks its headers before it allocates.
+
+The format has no checksums, so files with our metadata carry SHA-256 digests, which are compared when they are read.
+"""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -14,10 +18,21 @@ from safetensors.numpy import save
 
 from vit_jax.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import ALLOWED, DTYPES, ArrayFile, StoredArray, check_name, naming, shown, to_stored
+from vit_jax.weights.formats.arrays import (
+    ALLOWED,
+    DAMAGED,
+    DTYPES,
+    ArrayFile,
+    StoredArray,
+    check_name,
+    check_number,
+    naming,
+    shown,
+    to_stored,
+)
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
-_METADATA, _OURS = "__metadata__", "vit_jax"
+_METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"
 # Other libraries look for the framework whose layout the arrays have; transformers once read no other than this.
 _FORMAT = {"format": "pt"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
@@ -29,6 +44,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
     # Not mapped into memory: a mapped file that another process shortens ends this one.
     file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
     arrays = {}
+    check_number(len(file.keys()))
     for name in file.keys():  # noqa: SIM118 (it is no dictionary)
         check_name(name)
         announced = file.get_slice(name)
@@ -37,7 +53,19 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
     texts = file.metadata() or {}
     metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
-    return ArrayFile(path, arrays, metadata, file.get_tensor)
+    if _DIGESTS not in texts:  # another's file, or an older one
+        return ArrayFile(path, arrays, metadata, file.get_tensor)
+    digests = metadata_texts.decode(texts[_DIGESTS])
+    if digests.get(_METADATA) != hashlib.sha256(texts.get(_OURS, "").encode()).hexdigest():
+        raise ValueError(f"its metadata is not what was written. {DAMAGED}")
+
+    def read(name: str) -> np.ndarray:
+        array = file.get_tensor(name)
+        if digests.get(name) != _digest(array):
+            raise ValueError(f"its bytes, type or shape are not what was written. {DAMAGED}")
+        return array
+
+    return ArrayFile(path, arrays, metadata, read)
 
 
 def write_safetensors(
@@ -45,7 +73,7 @@ def write_safetensors(
 ) -> None:
     """Writes arrays, completely or not at all; equal input gives equal bytes.
 
-    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt".
+    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt" and the digests.
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
@@ -53,13 +81,25 @@ def write_safetensors(
     with naming(str(path)):
         if _METADATA in arrays:
             raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
-        texts = {**_FORMAT, _OURS: metadata_texts.encode(metadata)} if metadata else _FORMAT
-        content = save(to_stored(arrays), metadata=texts)
+        texts, stored = dict(_FORMAT), to_stored(arrays)
+        if metadata:
+            texts[_OURS] = metadata_texts.encode(metadata)
+            digests = {name: _digest(array) for name, array in stored.items()}
+            digests[_METADATA] = hashlib.sha256(texts[_OURS].encode()).hexdigest()
+            texts[_DIGESTS] = metadata_texts.encode(digests)
+        content = save(stored, metadata=texts)
     (length,) = _LENGTH.unpack_from(content)
     with open_atomically(path) as file:
         file.write(content[: _LENGTH.size])
         file.write(_ordered(content[_LENGTH.size : _LENGTH.size + length]))
         file.write(memoryview(content)[_LENGTH.size + length :])
+
+
+def _digest(array: np.ndarray) -> str:
+    """SHA-256 of type, shape and bytes, of an array in C order."""
+    digest = hashlib.sha256(f"{array.dtype.name} {array.shape} ".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _ordered(header: bytes) -> bytes:
