@@ -15,6 +15,7 @@ from vit_jax.train.interruption import Interrupted
 NAMES = tuple("0123456789")
 PIXELS = f"{__name__}:Pixels"
 LENGTHS = ["total=6 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=3 steps"]
+LENGTHS += ["optimizer.trained=head"]  # of which the optimiser's state has names of its own
 EVALUATORS = [
     "evaluation.every=3 steps",
     "evaluation.evaluators.v2.split=other",
