@@ -1,8 +1,11 @@
-"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by."""
+"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by.
 
-import fnmatch
+Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
+"""
+
 import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -17,22 +20,12 @@ _BLOCK = re.compile(r"encoder/blocks/.*")
 _STAGE = re.compile(r"body/stage(\d+)/.*")
 
 
-def is_kernel(name: str) -> bool:
-    """Whether the leaf of this name is the matrix of a dense layer, a convolution or an attention projection."""
-    return name.rpartition("/")[2] == "kernel"
-
-
-def match(pattern: str, name: str) -> bool:
-    """Whether a pattern as of file names ("encoder/*/bias"; "*" also matches "/") matches the name of a parameter."""
-    return fnmatch.fnmatchcase(name, pattern)
-
-
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     """Whether the parameter of a name changes in training; None where all do."""
     if config.trained == "head":
         return lambda name: name.startswith("head/")
     if config.frozen:
-        return lambda name: not any(match(pattern, name) for pattern in config.frozen)
+        return lambda name: not any(fnmatchcase(name, pattern) for pattern in config.frozen)
     return None
 
 
@@ -72,7 +65,7 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
     """Multiplies every update by the factor of the first pattern that matches its name."""
 
     def factor(name: str) -> float:
-        return next((factor for pattern, factor in multipliers.items() if match(pattern, name)), 1.0)
+        return next((factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0)
 
     return _scale(lambda updates: {name: factor(name) for name in pytree.named_leaves(updates)})
 
@@ -137,7 +130,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
     for field, patterns in fields.items():
         for pattern in patterns:
-            if not any(match(pattern, name) for name in names):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(
                     f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
                 )
