@@ -16,9 +16,6 @@ import optax
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 
-_BLOCK = re.compile(r"encoder/blocks/.*")
-_STAGE = re.compile(r"body/stage(\d+)/.*")
-
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     """Whether the parameter of a name changes in training; None where all do."""
@@ -103,11 +100,11 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
       ValueError: a parameter whose place in the network is not known.
     """
     leaves = pytree.named_leaves(parameters)
-    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if _BLOCK.fullmatch(name)), default=0)
-    num_stages = max((int(match[1]) for name in leaves if (match := _STAGE.fullmatch(name))), default=0)
+    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")), default=0)
+    num_stages = max((int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))), default=0)
     rules = (
         (r"(head|pooling|encoder/norm|norm)/.*", np.zeros((), int)),
-        (_BLOCK.pattern, num_blocks - np.arange(num_blocks)),
+        (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
         (r"(embedding|class_token|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
         *((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)) for stage in range(1, num_stages + 1)),
         (r"body/root/.*", np.asarray(num_stages + 1)),
