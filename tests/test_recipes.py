@@ -56,13 +56,10 @@ FINETUNING = {
     "ViT-B/16,vtab": Dataset(1_000, 100),
     "any,own": Dataset(200, 3),
 }
-TRANSFER = {
-    f"digits_transfer.py:{stage}": Dataset(718, 5) for stage in ("pretrain", "untrained", "finetune", "scratch")
-}
 
 RECIPES = {
     **{f"finetune.py:{recipe}": dataset for recipe, dataset in FINETUNING.items()},
-    **TRANSFER,
+    **{f"digits_transfer.py:{s}": Dataset(718, 5) for s in ("pretrain", "untrained", "finetune", "scratch")},
     **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
     **{f"pretrain_imagenet1k.py:ViT-{size}": IMAGENET for size in ("B/16", "B/32", "L/16", "L/32")},
