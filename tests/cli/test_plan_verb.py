@@ -4,46 +4,53 @@ import json
 
 import pytest
 
+from tests.integration.commands import run, succeed
 from tests.plan import small_plans as small
-from vit_jax import cli
 
 COMMAND = ["plan", f"--config={small.RECIPE}", *small.WORDS]
 
 
-def test_a_report(capsys):
-    cli.main([*COMMAND, "--topology=h100:4", "--price=2.5"])
-    out = capsys.readouterr().out
-    assert "machine  h100:4: 4 x H100 SXM" in out
-    assert "data     digits: 1,437 images, 10 classes" in out
-    assert "price" in out
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (
+            [*COMMAND, "--topology=h100:4", "--price=2.5"],
+            ("machine  h100:4: 4 x H100 SXM", "data     digits: 1,437 images, 10 classes", "price"),
+        ),
+        (  # the largest recipe needs no more words
+            ["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"],
+            ("JFT-300M: 303,000,000 images, 18,291 classes", "1,035,645 steps", "fits"),
+        ),
+        (  # fine-tuning counts its search
+            ["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"],
+            (
+                "ViT-B/16 on 384x384 images, 512 a step",
+                "4 learning rates and the final run: 50,000 steps, 25,600,000 images",
+            ),
+        ),
+    ],
+    ids=["digits", "jft", "finetune"],
+)
+def test_a_report(words, parts):
+    out = succeed(words)
+    for part in parts:
+        assert part in out
 
 
-def test_the_largest_recipe_needs_no_more_words(capsys):
-    cli.main(["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"])
-    out = capsys.readouterr().out
-    assert "JFT-300M: 303,000,000 images, 18,291 classes" in out
-    assert "1,035,645 steps" in out
-    assert "fits" in out
-
-
-def test_json(capsys):
+def test_json():
     words = ["--topology=v5e:2x2", "--slices=2", "--arithmetic", "--json", "--num_examples=320", "--num_classes=7"]
-    cli.main([*COMMAND, *words])
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(succeed([*COMMAND, *words]))
     assert values["num_chips"] == 8
     assert values["mesh"] == {"replica": 2, "data": 4, "model": 1}
     assert values["dataset"]["num_classes"] == 7
     assert values["totals"]["steps"] == 100 * 320 // 32
 
 
-def test_search(capsys):
-    cli.main([*COMMAND, "--topology=h100:2", "--search", "--json"])
-    told = capsys.readouterr()
-    values = json.loads(told.out)
-    assert values["winner"]["fits"]
-    assert "planning 1 of 4: " in told.err
-    cli.main([*COMMAND, "--topology=h100:2", "--search"])
-    assert "add to the command:" in capsys.readouterr().out
+def test_search():
+    outcome = run([*COMMAND, "--topology=h100:2", "--search", "--json"])
+    assert json.loads(outcome.out)["winner"]["fits"]
+    assert "planning 1 of 4: " in outcome.err
+    assert "add to the command:" in succeed([*COMMAND, "--topology=h100:2", "--search"])
 
 
 @pytest.mark.parametrize(
@@ -65,24 +72,15 @@ def test_search(capsys):
         (["--topology=h100:3"], "is not divisible by 3 device(s)"),
     ],
 )
-def test_what_is_refused(words, message, capsys, tmp_path, monkeypatch):
+def test_what_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([*COMMAND, *words])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
+    outcome = run([*COMMAND, *words])
+    assert outcome.code == 2
+    assert message in outcome.err
     assert not list(tmp_path.iterdir())
 
 
-def test_fine_tuning_counts_its_search(capsys):
-    cli.main(["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"])
-    out = capsys.readouterr().out
-    assert "ViT-B/16 on 384x384 images, 512 a step" in out
-    assert "4 learning rates and the final run: 50,000 steps, 25,600,000 images" in out
-
-
-def test_fine_tuning_of_any_weights_names_no_network(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["plan", "--config=configs/finetune.py:any,cifar10", "--topology=h100:8"])
-    assert exit_.value.code == 2
-    assert "--config.model.name=ViT-B/16" in capsys.readouterr().err
+def test_fine_tuning_of_any_weights_names_no_network():
+    outcome = run(["plan", "--config=configs/finetune.py:any,cifar10", "--topology=h100:8"])
+    assert outcome.code == 2
+    assert "--config.model.name=ViT-B/16" in outcome.err

@@ -32,69 +32,51 @@ def test_positional_words(words, names, named, more):
     assert (options, rest) == (named, more)
 
 
+RUN = {"required": ("config", "workdir")}
+CONVERT = {"positional": ("SOURCE", "DESTINATION")}
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "verb", "message"),
     [
-        (["--data=x", "--tpo=3"], r"Unknown argument '--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --d"),
-        (["--data=x", "--json=yes"], r"Unknown argument '--json=yes'. Did you mean --json\?"),
-        (["--data=x", "--config.seed=1"], "Unknown argument '--config.seed=1'"),
-        (["--data=x", "--top"], "--top needs a value: --top=VALUE"),
-        (["--data", "x"], "--data needs a value: --data=VALUE"),
-        (["--top=3"], "Missing: --data="),
-        (["--data=x", "more"], "Unknown argument 'more': arguments of this verb begin with --"),
+        ("--data=x --tpo=3", VERB, r"'--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --d"),
+        ("--data=x --json=yes", VERB, r"'--json=yes'. Did you mean --json\?"),
+        ("--data=x --config.seed=1", VERB, "'--config.seed=1'"),
+        ("--data=x --top", VERB, "--top needs a value: --top=VALUE"),
+        ("--data x", VERB, "--data needs a value: --data=VALUE"),
+        ("--top=3", VERB, "Missing: --data="),
+        ("--data=x more", VERB, "'more': arguments of this verb begin with --"),
+        # fields of the config without its name, where there is a config; other verbs have none to set
+        ("--init_from=w.npz", RUN, r"z'\. Did you mean --config.init_from=\? Known: --config=, --workdir=$"),
+        ("--learning-rate=0.1", RUN, r"\. Did you mean --config.schedule.learning_rate=\? Known"),
+        ("--model.width=64", RUN, r"\. Did you mean --config.model.width=\? Known"),
+        ("--name=adam", RUN, r"\. Did you mean --config.model.name= or --config.optimizer.name=\? Known"),
+        ("--model=ViT-B/16", RUN, r"'--model=ViT-B/16'\. Known"),
+        ("--init_from=x", VERB, r"'--init_from=x'\. Known: --data="),
+        # too few or too many
+        ("", {"positional": ("CHECKPOINT", "IMAGE…")}, "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
+        ("a b c", CONVERT, "Expected SOURCE DESTINATION, given a b c"),
     ],
 )
-def test_wrong_words(words, message):
+def test_wrong_words(words, verb, message):
     with pytest.raises(UsageError, match=message):
-        split(words, **VERB)
+        split(words.split(), **verb)
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("--init_from=w.npz", r" Did you mean --config.init_from=\?"),
-        ("--learning-rate=0.1", r" Did you mean --config.schedule.learning_rate=\?"),
-        ("--model.width=64", r" Did you mean --config.model.width=\?"),
-        ("--name=adam", r" Did you mean --config.model.name= or --config.optimizer.name=\?"),
-        ("--model=ViT-B/16", ""),
-    ],
-)
-def test_fields_of_the_config_without_its_name(word, hint):
-    """Where there is a config; other verbs have none to set."""
-    with pytest.raises(UsageError, match=rf"^Unknown argument '{word}'\.{hint} Known: --config=, --workdir=$"):
-        split([word], required=("config", "workdir"))
-    with pytest.raises(UsageError, match=r"'--init_from=x'\. Known: --data="):
-        split(["--init_from=x"], **VERB)
-
-
-@pytest.mark.parametrize(
-    ("words", "names", "message"),
-    [
-        ([], ("CHECKPOINT", "IMAGE…"), "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
-        (["a", "b", "c"], ("SOURCE", "DESTINATION"), "Expected SOURCE DESTINATION, given a b c"),
-    ],
-)
-def test_too_few_or_too_many_words(words, names, message):
-    with pytest.raises(UsageError, match=message):
-        split(words, positional=names)
-
-
-def test_whole_numbers():
-    for name, text, value in (("top", "1", 1), ("seed", "0", 0), ("max_unreadable", "07", 7)):
-        assert whole({name: text}, name) == value
-    for name, text, lowest in (
-        ("top", "0", 1),
-        ("seed", "-1", 0),
-        ("top", "2.0", 1),
-        ("top", "²", 1),
-        ("seed", "e", 0),
-    ):
-        with pytest.raises(UsageError, match=f"--{name}={text}: must be a whole number from {lowest}"):
-            whole({name: text}, name)
-
-
-def test_fractions():
+def test_numbers():
+    assert [whole({name: text}, name) for name, text in (("top", "1"), ("seed", "0"), ("top", "07"))] == [1, 0, 7]
     assert [fraction({"x": text}, "x") for text in ("1", "0.875", "1e-3")] == [1.0, 0.875, 0.001]
-    for text in ("0", "1.01", "-1", "nan", "inf", "most"):
-        with pytest.raises(UsageError, match=f"--x={text}: must be a number above 0, up to 1"):
-            fraction({"x": text}, "x")
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "texts", "message"),
+    [
+        (whole, "top", ("0", "2.0", "²"), "must be a whole number from 1"),
+        (whole, "seed", ("-1", "e"), "must be a whole number from 0"),
+        (fraction, "x", ("0", "1.01", "-1", "nan", "inf", "most"), "must be a number above 0, up to 1"),
+    ],
+)
+def test_what_is_no_such_number(read, name, texts, message):
+    for text in texts:
+        with pytest.raises(UsageError, match=f"--{name}={text}: {message}"):
+            read({name: text}, name)

@@ -73,18 +73,23 @@ def test_weights_of_another_network_are_refused_with_every_difference():
             adapted(network("R50x1"), name=name)
 
 
+SINCOS = {"position_embedding": "sincos2d"}
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("a", "options", "message"),
     [
-        ("R50x1", {"dropout_fraction": 0.1}, "R50x1 has no transformer: dropout and stochastic depth have no effect"),
-        ("R50x1", {"stochastic_depth_fraction": 0.1}, "R50x1 has no transformer"),
-        ("R50x1", {"position_resize": "bicubic"}, "position_resize='bicubic' has no effect: R50x1 has no learned"),
-        ("R50x1", {"head": "zero_keep_hidden"}, "no hidden layer to keep: use head='zero'"),
+        (network("R50x1"), {"dropout_fraction": 0.1}, "no transformer: dropout and stochastic depth have no effect"),
+        (network("R50x1"), {"stochastic_depth_fraction": 0.1}, "R50x1 has no transformer"),
+        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic' has no effect: R50x1 has no"),
+        (network("ViT-B/16", **SINCOS), {"position_resize": "lanczos3"}, r"Leave it at 'corners'"),
+        (network("R50x1"), {"head": "zero_keep_hidden"}, "no hidden layer to keep: use head='zero'"),
     ],
 )
-def test_an_option_without_effect_is_refused(name, options, message):
+def test_an_option_without_effect_is_refused(a, options, message):
+    adapted(network("ViT-B/16", position_embedding="learned_2d"), **options)
     with pytest.raises(ValueError, match=message):
-        adapted(network(name), **options)
+        adapted(a, **options)
 
 
 def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
@@ -98,9 +103,3 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
     for other, size in (("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))):
         with pytest.raises(ValueError, match="do not divide the image height"):
             adapted(network(other), image_size=size, uncovered_border="drop")
-
-
-def test_only_learned_positions_are_resized():
-    assert adapted(network("ViT-B/16", position_embedding="learned_2d"), position_resize="lanczos3").pool == "token"
-    with pytest.raises(ValueError, match=r"ViT-B/16 has no learned positions\. Leave it at 'corners'"):
-        adapted(network("ViT-B/16", position_embedding="sincos2d"), position_resize="lanczos3")

@@ -88,22 +88,6 @@ def test_bad_override(override, message):
 # Recipe files.
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("configs/digit.py", r"There is no recipe 'configs/digit\.py'\. Did you mean digits\?"),
-        (
-            "nowhere/at_all.txt",
-            r"There is no recipe 'nowhere/at_all\.txt'\. Give the path of a file, or one of digits, ",
-        ),
-        ("", "There is no recipe ''"),
-    ],
-)
-def test_missing_recipe(path, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe(path)
-
-
 @pytest.mark.parametrize("name", [DIGITS, "digits"])
 def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
@@ -112,24 +96,25 @@ def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch, name):
     assert load_recipe(f"{name}:epochs=3").total == "3 epochs"
 
 
-OTHER = f"    return dataclasses.replace(load_recipe({DIGITS!r}), global_batch='many')"
+WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("path", "source", "message"),
     [
-        ("x = 1", r"mine\.py is not a recipe: it defines no get_config\(argument\)"),
-        (
-            "def get_config(argument):\n    return {}",
-            "get_config returned dict, not a dataclass such as PretrainConfig",
-        ),
-        (f"def get_config(argument):\n{OTHER}", r"config\.global_batch='many' has the wrong type: int is needed"),
+        ("configs/digit.py", None, r"There is no recipe 'configs/digit\.py'\. Did you mean digits\?"),
+        ("nowhere/at_all.txt", None, r"no recipe 'nowhere/at_all\.txt'\. Give the path of a file, or one of digits, "),
+        ("", None, "There is no recipe ''"),
+        ("mine.py", "x = 1", r"mine\.py is not a recipe: it defines no get_config\(argument\)"),
+        ("mine.py", "def get_config(_): return {}", "get_config returned dict, not a dataclass such as PretrainConfig"),
+        ("mine.py", f"def get_config(_): return dataclasses.replace({WRONG})", "batch='many' has the wrong type"),
     ],
 )
-def test_a_file_that_is_no_recipe(tmp_path, body, message):
-    (tmp_path / "mine.py").write_text(f"import dataclasses\nfrom vit_jax.config import load_recipe\n{body}\n")
+def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, message):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.py").write_text(f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n")
     with pytest.raises(ValueError, match=message):
-        load_recipe(str(tmp_path / "mine.py"))
+        load_recipe(path)
 
 
 # Dictionaries and text.
@@ -155,10 +140,6 @@ def test_round_trip(overrides):
     assert {name: json.loads(value) for name, value in read.items()} == json.loads(json.dumps(flatten(to_dict(config))))
 
 
-def values_with(**fields):
-    return to_dict(load()) | fields
-
-
 def test_missing_fields_are_those_without_a_default():
     values = to_dict(load())
     del values["total"], values["model"], values["seed"]
@@ -166,7 +147,7 @@ def test_missing_fields_are_those_without_a_default():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         from_dict(PretrainConfig, values)
     with pytest.raises(ValueError, match=r"must be given: model\.name\.$"):
-        from_dict(PretrainConfig, values_with(model={"width": 3}))
+        from_dict(PretrainConfig, to_dict(load()) | {"model": {"width": 3}})
 
 
 @pytest.mark.parametrize(
@@ -184,4 +165,4 @@ def test_missing_fields_are_those_without_a_default():
 )
 def test_wrong_names_and_types(fields, message):
     with pytest.raises(ValueError, match=message):
-        from_dict(PretrainConfig, values_with(**fields))
+        from_dict(PretrainConfig, to_dict(load()) | fields)

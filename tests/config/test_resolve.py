@@ -28,16 +28,9 @@ def test_every_length_becomes_steps():
         checkpoint__every="0.5 fraction",
         logging__every="1 example",
     )
-    assert steps == RunSteps(
-        total=200,
-        warmup=20,
-        timescale=10,
-        polyak_start=30,
-        evaluate_every=50,
-        checkpoint_every=100,
-        log_every=1,
-        evaluators_every={"v2": 20, "v3": 50},
-    )
+    given = {"total": 200, "warmup": 20, "timescale": 10, "polyak_start": 30}
+    every = {"evaluate_every": 50, "checkpoint_every": 100, "log_every": 1, "evaluators_every": {"v2": 20, "v3": 50}}
+    assert steps == RunSteps(**given, **every)
 
 
 @pytest.mark.parametrize(

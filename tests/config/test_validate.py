@@ -68,6 +68,10 @@ def test_limits_are_allowed():
     validate(change({"optimizer.frozen": ("embedding/*",), "optimizer.learning_rate_multipliers": {"head/*": 10}}))
     validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
     validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
+    validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
+    for fraction in (None, 0.0):  # not even that of the released configs
+        validate(change({**HEAD, "model.dropout_fraction": fraction}, FINETUNING))
+    validate(change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING))  # of trials
 
 
 @pytest.mark.parametrize(
@@ -170,20 +174,6 @@ def test_values_that_do_not_fit_each_other(fields, message):
 def test_what_fine_tuning_refuses(fields, message):
     with pytest.raises(ValueError, match=message):
         validate(change(fields, FINETUNING))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        ONE_RATE,
-        {**ONE_RATE, "search.validation_fraction": 0.0},  # of no search
-        {**HEAD, "model.dropout_fraction": None},  # not even that of the released configs
-        {**HEAD, "model.dropout_fraction": 0.0},
-        {**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9},  # its trials have a rate
-    ],
-)
-def test_what_fine_tuning_allows(fields):
-    validate(change(fields, FINETUNING))
 
 
 def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The examples of docs/examples: each is run as its first lines say, and does what it says."""
 
-import json
 import pathlib
 import re
 
@@ -10,6 +9,7 @@ import optax
 import pytest
 
 from docs.examples import augmentation, dataset, loss, schedule, training_loop
+from tests.integration import commands
 from tests.train import small_runs as runs
 from vit_jax.train.pretrain import pretrain
 
@@ -34,13 +34,6 @@ TOGETHER = [  # the options of the examples that fit into one run, as in their f
 ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"]
 
 
-def run(tmp_path, *options):
-    """The lines of metrics.jsonl by step."""
-    summary = pretrain(runs.config(*LENGTH, *UNCROPPED, *options), str(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    return summary, lines
-
-
 def test_every_file_is_run_here():
     options = {re.search(r"docs\.examples\.(\w+):", option)[1] for option in TOGETHER + ALONE if "docs." in option}
     assert options | {"training_loop"} == {path.stem for path in EXAMPLES.glob("*.py")}
@@ -53,7 +46,8 @@ def test_every_file_is_run_here():
 
 
 def test_together(tmp_path):
-    summary, lines = run(tmp_path, *TOGETHER)
+    summary = pretrain(runs.config(*LENGTH, *UNCROPPED, *TOGETHER), str(tmp_path))
+    lines = commands.metrics(tmp_path)
     assert [line["step"] for line in lines if "test_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "trust_sure_fraction" in line] == [6]
     assert 0 <= summary["trust_sure_accuracy"] <= 1

@@ -17,7 +17,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.config.schema import OptimizerConfig
 from vit_jax.models import build_model
+from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.sharding import shard_tree, spec_of
 from vit_jax.sharding.rules import RULES
 from vit_jax.train.state import init_state
@@ -107,34 +109,45 @@ def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, strateg
     assert spec_of(name, shape, axes, strategy) == PartitionSpec(*expected)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        optax.adafactor,
-        lambda rate: optax.contrib.schedule_free(optax.adam(rate), rate),
-        lambda rate: optax.GradientTransformation(preconditioners, None),
-    ],
-    ids=["adafactor", "schedule-free", "preconditioners"],
-)
-def test_states_of_optimizers(make):
-    """Arrays with their parameter's shape are placed like it; the others are spread without tensor parallelism."""
-    architecture = build_architecture(ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000)
-    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
-    state = jax.eval_shape(lambda model: init_state(model, make(0.1), with_polyak=True), model)
-    placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
-    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items()}
-    for name, leaf in pytree.named_leaves(state).items():
-        parameter = next((known for known in shapes if name.endswith(f"/{known}")), None)
-        if parameter and leaf.shape == shapes[parameter]:
-            assert placed[name].spec == placed[f"model/{parameter}"].spec, name
-        else:
-            is_split = any(size % 8 == 0 for size in leaf.shape)
-            assert parts(placed[name].spec, {"data": 8}) == (8 if is_split else 1), name
-
-
 def preconditioners(parameters):
     """As Shampoo and SOAP have them: for each kernel two square matrices."""
     return jax.tree.map(lambda x: [jnp.zeros((x.shape[dim],) * 2) for dim in (0, -1)], parameters)
+
+
+def ours(**options):
+    return build_optimizer(OptimizerConfig(**options), lambda step: jnp.float32(0.1), 0.1)
+
+
+OPTIMIZERS = {
+    "adafactor": optax.adafactor(0.1),
+    "schedule-free": optax.contrib.schedule_free(optax.adam(0.1), 0.1),
+    "preconditioners": optax.GradientTransformation(preconditioners, None),
+    "adam": ours(weight_decay=0.1, layer_decay=0.7),
+    "adam_head": ours(weight_decay=0.1, trained="head"),
+    "sgd": ours(name="sgd", layer_decay=0.7),
+    "sgd_head": ours(name="sgd", trained="head"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_of_optimizers(name):
+    """Arrays with their parameter's shape are placed like it; the others are spread without tensor parallelism.
+
+    All that our own optimisers keep is of their parameters' shapes, but for counters of steps.
+    """
+    architecture = build_architecture(ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000)
+    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    state = jax.eval_shape(lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True), model)
+    placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
+    shapes = {leaf: x.shape for leaf, x in pytree.named_leaves(model).items()}
+    for leaf, x in pytree.named_leaves(state).items():
+        parameter = next((known for known in shapes if leaf.endswith(f"/{known}")), None)
+        if parameter and x.shape == shapes[parameter]:
+            assert placed[leaf].spec == placed[f"model/{parameter}"].spec, leaf
+        else:
+            is_split = any(size % 8 == 0 for size in x.shape)
+            assert parts(placed[leaf].spec, {"data": 8}) == (8 if is_split else 1), leaf
+            assert not name.startswith(("adam", "sgd")) or leaf == "step" or leaf.endswith("/count"), leaf
 
 
 def test_a_data_axis_that_does_not_divide_the_width_is_an_error():

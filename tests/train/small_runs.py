@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.config import load_recipe
+from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import architecture_of, assemble
 
 RECIPE = str(pathlib.Path(__file__).parents[2] / "configs" / "digits.py")
@@ -44,6 +45,12 @@ def batches(run, num_steps, *, masked=()):
         yield Batch(image_BHWC=image, label_B=rng.integers(0, 10, size, np.int32), mask_B=mask)
 
 
+def source(count, class_names):
+    """Black images, of every class in turn."""
+    images = np.zeros((count, 8, 8, 1), np.uint8)
+    return MemorySource(images, np.arange(count) % len(class_names), class_names)
+
+
 def train(run, num_steps=20, *, masked=()):
     """The state after some steps, and every step's metrics as floats."""
     state, curve = run.init_state(), []
@@ -53,6 +60,6 @@ def train(run, num_steps=20, *, masked=()):
     return state, curve
 
 
-def replace(batch, **fields):
-    """A batch with some arrays exchanged."""
-    return dataclasses.replace(batch, **fields)
+def losses(curve):
+    """Of every step's metrics."""
+    return [metrics["train_loss"] for metrics in curve]

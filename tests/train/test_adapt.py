@@ -11,7 +11,6 @@ from tests.train import small_runs as runs
 from tests.weights.small_networks import NETWORKS, RESNET, VIT, weights_of
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, load_recipe
-from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import assemble
 from vit_jax.train.start import adapt, state_of_parameters
 from vit_jax.weights.saving import save_weights
@@ -35,7 +34,8 @@ def config(init_from, *, image_size=(16, 24), **model):
 
 
 def source(*class_names):
-    return MemorySource(np.zeros((len(class_names), 4, 4, 3), np.uint8), np.arange(len(class_names)), class_names)
+    """One image of each."""
+    return runs.source(len(class_names), class_names)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from vit_jax.train.interruption import Interrupted
 NAMES = tuple("0123456789")
 PIXELS = f"{__name__}:Pixels"
 LENGTHS = ["total=6 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=3 steps"]
+LENGTHS += [f"optimizer.{field}" for field in ("name=sgd", "first_moment_dtype=bfloat16", "trained=head")]
 EVALUATORS = [
     "evaluation.every=3 steps",
     "evaluation.evaluators.v2.split=other",
@@ -96,7 +97,7 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     workdir, _ = uninterrupted
     evaluated = results(workdir)["v2_accuracy"]
     best = max(accuracy for _, accuracy in evaluated)
-    kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
+    kept = set(commands.checkpoint_steps(workdir))
     assert max(kept) == 6
     assert kept & {step for step, accuracy in evaluated if accuracy == best}
     assert len(kept) <= 2

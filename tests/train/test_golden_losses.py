@@ -73,12 +73,6 @@ def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
         golden[name] = [round(loss, 7) for loss in losses]
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
     np.testing.assert_allclose(losses, golden[name], rtol=0, atol=TOLERANCES.get(name, TOLERANCE))
-
-
-def test_golden_losses_fall():
-    """A run that learns nothing would hide what its updates do."""
-    golden = json.loads(GOLDEN.read_text())
-    assert set(golden) == set(RUNS)
-    for name, losses in golden.items():
-        assert len(losses) == NUM_STEPS
-        assert losses[-1] < losses[0], name
+    assert len(losses) == NUM_STEPS
+    assert losses[-1] < losses[0], "a run that learns nothing would hide what its updates do"
+    assert golden.keys() <= RUNS.keys()

@@ -28,10 +28,6 @@ def layout(parameters, replicas, model):
     return [f"sharding.parameters={parameters}", *sizes]
 
 
-def losses(curve):
-    return [metrics["train_loss"] for metrics in curve]
-
-
 def assert_same_parameters(a, b, atol):
     a, b = pytree.named_leaves(a), pytree.named_leaves(b)
     for name in a:
@@ -48,7 +44,7 @@ def one_device():
 @pytest.mark.parametrize(("parameters", "replicas", "model"), LAYOUTS)
 def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replicas, model):
     state, curve = runs.train(runs.build(*WIDE, *layout(parameters, replicas, model), devices=8), NUM_STEPS)
-    np.testing.assert_allclose(losses(curve), losses(one_device[1]), rtol=1e-5)
+    np.testing.assert_allclose(runs.losses(curve), runs.losses(one_device[1]), rtol=1e-5)
     assert_same_parameters(state.model, one_device[0].model, atol=1e-5)
 
 
@@ -59,7 +55,7 @@ def test_resnets_and_hybrids_likewise(name):
     one, eight = with_network(name), dataclasses.replace(with_network(name), sharding=sharding)
     _, expected = runs.train(runs.assemble_config(one), 5)  # compiled for the golden losses too
     _, curve = runs.train(runs.assemble_config(eight, devices=8), 5)
-    np.testing.assert_allclose(losses(curve), losses(expected), rtol=1e-4)
+    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
 @pytest.mark.parametrize("model", [1, 2])

@@ -7,16 +7,10 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
-from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.overview import checkpoint_metadata, opening, results_line, start_of
 from vit_jax.train.workdir import require_same_start
 from vit_jax.weights.description import FORMAT_VERSION, stored_architecture
-
-
-def memory(count, class_names):
-    images = np.zeros((count, 8, 8, 1), np.uint8)
-    return MemorySource(images, np.arange(count) % len(class_names), class_names)
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def start(folder):
 def test_what_is_said_before_training_and_after_an_evaluation():
     """Class names may be bytes that are no text."""
     names = (b"caf\xe9".decode("utf-8", "surrogateescape"), *(f"class {number}" for number in range(11)))
-    data = Datasets(memory(160, names), memory(1200, names))
+    data = Datasets(runs.source(160, names), runs.source(1200, names))
     lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode().splitlines()
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
     ten = b", ".join(b"'class %d'" % number for number in range(9))
@@ -65,7 +59,7 @@ def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, moves):
 def test_a_run_describes_its_network_as_every_format_does():
     run = runs.build("input.test_resize=direct")
     names = tuple("0123456789")
-    metadata = checkpoint_metadata(run, Datasets(memory(160, names), memory(8, names)))
+    metadata = checkpoint_metadata(run, Datasets(runs.source(160, names), runs.source(8, names)))
     assert not any("sha256" in name for name in metadata)  # only a folder is identified by its files
     assert stored_architecture(metadata) == run.architecture
     assert metadata["format_version"] == FORMAT_VERSION

@@ -27,11 +27,7 @@ def config(data_dir):
 @pytest.fixture(scope="module")
 def uninterrupted(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted")
-    return pretrain(config, str(workdir)), curve(workdir)
-
-
-def curve(workdir):
-    return [(line["step"], line.get("train_loss"), line.get("test_loss")) for line in commands.metrics(workdir)]
+    return pretrain(config, str(workdir)), commands.curve(workdir)
 
 
 def ask_to_end_at(question, monkeypatch):
@@ -52,7 +48,7 @@ def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_pa
     assert reader.metadata(step)["owes_evaluation"] is owes
     ask_to_end_at(None, monkeypatch)
     summary = pretrain(config, str(tmp_path))
-    assert curve(tmp_path) == uninterrupted[1]
+    assert commands.curve(tmp_path) == uninterrupted[1]
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
         assert summary[name] == uninterrupted[0][name], name
 
@@ -66,4 +62,4 @@ def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, uninterrupte
         pretrain(config, str(tmp_path))
     ask_to_end_at(None, monkeypatch)
     assert pretrain(config, str(tmp_path))["parameters_sha256"] == uninterrupted[0]["parameters_sha256"]
-    assert curve(tmp_path) == uninterrupted[1]
+    assert commands.curve(tmp_path) == uninterrupted[1]

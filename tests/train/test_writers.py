@@ -1,16 +1,11 @@
-import dataclasses
-import json
 import sys
 import types
 
 import pytest
 
-from vit_jax.config import LoggingConfig
+from tests.integration import commands
+from tests.train import small_runs as runs
 from vit_jax.train.writers import JsonLines, Writers
-
-
-def lines(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
@@ -23,16 +18,7 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
     second = JsonLines(tmp_path, 2)
     second.write(3, {"x": 9.0})
     second.close()
-    assert lines(tmp_path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 1.0}, {"step": 3, "x": 9.0}]
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    logging: LoggingConfig
-
-
-def config(**options):
-    return Config(LoggingConfig(every="1 steps", **options))
+    assert commands.metrics(tmp_path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 1.0}, {"step": 3, "x": 9.0}]
 
 
 def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
@@ -50,7 +36,8 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    writers = Writers(tmp_path, config(tensorboard=False, wandb_project="p"), 0, enabled=True)
+    config = runs.config("logging.every=1 steps", "logging.tensorboard=False", "logging.wandb_project=p")
+    writers = Writers(tmp_path, config, 0, enabled=True)
     writers.write(3, {"x": 1.0})
     writers.close()
     assert calls == [("init", "p", "1 steps", "allow"), ("log", 3, {"x": 1.0}), ("finish",)]
@@ -59,6 +46,6 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
 def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"pip install 'vit_jax\[wandb\]'"):
-        Writers(tmp_path, config(wandb_project="p"), 0, enabled=True)
-    Writers(tmp_path, config(), 0, enabled=False).write(1, {"x": 1.0})  # a process that does not write
+        Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
+    Writers(tmp_path, runs.config(), 0, enabled=False).write(1, {"x": 1.0})  # a process that does not write
     assert list(tmp_path.iterdir()) == []

@@ -172,8 +172,11 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     options = _options(hint)
     if text == "None" and type(None) in options:
         return None
-    if hint is Any:
-        return _literal(text)
+    if hint is Any:  # a number, True, None, a tuple and the like as Python writes them; anything else is text
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
     if _is_list(hint):
         return _parse_list(name, text, hint)
     reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
@@ -185,14 +188,6 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     except (flags.Error, TypeError, ValueError):
         raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
     return parsed.value
-
-
-def _literal(text: str) -> Any:
-    """A number, True, None, a tuple and the like as Python writes them; anything else is text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _plain_type(hint: Any) -> Any:
@@ -228,9 +223,8 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     if hint is Any:
         return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
-        return from_dict(
-            typing.cast(type, hint), to_dict(value) if dataclasses.is_dataclass(value) else value, f"{name}."
-        )
+        values = to_dict(value) if dataclasses.is_dataclass(value) else value
+        return from_dict(typing.cast(type, hint), values, f"{name}.")
     if _is_mapping(hint) and isinstance(value, Mapping):
         return {key: _check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
     options = _options(hint)

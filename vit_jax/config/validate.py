@@ -76,21 +76,21 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     ours = not is_reference(kind)
     ends = decay in ("linear", "cosine")
     conditions = (
-        ("polyak", polyak, ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
-        ("schedule", schedule, ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
-        ("schedule", schedule, ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
-        ("schedule", schedule, ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
-        ("optimizer", optimizer, ("beta1", "beta2", "epsilon"), kind == "adam", "optimizer.name='adam'"),
-        ("optimizer", optimizer, ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
-        ("optimizer", optimizer, ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, sgd)"),
-        ("optimizer", optimizer, ("arguments",), not ours, "a reference such as optimizer.name='optax:lion'"),
-        ("optimizer", optimizer, ("layer_decay",), optimizer.trained == "all", "optimizer.trained='all'"),
-        ("optimizer", optimizer, ("frozen",), optimizer.trained == "all", "optimizer.trained='all'"),
-        ("input", inputs, ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
-        ("input", inputs, ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
-        ("input", inputs, ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
+        ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
+        ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
+        ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
+        ("optimizer", ("beta1", "beta2", "epsilon"), kind == "adam", "optimizer.name='adam'"),
+        ("optimizer", ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
+        ("optimizer", ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, sgd)"),
+        ("optimizer", ("arguments",), not ours, "a reference such as optimizer.name='optax:lion'"),
+        ("optimizer", ("layer_decay", "frozen"), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("input", ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
+        ("input", ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
+        ("input", ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
     )
-    for name, section, fields, has_effect, needed in conditions:
+    for name, fields, has_effect, needed in conditions:
+        section = getattr(config, name)
         for field in fields if not has_effect else ():
             declared = next(f for f in dataclasses.fields(section) if f.name == field)
             default = {} if declared.default is dataclasses.MISSING else declared.default
@@ -198,11 +198,7 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
                 "run, the second continues it. Choose one."
             )
         return
-    rate, rates, fraction = (
-        config.schedule.learning_rate,
-        config.search.learning_rates,
-        config.search.validation_fraction,
-    )
+    rate, rates = config.schedule.learning_rate, config.search.learning_rates
     if not rates and not rate:
         yield (
             "schedule.learning_rate=0.0 and config.search.learning_rates is empty: nothing would be learnt. Set one of "
@@ -215,5 +211,5 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
         )
     if rates and (min(rates) <= 0 or len(set(rates)) != len(rates)):
         yield f"search.learning_rates={rates}: must be positive and different from each other."
-    if rates and not 0 < fraction < 1:
+    if rates and not 0 < (fraction := config.search.validation_fraction) < 1:
         yield f"search.validation_fraction={fraction}: must lie between 0 and 1."

@@ -1,8 +1,11 @@
-"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by."""
+"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by.
 
-import fnmatch
+Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
+"""
+
 import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -13,26 +16,13 @@ import optax
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 
-_BLOCK = re.compile(r"encoder/blocks/.*")
-_STAGE = re.compile(r"body/stage(\d+)/.*")
-
-
-def is_kernel(name: str) -> bool:
-    """Whether the leaf of this name is the matrix of a dense layer, a convolution or an attention projection."""
-    return name.rpartition("/")[2] == "kernel"
-
-
-def match(pattern: str, name: str) -> bool:
-    """Whether a pattern as of file names ("encoder/*/bias"; "*" also matches "/") matches the name of a parameter."""
-    return fnmatch.fnmatchcase(name, pattern)
-
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     """Whether the parameter of a name changes in training; None where all do."""
     if config.trained == "head":
         return lambda name: name.startswith("head/")
     if config.frozen:
-        return lambda name: not any(match(pattern, name) for pattern in config.frozen)
+        return lambda name: not any(fnmatchcase(name, pattern) for pattern in config.frozen)
     return None
 
 
@@ -72,7 +62,7 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
     """Multiplies every update by the factor of the first pattern that matches its name."""
 
     def factor(name: str) -> float:
-        return next((factor for pattern, factor in multipliers.items() if match(pattern, name)), 1.0)
+        return next((factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0)
 
     return _scale(lambda updates: {name: factor(name) for name in pytree.named_leaves(updates)})
 
@@ -110,11 +100,11 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
       ValueError: a parameter whose place in the network is not known.
     """
     leaves = pytree.named_leaves(parameters)
-    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if _BLOCK.fullmatch(name)), default=0)
-    num_stages = max((int(match[1]) for name in leaves if (match := _STAGE.fullmatch(name))), default=0)
+    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")), default=0)
+    num_stages = max((int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))), default=0)
     rules = (
         (r"(head|pooling|encoder/norm|norm)/.*", np.zeros((), int)),
-        (_BLOCK.pattern, num_blocks - np.arange(num_blocks)),
+        (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
         (r"(embedding|class_token|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
         *((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)) for stage in range(1, num_stages + 1)),
         (r"body/root/.*", np.asarray(num_stages + 1)),
@@ -137,7 +127,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
     for field, patterns in fields.items():
         for pattern in patterns:
-            if not any(match(pattern, name) for name in names):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(
                     f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
                 )

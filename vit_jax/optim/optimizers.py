@@ -9,7 +9,7 @@ import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
-from vit_jax.optim.by_name import is_kernel, make_is_trained, scale_by_layer, scale_by_pattern, train_only
+from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.schedules import Schedule
 from vit_jax.references import called, is_reference, resolve
 
@@ -56,7 +56,9 @@ def build_optimizer(
     if is_reference(config.name):
         steps.append(_build_referenced(config, schedule))
     else:
-        steps.append(_scale_by_adam(config) if config.name == "adam" else _add_momentum(config))
+        dtype = config.first_moment_dtype
+        adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype)
+        steps.append(_promoting(adam) if config.name == "adam" else _add_momentum(config))
         if config.weight_decay:
             steps.append(_build_weight_decay(config, peak_learning_rate))
         steps.append(optax.scale_by_learning_rate(schedule))
@@ -80,11 +82,6 @@ def _promoting(inner: optax.GradientTransformation) -> optax.GradientTransformat
     return optax.GradientTransformation(inner.init, update)
 
 
-def _scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    dtype = config.first_moment_dtype
-    return _promoting(optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype))
-
-
 def _add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
     if not config.momentum:
         return optax.identity()
@@ -105,7 +102,7 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     everything = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        return update + coefficient * parameter if everything or is_kernel(name) else update
+        return update + coefficient * parameter if everything or name.rpartition("/")[2] == "kernel" else update
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 

@@ -37,7 +37,9 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     Raises:
       ValueError: numbers that do not fit the slices.
     """
-    num_slices = len({_slice_of(device) for device in devices})
+    # A slice is what a fast network joins, as jax counts them: one of TPUs, a node of GPUs. CPUs count as one.
+    slices = {getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"}
+    num_slices = max(len(slices), 1)
     replicas = num_slices if config.num_replicas is None else config.num_replicas
     model = config.num_model_shards
     _check_slices(len(devices), num_slices, replicas, model)
@@ -77,12 +79,6 @@ def place_activations(mesh: Mesh) -> Place:
         return jax.lax.with_sharding_constraint(activation, NamedSharding(mesh, spec))
 
     return place
-
-
-def _slice_of(device: jax.Device) -> int:
-    """Which devices a fast network joins, as jax counts them: a TPU slice, a node of GPUs. CPUs always count as one."""
-    index = getattr(device, "slice_index", None)
-    return 0 if index is None or device.platform == "cpu" else index
 
 
 def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:

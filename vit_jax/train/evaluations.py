@@ -54,13 +54,13 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
 
         @contextlib.contextmanager
         def open_batches() -> Iterator[Iterator[Batch]]:
-            def called() -> Iterator[Batch]:
+            def interruptible() -> Iterator[Batch]:
                 for batch in batches:
                     yield batch
                     after_batch()
 
             with open_evaluation_batches(run, source, log) as batches:
-                yield called()
+                yield interruptible()
 
         return Split(name, source.class_names, len(source), open_batches)
 

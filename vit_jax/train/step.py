@@ -65,9 +65,7 @@ def make_train_step(
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            if is_trained is not None:  # nothing is propagated back through what stays as it is
-                model = pytree.map_with_names(_freeze, model)
-            sums = objective.sums(model(image, dropout_key=key if drops else None), targets)
+            sums = objective.sums(_freeze(model)(image, dropout_key=key if drops else None), targets)
             return sums["loss"], sums
 
         gradient = jax.grad(loss, has_aux=True)
@@ -89,8 +87,11 @@ def make_train_step(
         """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
         return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
 
-    def _freeze(name: str, leaf: jax.Array) -> jax.Array:
-        return leaf if is_trained is None or is_trained(name) else jax.lax.stop_gradient(leaf)
+    def _freeze(model: Any) -> Any:
+        """Nothing is propagated back through what stays as it is."""
+        if is_trained is None:
+            return model
+        return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
 
     def _average(state: TrainState, model: Any, step: jax.Array) -> Any:
         if state.polyak is None or polyak.factor is None:

@@ -99,7 +99,5 @@ def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, 
 
 def newest_checkpoint(folder: pathlib.Path) -> int | None:
     """The step of the newest complete checkpoint, read without the store, which may be saving."""
-    checkpoints = folder / CHECKPOINTS
-    if not checkpoints.is_dir():
-        return None
-    return max((int(child.name) for child in checkpoints.iterdir() if child.name.isdigit()), default=None)
+    names = (child.name for child in (folder / CHECKPOINTS).glob("*"))
+    return max((int(name) for name in names if name.isdigit()), default=None)

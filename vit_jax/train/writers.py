@@ -5,20 +5,13 @@ import os
 import pathlib
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from vit_jax.config import to_dict
 from vit_jax.files import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-
-
-class Writer(Protocol):
-    """Receives named scalars of a step; all are on disk, or sent, when `close` returns."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
 
 
 class JsonLines:
@@ -89,7 +82,7 @@ class Writers:
     """All writers of a run, as one; none in processes that do not write."""
 
     def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
-        self._writers: list[Writer] = []
+        self._writers: list[JsonLines | TensorBoard | WeightsAndBiases] = []
         if not enabled:
             return
         if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
@@ -104,7 +97,7 @@ class Writers:
             writer.write(step, metrics)
 
     def close(self) -> None:
-        """Closes every writer."""
+        """All metrics are on disk, or sent, when it returns."""
         for writer in self._writers:
             writer.close()
 
