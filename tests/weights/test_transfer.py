@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from tests.models.small_models import abstract, apply, images
+from tests.models.small_models import abstract
 from tests.weights.small_networks import NETWORKS, VIT, assert_same, weights_of
 from vit_jax import pytree
-from vit_jax.arrays import Targets
-from vit_jax.objectives import Classification
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.transfer import fit, resize_grid, resize_rows, without_head
 
@@ -42,18 +40,6 @@ def model_of(a, parameters):
 
 def words_of(fitted):
     return {status.name: status.status for status in fitted.statuses}
-
-
-def test_a_new_head_has_a_loss_of_ln_k():
-    """The network itself, with parameters that tell images apart, on labels of every kind."""
-    num_classes = 10
-    target = changed(doubled(MLP), num_classes=num_classes, head="linear")
-    model = model_of(target, fit(without_head(weights_of(MLP)), target).parameters)
-    output = apply(model, images(target, batch=4))
-    assert np.asarray(output.features_BD).std(axis=0).min() > 1e-4
-    label_BK = jax.nn.one_hot(jnp.array([0, 1, num_classes // 2, num_classes - 1]), num_classes)
-    sums = Classification("softmax").sums(output, Targets(label_BK, jnp.ones(4)))
-    assert float(sums["loss"]) / 4 == pytest.approx(math.log(num_classes), abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "resize"), [*((name, True) for name in NETWORKS), ("token", False)])
