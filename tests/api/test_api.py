@@ -126,7 +126,7 @@ def test_another_head_and_another_size(stored, seven):
 
 
 def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
-    model = vit_jax.create_model("ViT-mu/4", **SMALL, block="tests.models.own_parts:GatedBlock")
+    model = vit_jax.create_model("ViT-mu/4", **SMALL, block="docs.examples.block:ParallelBlock")
     store = CheckpointStore(tmp_path)
     metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
     store.save(5, {"model": model.module}, metadata=metadata, metrics={})

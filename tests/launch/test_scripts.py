@@ -161,14 +161,6 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
     assert subprocess.check_output(words, env=variables, text=True).strip() == extra
 
 
-def test_accelerator_chosen_by_name(sandbox):
-    assert sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="tpu").returncode == 0
-    assert installed(sandbox) == ["venv", "pip .[tpu]"]
-    unknown = sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="gpu")
-    assert unknown.returncode == 1
-    assert "none of cpu, cuda, tpu" in unknown.stderr
-
-
 @pytest.mark.parametrize(
     ("programs", "message"),
     [
@@ -216,33 +208,35 @@ GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("accelerator", "variables", "message"),
     [
-        ({}, "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n"),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, "vit-jax: CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "vit-jax: CUDA_VISIBLE_DEVICES= chooses among 2 GPU(s)"),
-        ({"JAX_CUDA_VISIBLE_DEVICES": "0"}, "vit-jax: JAX_CUDA_VISIBLE_DEVICES=0 chooses among 2 GPU(s)"),
-        ({"JAX_PLATFORMS": "cpu"}, "vit-jax: JAX_PLATFORMS=cpu chooses what JAX uses\n"),
+        ("cuda", {}, "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n"),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100"),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "vit-jax: CUDA_VISIBLE_DEVICES= chooses among 2 GPU(s)"),
+        ("cuda", {"JAX_CUDA_VISIBLE_DEVICES": "0"}, "vit-jax: JAX_CUDA_VISIBLE_DEVICES=0 chooses among 2 GPU(s)"),
+        ("cuda", {"JAX_PLATFORMS": "cpu"}, "vit-jax: JAX_PLATFORMS=cpu chooses what JAX uses\n"),
+        ("cpu", {"JAX_PLATFORMS": "tpu"}, ""),
+        ("cpu", {}, ""),
+        ("tpu", {}, ""),
     ],
 )
-def test_gpus_are_named_and_what_hides_some(sandbox, variables, message):
-    write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
-    result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR="cuda", **variables)
-    assert message in result.stderr
-    assert result.stdout.endswith(": [pretrain]\n")
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "chosen", "added"),
-    [("cuda", {}, set()), ("cpu", {}, {"JAX_PLATFORMS=cpu"}), ("cpu", {"JAX_PLATFORMS": "tpu"}, {"JAX_PLATFORMS=tpu"})],
-)
-def test_the_environment_of_the_run(sandbox, accelerator, chosen, added):
+def test_accelerators_are_named_and_the_environment_is_left_alone(sandbox, accelerator, variables, message):
     """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
     write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
     before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
-    result = sandbox.run("local.sh", "pretrain", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **chosen)
-    assert {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before} == added
+    result = sandbox.run("local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables)
+    assert message in result.stderr
+    assert installed(sandbox) == ["venv", f"pip .[{accelerator}]"]
+    added = {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before}
+    expected = {"JAX_PLATFORMS": "cpu"} | variables if accelerator == "cpu" else variables
+    assert added == {f"{name}={value}" for name, value in expected.items()}
+
+
+def test_an_unknown_accelerator_is_refused(sandbox):
+    unknown = sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="gpu")
+    assert unknown.returncode == 1
+    assert "none of cpu, cuda, tpu" in unknown.stderr
 
 
 def test_dry_run_of_a_first_run_executes_nothing(sandbox):

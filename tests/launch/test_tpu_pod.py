@@ -383,7 +383,6 @@ def test_price_is_an_argument(stage):
     ("words", "message"),
     [
         ([*RUN, "--", "pretrainn", "--config=x"], "'pretrainn' follows --: this script runs pretrain or finetune"),
-        ([*RUN, "--", "evaluate", "runs/x"], "'evaluate' follows --"),
         (["run"], "--name=: must be"),
         (["run", "--name=Pod"], "--name=Pod: must be at most 48 lower-case"),
         (["run", "--name=pod", "--zone=here"], "--zone=here: must be a zone"),

@@ -56,11 +56,6 @@ def exit_code(stage) -> str:
     return wait_for(lambda: stage.run("tpu_worker.sh", "status").stdout.partition(" exit ")[2]).split()[0]
 
 
-def start_and_wait_for(stage, text: str) -> None:
-    stage.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
-    wait_for(lambda: text in (stage.folder / "vit_jax_run/log").read_text())
-
-
 def test_start_returns_at_once_and_the_end_is_recorded(worker):
     play(worker, "echo step 1; until [[ -e $HOME/go ]]; do sleep 0.02; done; echo step 2; exit 75")
     assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 none\n"
@@ -95,19 +90,17 @@ def test_run_survives_the_session_that_started_it_and_is_not_started_twice(worke
     assert (worker.folder / "starts").read_text() == "x\n"
 
 
-def test_sigterm_to_the_complete_session_leaves_the_exit_code(worker):
-    """As at a preemption: the shell around vit-jax gets the signal as well, and must still write the code."""
-    play(worker, "trap 'sleep 0.2; exit 75' TERM; echo ready; while :; do sleep 0.02; done")
-    start_and_wait_for(worker, "ready")
-    os.killpg(int((worker.folder / "vit_jax_run/pid").read_text()), signal.SIGTERM)
-    assert exit_code(worker) == "75"
-
-
-def test_stop_kills_what_does_not_end(worker):
-    play(worker, "trap '' TERM; echo ready; while :; do sleep 0.02; done")
-    start_and_wait_for(worker, "ready")
-    assert worker.run("tpu_worker.sh", "stop", "0").returncode == 0
-    assert exit_code(worker) == "137"
+@pytest.mark.parametrize(("trap", "code"), [("sleep 0.2; exit 75", "75"), ("", "137")], ids=["sigterm", "stop"])
+def test_the_exit_code_stays_whatever_ends_the_run(worker, trap, code):
+    """At a preemption the shell around vit-jax gets SIGTERM as well; `stop` kills what does not end by itself."""
+    play(worker, f"trap '{trap}' TERM; echo ready; while :; do sleep 0.02; done")
+    worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
+    wait_for(lambda: "ready" in (worker.folder / "vit_jax_run/log").read_text())
+    if trap:
+        os.killpg(int((worker.folder / "vit_jax_run/pid").read_text()), signal.SIGTERM)
+    else:
+        assert worker.run("tpu_worker.sh", "stop", "0").returncode == 0
+    assert exit_code(worker) == code
 
 
 def test_mount_remembers_nothing_of_what_is_there(worker):

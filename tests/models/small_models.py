@@ -1,7 +1,5 @@
 """Models with made-up parameters, and what tests ask of them."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,14 +11,8 @@ def abstract(architecture):
     return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
 
 
-@functools.cache
-def initialised(architecture):
-    """The model as training begins with it. Compiling the initialisers takes seconds: most tests use `filled`."""
-    return jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
-
-
 def filled(architecture):
-    """The model with made-up parameters, also in the head, which starts at zero."""
+    """The model with made-up parameters, also in the head, which starts at zero. Initialisers take long to compile."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture))
 
@@ -28,6 +20,13 @@ def filled(architecture):
 def apply(model, image_BHWC, taps=None, **options):
     fixed = {} if taps is None else {"taps": taps}
     return jax.jit(lambda model, x, options: model(x, **options, **fixed))(model, image_BHWC, options)
+
+
+def assert_same_up_to_rounding(a, b, tolerance=1e-5):
+    """Sums in another order differ by some float32 epsilons of the largest term, here the largest value."""
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(a))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * scale)
 
 
 def size(tree):

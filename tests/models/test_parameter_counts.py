@@ -27,7 +27,14 @@ TINY_BLOCK = 2 * 16 + 4 * (64 + 8) + TINY_MLP  # two norms, four projections, tw
 TINY_COUNT = (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)  # class token, position embedding; norm, head
 
 # 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
-RESNET = {"family": "resnet", "units": (2, 1), "width_factor": 0.5, "image_size": (16, 12), "patch_size": (1, 1)}
+POSTACTIVATION = {
+    "family": "resnet",
+    "units": (2, 1),
+    "width_factor": 0.5,
+    "image_size": (16, 12),
+    "patch_size": (1, 1),
+}
+PREACTIVATION = POSTACTIVATION | {"residual_unit": "preactivation"}
 NO_TRANSFORMER = {"width": 256, "depth": 0, "mlp_dim": 0, "num_heads": 0, "pool": "gap"}
 CONVOLUTIONS = (
     49 * 3 * 32
@@ -93,26 +100,16 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
         ({"position_embedding": "learned_2d", "pool": "gap"}, (2 * 4 + 3 * 4) - 7 * 8 - 8),
         ({"position_embedding": "sincos2d"}, -7 * 8),
         ({"position_embedding": "none"}, -7 * 8),
-    ],
-)
-def test_transformers_by_hand(changes, difference):
-    assert size(abstract(dataclasses.replace(TINY, **changes))) == TINY_COUNT + difference
-
-
-@pytest.mark.parametrize(
-    ("changes", "count"),
-    [
-        ({"residual_unit": "preactivation", **NO_TRANSFORMER}, CONVOLUTIONS + NORMS_BEFORE + 256 * 5 + 5),
-        ({"residual_unit": "postactivation", **NO_TRANSFORMER}, CONVOLUTIONS + NORMS_AFTER + 256 * 5 + 5),
+        (PREACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_BEFORE + 256 * 5 + 5 - TINY_COUNT),
+        (POSTACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_AFTER + 256 * 5 + 5 - TINY_COUNT),
         (  # a map of 2 x 2 with 256 channels, cut into two patches of 1 x 2 cells
-            {"family": "hybrid", "patch_size": (1, 2)},
-            CONVOLUTIONS + NORMS_AFTER + (2 * 256 * 8 + 8) + 3 * 8 + TINY_COUNT - (48 * 8 + 8) - 7 * 8,
+            POSTACTIVATION | {"family": "hybrid", "patch_size": (1, 2)},
+            CONVOLUTIONS + NORMS_AFTER + (2 * 256 * 8 + 8) + 3 * 8 - (48 * 8 + 8) - 7 * 8,
         ),
     ],
-    ids=["preactivation", "postactivation", "hybrid"],
 )
-def test_resnets_by_hand(changes, count):
-    assert size(abstract(dataclasses.replace(TINY, **(RESNET | changes)))) == count
+def test_by_hand(changes, difference):
+    assert size(abstract(dataclasses.replace(TINY, **changes))) == TINY_COUNT + difference
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """ResNets and hybrids: their constants, stages, initial values and gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import apply, filled, images
+from tests.models.small_models import apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit
@@ -17,28 +19,21 @@ def small(name="R26x0.5", image_size=(48, 40), **options):
     return build_architecture(ModelConfig(name=name, **options), image_size=image_size, num_classes=7)
 
 
-HYBRIDS = ("R26x0.5+ViT-mu/16", "R14x0.5+ViT-mu/8", "R+mu/16")
-
-
 # The forward passes are compared with the libraries' in tests/weights/test_reference_logits.
 
 
 @pytest.mark.parametrize("added_to", ["variance", "std"])
 def test_constants_in_which_the_releases_differ(added_to):
     """Standardised kernels and group norm by their definitions, with constants that change the result."""
-    constants = {
-        "group_norm_epsilon": 0.5,
-        "standardization_epsilon": 0.4,
-        "standardization_epsilon_added_to": added_to,
-    }
-    layer = StandardizedConv(1, 64, 3, padding="VALID", a=small(**constants), rngs=nnx.Rngs(0))
+    a = small(group_norm_epsilon=0.5, standardization_epsilon=0.4, standardization_epsilon_added_to=added_to)
+    layer = StandardizedConv(1, 64, 3, a, rngs=nnx.Rngs(0))
     x = np.asarray(jax.random.normal(jax.random.key(0), (2, 5, 4, 64)))
     kernel = np.float64(layer.kernel[...] / layer.kernel[...].std())
     layer.kernel[...] = jnp.float32(kernel)
     variance = kernel.var((0, 1, 2))
     divisor = np.sqrt(variance + 0.4) if added_to == "variance" else np.sqrt(variance) + 0.4
     assert_near(layer(x), x @ ((kernel - kernel.mean((0, 1, 2))) / divisor)[0, 0])
-    norm = GroupNorm(64, small(**constants))
+    norm = GroupNorm(64, a)
     groups = np.float64(x).reshape(2, 20, 32, 2)
     centred = groups - groups.mean((1, 3), keepdims=True)
     expected = centred / np.sqrt((centred**2).mean((1, 3), keepdims=True) + 0.5)
@@ -53,7 +48,7 @@ def assert_near(found, expected):
     ("name", "image_size", "unit"),
     [
         ("R14x0.5", (33, 50), "preactivation"),
-        ("R26x0.5", (48, 40), "postactivation"),
+        ("R14x0.5", (33, 50), "postactivation"),
         ("R14x0.5+ViT-mu/8", (48, 32), None),
         ("R+mu/16", (64, 32), None),
     ],
@@ -87,13 +82,9 @@ def test_stages_are_run_in_order(name, image_size, unit):
 
 def test_group_norm_keeps_small_differences_on_a_large_mean():
     """The variance of x² minus the squared mean would lose them in float32."""
-    architecture = small()
-    norm = GroupNorm(32, architecture)
+    norm = GroupNorm(32, small())
     x = 1e4 + jnp.tile(jnp.array([0.0, 1.0]), 32)[None, :, None, None] * jnp.ones((1, 64, 1, 32))
     np.testing.assert_allclose(jnp.unique(norm(x)), [-1.0, 1.0], rtol=1e-3)
-
-
-# Shapes, counts, dtypes.
 
 
 @pytest.mark.parametrize("name", ["R14x0.5", "R14x0.5+ViT-mu/8"])
@@ -108,9 +99,6 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
     assert outputs[1].logits_BK.dtype == jnp.float32
     scale = float(jnp.abs(outputs[0].logits_BK).max())
     np.testing.assert_allclose(outputs[1].logits_BK, outputs[0].logits_BK, atol=0.1 * scale)
-
-
-# Initial values and gradients.
 
 
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
@@ -129,19 +117,12 @@ def test_initial_values(form):
     assert not np.array_equal(first, second)
 
 
-@pytest.fixture(scope="module")
-def plain_gradient():
-    return stage_gradient()
+@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
+def test_rematerialisation_and_unrolling_change_no_gradient(change):
+    assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)
 
 
-@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}], ids=str)
-def test_rematerialisation_and_unrolling_change_no_gradient(change, plain_gradient):
-    changed = stage_gradient(**change)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain_gradient))
-    for x, y in zip(*map(jax.tree.leaves, (plain_gradient, changed)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * scale)
-
-
+@functools.cache
 def stage_gradient(**options):
     stage = Stage(32, 128, 2, 3, small("R14x0.5", **options), jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (2, 8, 8, 32))

@@ -1,15 +1,15 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import abstract, apply, filled, images, initialised
+from tests.models.small_models import abstract, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
+from vit_jax.models import build_model
 from vit_jax.models.transformer import dropout
-
-POOLS = ("token", "gap", "map")
-POSITIONS = ("learned_1d", "learned_2d", "sincos2d", "none")
 
 
 def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
@@ -17,17 +17,17 @@ def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
     return build_architecture(ModelConfig(**options), image_size=image_size, num_classes=num_classes)
 
 
-FORMS = [
-    ("token", "learned_1d", "mlp", "float32"),
-    ("token", "learned_2d", "linear", "bfloat16"),
-    ("gap", "sincos2d", "mlp", "bfloat16"),
-    ("gap", "learned_2d", "linear", "float32"),
-    ("map", "none", "linear", "float32"),
-    ("map", "learned_1d", "mlp", "bfloat16"),
-]
-
-
-@pytest.mark.parametrize(("pool", "positions", "head", "dtype"), FORMS)
+@pytest.mark.parametrize(
+    ("pool", "positions", "head", "dtype"),
+    [
+        ("token", "learned_1d", "mlp", "float32"),
+        ("token", "learned_2d", "linear", "bfloat16"),
+        ("gap", "sincos2d", "mlp", "bfloat16"),
+        ("gap", "learned_2d", "linear", "float32"),
+        ("map", "none", "linear", "float32"),
+        ("map", "learned_1d", "mlp", "bfloat16"),
+    ],
+)
 def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype):
     options = {"pool": pool, "position_embedding": positions, "head": head, "compute_dtype": dtype}
     architecture = small(image_size=(24, 8), **options)
@@ -56,10 +56,9 @@ def test_patch_embedding_equals_a_convolution():
     np.testing.assert_array_equal(embedding(larger), embedding(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"remat": "full", "scan_unroll": 2}], ids=["plain", "remat"])
-def test_taps_are_the_blocks_one_after_the_other(options):
+def test_taps_are_the_blocks_one_after_the_other():
     """The forward passes are compared with the libraries' in tests/weights/test_reference_logits."""
-    architecture = small(head="mlp", **options)
+    architecture = small(head="mlp", remat="full", scan_unroll=2)
     model, x = filled(architecture), images(architecture)
     output = apply(model, x, taps=("blocks", "attention"))
     tokens = np.concatenate([np.broadcast_to(model.class_token[...], (2, 1, 32)), model.embedding(x)], 1)
@@ -100,29 +99,12 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
             outputs_of_scan(taps=taps)
 
 
-def test_a_network_without_classes_ends_in_its_features():
-    output = apply(filled(small(num_classes=0)), images(small()))
-    assert output.logits_BK is None
-    assert output.features_BD.shape == (2, 32)
+@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
+def test_rematerialisation_and_unrolling_change_no_gradient(change):
+    assert_same_up_to_rounding(*(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change)))
 
 
-@pytest.fixture(scope="module")
-def plain_gradient():
-    return gradient(small(dropout_fraction=0.1))
-
-
-@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}], ids=str)
-def test_rematerialisation_and_unrolling_change_no_gradient(change, plain_gradient):
-    assert_same_up_to_rounding(plain_gradient, gradient(small(dropout_fraction=0.1, **change)))
-
-
-def assert_same_up_to_rounding(a, b):
-    """Sums in another order differ by some float32 epsilons of the largest term, here the largest gradient."""
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(a))
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * scale)
-
-
+@functools.cache
 def gradient(architecture):
     def loss(model):
         return jnp.square(model(images(architecture), dropout_key=jax.random.key(5)).logits_BK).mean()
@@ -132,8 +114,7 @@ def gradient(architecture):
 
 def test_dropout_needs_a_key_and_is_a_function_of_it():
     architecture = small(dropout_fraction=0.5)
-    model = filled(architecture)
-    x = images(architecture)
+    model, x = filled(architecture), images(architecture)
     plain = apply(model, x).logits_BK
     first, again, other = (apply(model, x, dropout_key=jax.random.key(seed)).logits_BK for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
@@ -149,18 +130,9 @@ def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
     assert abs(float(kept.mean()) - 1.0) < 0.1
     architecture = small(depth=1, stochastic_depth_fraction=0.9)
-    model = filled(architecture)
-    x = images(architecture)
-    np.testing.assert_allclose(
-        apply(model, x, dropout_key=jax.random.key(1)).logits_BK, apply(model, x).logits_BK, rtol=1e-5
-    )
-
-
-def test_learned_2d_positions_share_rows_and_columns():
-    architecture = small(position_embedding="learned_2d", image_size=(12, 8))
-    table = filled(architecture).positions()[0, 1:].reshape(3, 2, 32)
-    np.testing.assert_array_equal(table[0, :, :16], table[2, :, :16])  # x half: by column
-    np.testing.assert_array_equal(table[:, 0, 16:], table[:, 1, 16:])  # y half: by row
+    model, x = filled(architecture), images(architecture)
+    trained = apply(model, x, dropout_key=jax.random.key(1))
+    np.testing.assert_allclose(trained.logits_BK, apply(model, x).logits_BK, rtol=1e-5)
 
 
 STANDARD_DEVIATIONS = {
@@ -179,7 +151,7 @@ def test_the_spread_of_initial_positions_is_chosen():
 def test_initial_values():
     """Attention kernels are Xavier uniform as one matrix; the head gives its bias for any image."""
     architecture = small(name="ViT-Ti/16", image_size=(64, 64), head_bias_init=-10.0)
-    model = initialised(architecture)
+    model = jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
     assert jax.tree.structure(model) == jax.tree.structure(abstract(architecture))
     for name, leaf in pytree.named_leaves(model).items():
         if name in STANDARD_DEVIATIONS:

@@ -67,7 +67,7 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     seconds = {"copy": 0.0, "product": 0.0}
     for instruction in program.computations[program.entry]:
         is_copy = any(array.dims == (8, size, size) for array in instruction.arrays)
-        seconds["copy" if is_copy else "product"] += (instruction.cycles or 0) / topology.fabric.clock_hertz
+        seconds["copy" if is_copy else "product"] += instruction.cycles / topology.fabric.clock_hertz
     assert 0.6 < 2 * size**3 / seconds["product"] / topology.chip.peak_bf16_flops < 1
     assert 0.6 < 2 * 4 * 8 * size**2 / seconds["copy"] / topology.chip.memory_bandwidth_bytes_per_second < 1
 

@@ -5,11 +5,67 @@ import types
 
 import pytest
 
-from tests.plan.programs import TEXT
 from vit_jax.plan import hlo
 from vit_jax.plan.memory import Memory, compiled_memory
 from vit_jax.plan.timeline import step_timeline
 
+# As XLA for TPUs prints programs, small enough to work out by hand.
+TEXT = """\
+HloModule jit_train_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%async_collective_fusion.1 (p: bf16[64,128]) -> bf16[64,128] {
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.2 = bf16[256,128]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7, \
+replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+}
+
+%gathering (p: bf16[64,128]) -> bf16[256,128] {
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.1 = bf16[256,128]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7, \
+replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+}
+
+%body (state: (s32[], f32[3,100,128], f32[8,128])) -> (s32[], f32[3,100,128], f32[8,128]) {
+  %state = (s32[], f32[3,100,128]{2,1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %fetch = (f32[8,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%state)
+  %work = f32[8,128]{1,0:T(8,128)} fusion(%state), kind=kLoop, calls=%add, \
+metadata={op_name="jit(train_step)/jvp()/while/body/dot"}, backend_config={"estimated_cycles":"1000"}
+  %fetched = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%fetch)
+  %all-reduce.1 = f32[8,128]{1,0:T(8,128)} all-reduce(%work), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add, \
+metadata={op_name="jit(train_step)/sum"}
+  ROOT %next = (s32[], f32[3,100,128], f32[8,128]) tuple(%state, %state, %all-reduce.1)
+}
+
+%condition (state: (s32[], f32[3,100,128], f32[8,128])) -> pred[] {
+  %state = (s32[], f32[3,100,128]{2,1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %length = s32[]{:T(128)} constant(3)
+  %counter = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[]{:T(512)} compare(%counter, %length), direction=LT
+}
+
+ENTRY %main (param.0: f32[12,100], param.1: f32[12,100], param.2: u8[4,8,8,3]) -> f32[8,128] {
+  %param.0 = f32[12,100]{1,0:T(8,128)} parameter(0), metadata={op_name="state.model.head.kernel.value"}
+  %param.1 = f32[12,100]{1,0:T(8,128)} parameter(1), metadata={op_name="state.optimizer[0].mu.head.kernel.value"}
+  %param.2 = u8[4,8,8,3]{3,2,1,0:T(8,128)} parameter(2), metadata={op_name="batch.image_BHWC"}
+  %zero = s32[]{:T(128)} constant(0)
+  %kept = f32[3,100,128]{2,1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
+  %first = f32[8,128]{1,0:T(8,128)} fusion(%param.0), kind=kLoop, calls=%add, backend_config={"estimated_cycles":"500"}
+  %async-collective-start = (bf16[64,128]{1,0}, bf16[256,128]{1,0}) fusion(%first), kind=kCustom, calls=%gathering
+  %beside = f32[8,128]{1,0:T(8,128)} fusion(%first), kind=kCustom, calls=%async_collective_fusion.1, \
+backend_config={"estimated_cycles":"2000"}
+  %async-collective-done = bf16[256,128]{1,0} fusion(%beside), kind=kCustom, calls=%gathering
+  %before = (s32[], f32[3,100,128], /*index=2*/f32[8,128]) tuple(%zero, %kept, %beside)
+  %while.1 = (s32[], f32[3,100,128]{2,1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) while(%before), condition=%condition, \
+body=%body, metadata={op_name="jit(train_step)/jvp()/while"}
+  ROOT %result = f32[8,128]{1,0:T(8,128)} get-tuple-element(%while.1), index=2
+}
+"""
 TILE = 8 * 128 * 4
 CYCLE = 1e-9
 ENTRY, LOOP = (500 + 2000) * CYCLE, 3 * 1000 * CYCLE
@@ -90,11 +146,20 @@ def timeline(text=TEXT, *, memory=1e12, collective=0.0):
     return step_timeline(hlo.parse(text), machine, lambda *_: collective)
 
 
-def test_cycles_times_loops():
-    line = timeline()
-    assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
-    assert line.collective_seconds == 0
-    assert line.seconds == pytest.approx(ENTRY + LOOP)
+@pytest.mark.parametrize(
+    ("text", "memory", "compute", "prefetch", "num_unknown_loops"),
+    [
+        (TEXT, 1e12, ENTRY + LOOP, 0, 0),
+        (UNKNOWN_LENGTH, 1e12, ENTRY + LOOP / 3, 0, 1),  # counted once
+        (TEXT, 8 * 128 * 4 / 3e-6, ENTRY + LOOP, 3 * (3e-6 - 1000 * CYCLE), 0),  # 3 us, of which 1000 cycles are hidden
+    ],
+)
+def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute, prefetch, num_unknown_loops):
+    line = timeline(text, memory=memory)
+    assert line.compute_seconds == pytest.approx(compute)
+    assert line.prefetch_seconds == pytest.approx(prefetch)
+    assert (line.collective_seconds, line.num_unknown_loops) == (0, num_unknown_loops)
+    assert line.seconds == pytest.approx(compute + prefetch)
 
 
 def test_a_collective_costs_what_no_work_hides():
@@ -107,18 +172,6 @@ def test_a_collective_costs_what_no_work_hides():
     ]
     assert line.collectives[1].waited_seconds == pytest.approx(3e-6)
     assert timeline(collective=1.5e-6).collective_seconds == pytest.approx(3 * 1.5e-6)  # the gather is hidden
-
-
-def test_memory_that_comes_too_late_is_waited_for():
-    num_bytes = 8 * 128 * 4
-    line = timeline(memory=num_bytes / 3e-6)  # 3 us, of which 1000 cycles are hidden
-    assert line.prefetch_seconds == pytest.approx(3 * (3e-6 - 1000 * CYCLE))
-
-
-def test_a_loop_of_unknown_length_is_counted_once():
-    line = timeline(UNKNOWN_LENGTH)
-    assert line.num_unknown_loops == 1
-    assert line.compute_seconds == pytest.approx(ENTRY + LOOP / 3)
 
 
 def test_slices_exchange_over_the_network():

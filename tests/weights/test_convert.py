@@ -9,7 +9,7 @@ from tests.weights.small_networks import RESNET, SQUARE, VIT, arrays_of, assert_
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
-from vit_jax.weights.report import ArrayStatus, joined_names, table
+from vit_jax.weights.report import ArrayStatus, table
 from vit_jax.weights.saving import OWN, convert, save_weights
 
 
@@ -108,20 +108,15 @@ def test_the_report_names_every_array_on_both_sides(source, tmp_path):
     assert any("readers of timm files compute with exact" in line for line in lines)
 
 
-def test_names_that_differ_in_one_place_are_joined():
-    assert joined_names(()) == ""
-    assert joined_names(("a/b",)) == "a/b"
-    assert joined_names(("a/query/kernel", "a/key/kernel", "a/value/kernel")) == "a/{query,key,value}/kernel"
-    assert joined_names([f"blocks/{layer}/x" for layer in range(12)]) == "blocks/{0..11}/x"
-
-
-def test_the_table_has_a_line_for_each_array():
+def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_place():
     statuses = [
-        ArrayStatus("a.weight", ("a/kernel",), (2, 3), "float32", "transposed"),
+        ArrayStatus("a.weight", ("a/query/x", "a/key/x"), (2, 3), "float32", "joined"),
+        ArrayStatus("b", tuple(f"b/{layer}/x" for layer in range(12)), (12, 1), "float32", "stacked"),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
     assert table(statuses).splitlines() == [
-        "  array     our parameter  shape   dtype    status",
-        "  a.weight  a/kernel       2x3     float32  transposed",
-        "  opt/x     -              scalar  float32  ignored",
+        "  array     our parameter    shape   dtype    status",
+        "  a.weight  a/{query,key}/x  2x3     float32  joined",
+        "  b         b/{0..11}/x      12x1    float32  stacked",
+        "  opt/x     -                scalar  float32  ignored",
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
@@ -54,65 +55,73 @@ def test_published_networks_are_recognised_whole(format_name, name):
     assert not found.is_class_row_missing
 
 
-@pytest.mark.parametrize("pool", ["token", "gap", "map"])
-def test_the_image_size_is_asked_for_where_the_grid_is_no_square(pool):
-    a = dataclasses.replace(VIT, pool=pool)
-    with pytest.raises(ValueError, match=r"not a square grid of patches: give image_size.*multiples of 4 and 4"):
-        recognise(headers(a, "released"), {})
-    assert recognise(headers(a, "released"), {}, options={"image_size": (8, 12)}).architecture == a
-    turned = recognise(headers(a, "released"), {}, options={"image_size": [12, 8]}).architecture
-    assert turned == dataclasses.replace(a, image_size=(12, 8))
-    with pytest.raises(ValueError, match=r"\(16, 12\) has 12 patches of 4x4 pixels, the file has positions for 6"):
-        recognise(headers(a, "released"), {}, options={"image_size": (16, 12)})
-
-
-def test_the_number_of_heads_is_asked_for_where_no_size_tells():
-    arrays = headers(VIT, "timm")
-    with pytest.raises(ValueError, match="width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"):
-        recognise(arrays, {}, options={"image_size": (8, 12)})
-    found = recognise(arrays, {}, options={"image_size": (8, 12), "num_heads": 8})
-    assert found.architecture == dataclasses.replace(VIT, num_heads=8, gelu="exact")
-    with pytest.raises(ValueError, match="num_heads=3 does not divide the width: give a divisor of 16"):
-        recognise(arrays, {}, options={"image_size": (8, 12), "num_heads": 3})
-
-
-def test_without_a_table_positions_are_sines_unless_said_otherwise():
-    a = NETWORKS["sincos2d"]
-    with pytest.raises(ValueError, match="does not state the image size: give image_size"):
-        recognise(headers(a, "released"), {})
-    found = recognise(headers(a, "released"), {}, options={"image_size": (8, 12)})
-    assert found.architecture == a
-    assert any("'sincos2d' is assumed" in text for text in found.assumptions)
-    options = {"image_size": (8, 12), "position_embedding": "none"}
-    assert recognise(headers(a, "released"), {}, options=options).architecture.position_embedding == "none"
-
-
-def test_answers_count_more_than_what_stands_beside():
-    stated = {"gelu": "exact", "num_heads": 8, "image_size": (8, 12), "pool": "token"}
-    found = recognise(headers(VIT, "timm"), {}, stated=stated, options={"num_heads": 2})
-    assert found.architecture == dataclasses.replace(VIT, gelu="exact")
+POOLS = [dataclasses.replace(VIT, pool=pool) for pool in ("token", "gap", "map")]
+TIMM_VIT = dataclasses.replace(VIT, gelu="exact")
+NO_TABLE = NETWORKS["sincos2d"]
+OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
+SAID = {"image_size": (8, 12), "num_heads": 2}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("a", "format_name", "given", "expected"),
     [
-        ({"num_heads": 4}, "num_heads=4 is given, but the file says 2"),
-        ({"position_embedding": "sincos2d"}, "'sincos2d' is given, but the file says 'learned_1d'"),
-        ({"group_norm_epsilon": 1e-5}, "group_norm_epsilon would have no effect on a vit"),
-        ({"image_size": "big"}, "image_size='big': give height and width"),
+        *((a, "released", {"options": {"image_size": (8, 12)}}, {}) for a in POOLS),
+        (VIT, "released", {"options": {"image_size": [12, 8]}}, {"image_size": (12, 8)}),
+        (VIT, "timm", {"options": SAID | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
+        (NO_TABLE, "released", {"options": {"image_size": (8, 12)}}, {}),
+        (
+            *(NO_TABLE, "released", {"options": {"image_size": (8, 12), "position_embedding": "none"}}),
+            {"position_embedding": "none"},
+        ),
+        # What is given counts more than what is stated beside the file; of the head, one of the two may have none.
+        (VIT, "timm", {"stated": SAID | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}}, {}),
+        (TIMM_VIT, "timm", {"stated": OF_VIT, "options": SAID}, {}),
+        (TIMM_VIT, "timm", {"stated": OF_VIT | {"num_classes": 0}, "options": SAID}, {}),
+        (dataclasses.replace(TIMM_VIT, num_classes=0), "timm", {"stated": OF_VIT, "options": SAID}, {}),
     ],
 )
-def test_answers_that_contradict_or_have_no_effect_are_refused(options, words):
+def test_what_the_file_does_not_tell_is_taken_from_what_is_said(a, format_name, given, expected):
+    found = recognise(headers(a, format_name), {}, **given)
+    assert found.architecture == dataclasses.replace(a, **expected)
+    is_guess = a is NO_TABLE and not expected
+    assert any("'sincos2d' is assumed" in text for text in found.assumptions) == is_guess
+
+
+def test_a_border_that_no_patch_covers_is_left_out_and_told():
+    found = recognise(headers(SQUARE, "timm"), {}, stated={"image_size": (14, 15), "num_heads": 2})
+    assert found.architecture == as_read(SQUARE, "timm")
+    said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
+    assert [said in text for text in found.assumptions] == [True]
+
+
+@pytest.mark.parametrize(
+    ("a", "format_name", "given", "words"),
+    [
+        *((a, "released", {}, r"not a square grid of patches: give image_size.*multiples of 4 and 4") for a in POOLS),
+        (VIT, "released", {"image_size": (16, 12)}, r"\(16, 12\) has 12 patches of 4x4 pixels, .* positions for 6"),
+        (VIT, "timm", {"image_size": (8, 12)}, "width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"),
+        (VIT, "timm", SAID | {"num_heads": 3}, "num_heads=3 does not divide the width: give a divisor of 16"),
+        (NO_TABLE, "released", {}, "does not state the image size: give image_size"),
+        (SQUARE, "released", {"num_heads": 4}, "num_heads=4 is given, but the file says 2"),
+        (SQUARE, "released", {"position_embedding": "sincos2d"}, "'sincos2d' is given, but the file says 'learned_1d'"),
+        (SQUARE, "released", {"group_norm_epsilon": 1e-5}, "group_norm_epsilon would have no effect on a vit"),
+        (
+            SQUARE,
+            "timm",
+            {"image_size": (14, 15), "num_heads": 2},
+            r"\(14, 15\) is not a multiple of its patches .* such as 12,12",
+        ),
+        (
+            SQUARE,
+            "timm",
+            {"image_size": (3, 15), "num_heads": 2},
+            r"image_size=\(3, 15\) is not a multiple .* such as 4,12",
+        ),
+    ],
+)
+def test_options_that_are_missing_or_contradict_are_refused(a, format_name, given, words):
     with pytest.raises(ValueError, match=words):
-        recognise(headers(SQUARE, "released"), {}, options=options)
-
-
-def test_metadata_counts_more_than_answers():
-    with pytest.raises(ValueError, match="gelu='exact' is given, but the file's metadata says 'tanh'"):
-        recognise(headers(SQUARE, "released"), describe_weights(weights_of(SQUARE)), options={"gelu": "exact"})
-
-
-OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
+        recognise(headers(a, format_name), {}, options=given)
 
 
 @pytest.mark.parametrize(
@@ -126,26 +135,28 @@ OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_cla
     ],
 )
 def test_a_configuration_of_another_network_is_refused(wrong, words):
-    """Of the head, one side may have none."""
-    options = {"image_size": (8, 12), "num_heads": 2}
-    for stated, num_classes in ((OF_VIT, 3), (OF_VIT, 0), (OF_VIT | {"num_classes": 0}, 3)):
-        arrays = headers(dataclasses.replace(VIT, num_classes=num_classes), "timm")
-        found = recognise(arrays, {}, stated=stated, options=options).architecture
-        assert found == dataclasses.replace(VIT, gelu="exact", num_classes=num_classes)
     with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
-        recognise(headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=options)
+        recognise(headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=SAID)
 
 
-def test_a_border_that_no_patch_covers_is_left_out_and_told():
-    stated, arrays = {"image_size": (14, 15), "num_heads": 2}, headers(SQUARE, "timm")
-    found = recognise(arrays, {}, stated=stated)
-    assert found.architecture == as_read(SQUARE, "timm")
-    said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
-    assert [said in text for text in found.assumptions] == [True]
-    with pytest.raises(ValueError, match=r"image_size=\(14, 15\) is not a multiple of its patches .* such as 12,12"):
-        recognise(arrays, {}, stated=stated, options={"image_size": (14, 15)})
-    with pytest.raises(ValueError, match=r"image_size=\(3, 15\) is not a multiple .* such as 4,12"):
-        recognise(arrays, {}, stated=stated | {"image_size": (3, 15)})
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"format_version": 2}, "of version 2, this program reads 1"),
+        ({"format_version": True}, "of version True"),
+        ({"architecture": []}, "no 'architecture' in it"),
+        ({"architecture": {"depth": "many"}}, "stored description of the network"),
+        ({"other": 1}, "no 'architecture' in it"),
+        *(  # numbers that lie cost nothing
+            ({"architecture": dataclasses.asdict(HYBRID) | changes}, "at most|make no hybrid|image")
+            for changes in ({"depth": 10**15}, {"units": (1,) * 400}, {"units": (10**15,)}, {"units": (-3,)})
+        ),
+        (describe_weights(weights_of(SQUARE)), "gelu='exact' is given, but the file's metadata says 'tanh'"),
+    ],
+)
+def test_metadata_that_describes_nothing_or_something_else_is_refused(metadata, words):
+    with pytest.raises(ValueError, match=words):
+        recognise(headers(HYBRID, "released"), metadata, options={"gelu": "exact"})
 
 
 @pytest.mark.parametrize(
@@ -161,36 +172,11 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
     ],
 )
 def test_what_our_networks_do_not_compute_is_refused_in_words(name, words):
-    arrays = headers(VIT, "timm") | {name: StoredArray((16,), FLOAT32)}
+    array = {name: StoredArray((16,), FLOAT32)}
     with pytest.raises(ValueError, match=f"has the names of timm, but it has .*{words}.*{name}"):
-        recognise(arrays, {})
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match=r"names of no known format \(a, b, \.\.\.\)\. Known are the released ViT"):
-        recognise({"a": StoredArray((1,), FLOAT32), "b": StoredArray((1,), FLOAT32)}, {})
-
-
-@pytest.mark.parametrize(
-    ("metadata", "words"),
-    [
-        ({"format_version": 2}, "of version 2, this program reads 1"),
-        ({"format_version": True}, "of version True"),
-        ({"architecture": []}, "no 'architecture' in it"),
-        ({"architecture": {"depth": "many"}}, "stored description of the network"),
-        ({"other": 1}, "no 'architecture' in it"),
-    ],
-)
-def test_metadata_that_describes_nothing_is_refused(metadata, words):
-    with pytest.raises(ValueError, match=words):
-        recognise(headers(VIT, "released"), metadata)
-
-
-@pytest.mark.parametrize("changes", [{"depth": 10**15}, {"units": (1,) * 400}, {"units": (10**15,)}, {"units": (-3,)}])
-def test_lying_numbers_cost_nothing(changes):
-    metadata = {"architecture": dataclasses.asdict(dataclasses.replace(HYBRID, **changes))}
-    with pytest.raises(ValueError, match=r"at most|make no hybrid|image"):
-        recognise(headers(HYBRID, "released"), metadata)
+        recognise(headers(VIT, "timm") | array, {})
+    with pytest.raises(ValueError, match=rf"names of no known format \({name}, \.\.\.\)\. Known are the released ViT"):
+        recognise(array, {})
 
 
 ODD = [0, -1, 1, 2, 3, 10**12, 2**70, None, "x", [], {}, True, 1.5, float("inf"), [1, 2], "sincos2d", "resnet", "map"]
@@ -220,30 +206,22 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
     assert outcomes == {"recognised", "refused"}
 
 
-# Options.
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_has_a_possible_and_an_impossible_value(name):
+@pytest.mark.parametrize(
+    ("option", "wrong", "words"),
+    [
+        *((name, "foo", "(give|choose) ") for name in OPTIONS),
+        ("layer_norm_epsilon", float("nan"), "give a number above 0, such as 1e-6"),
+        ("standardization_epsilon", -1e-6, "give a number above 0"),
+        ("num_heads", 0, "give a divisor of the network's width"),
+        ("image_size", (0, 8), "give height and width in pixels, such as 224,224"),
+        ("image_size", [8], "give height and width"),
+    ],
+)
+def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, words):
     """That none is let through unchecked, and none is always refused."""
     possible = {"image_size": (8, 8), "num_heads": 4, "gelu": "exact", "position_embedding": "sincos2d"}
     possible["standardization_epsilon_added_to"] = "variance"
-    assert validated_options({name: possible.get(name, 1e-6)})
-    assert validated_options({name: None}) == {}
-    with pytest.raises(ValueError, match=f"^{name}='foo': (give|choose) "):
-        validated_options({name: "foo"})
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon=nan: give a number above 0, such as 1e-6"),
-        ({"standardization_epsilon": -1e-6}, "standardization_epsilon=-1e-06: give a number above 0"),
-        ({"num_heads": 0}, "num_heads=0: give a divisor of the network's width"),
-        ({"image_size": (0, 8)}, r"image_size=\(0, 8\): give height and width in pixels, such as 224,224"),
-        ({"image_size": [8]}, r"image_size=\[8\]: give height and width"),
-    ],
-)
-def test_an_impossible_option_is_named(option, words):
-    with pytest.raises(ValueError, match=words):
-        validated_options(option)
+    assert validated_options({option: possible.get(option, 1e-6)})
+    assert validated_options({option: None}) == {}
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):
+        validated_options({option: wrong})

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -209,35 +211,17 @@ def test_class_names_are_taken_from_the_caller(tmp_path):
         load_weights(path, class_names=["a", "b", "c"])
 
 
-def test_a_config_beside_the_weights_is_used(tmp_path):
-    write(tmp_path, arrays_of(VIT, "huggingface"), "model.safetensors")
-    config = {
-        "image_size": [8, 12],
-        "num_attention_heads": 2,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": 1e-6,
-        "id2label": {"10": "c", "2": "b", "1": "a"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 8, "image_mean": [0.4, 0.5, 0.5]}))
-    weights = load_weights(tmp_path)
-    assert weights.architecture == VIT
-    assert weights.class_names == ("a", "b", "c")
-    assert weights.preprocessing["resize"] == "direct"
-    assert any(note.startswith("WARNING: these weights were trained on pixels") for note in weights.notes)
-
-
-CONFIG = {"image_size": 12, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
-
-
 def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp_path):
     file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"image_size": 15}))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 15}))
+    config = {"image_size": 15, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"10": "c", "2": "b", "1": "a"}}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 15, "image_mean": [0.4, 0.5, 0.5]}))
     weights = load_weights(tmp_path)
-    assert weights.architecture == SQUARE
-    assert weights.preprocessing["image_size"] == [12, 12]  # the network's
+    assert (weights.architecture, weights.class_names) == (SQUARE, ("a", "b", "c"))
+    # The size is the network's.
+    assert weights.preprocessing == {"image_size": [12, 12], "resize": "direct"} | weights.preprocessing
     assert any("says 15x15 images" in note for note in weights.notes)
+    assert any(note.startswith("WARNING: these weights were trained on pixels") for note in weights.notes)
     bare = load_weights(file, num_heads=2)
     assert bare.architecture == dataclasses.replace(SQUARE, gelu="exact", layer_norm_epsilon=1e-12)
     note = "config.json beside it is not read, as it may be another file's: if not, give the folder."
@@ -278,3 +262,45 @@ def test_a_workdir_of_a_sharded_run(tmp_path):
         assert ("Polyak average" if polyak else "parameters") + " of step 5" in weights.source
     with pytest.raises(ValueError, match="num_heads=4 is given, but the checkpoint says 2"):
         load_weights(tmp_path, num_heads=4)
+
+
+# From Hugging Face.
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Stands in for huggingface_hub; the list of calls."""
+    calls = []
+
+    def snapshot_download(name, *, revision, allow_patterns):
+        calls.append((name, revision, allow_patterns))
+        if name == "nobody/nothing":
+            raise OSError("404")
+        write_safetensors(tmp_path / "model.safetensors", arrays_of(SQUARE, "timm"), {})
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    return calls
+
+
+def test_weights_of_a_repository(library):
+    weights = load_weights("hf://owner/a-name_1.0", num_heads=2)
+    assert weights.architecture.width == SQUARE.width
+    load_weights("hf://owner/name@refs/pr/1", num_heads=2)
+    assert [call[:2] for call in library] == [("owner/a-name_1.0", None), ("owner/name", "refs/pr/1")]
+    assert library[0][2] == ["*.safetensors", "config.json", "preprocessor_config.json"]
+
+
+@pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])
+def test_malformed_addresses(address, library):
+    with pytest.raises(ValueError, match="not an address of the form hf://owner/name"):
+        load_weights(address)
+    assert library == []
+
+
+def test_what_cannot_be_fetched_is_one_error(library, monkeypatch):
+    with pytest.raises(ValueError, match="hf://nobody/nothing cannot be fetched: 404"):
+        load_weights("hf://nobody/nothing")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match=r"needs huggingface_hub: pip install 'vit_jax\[hub\]'"):
+        load_weights("hf://owner/name")

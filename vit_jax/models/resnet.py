@@ -7,7 +7,7 @@ two its ResNets were.
 Legend: B batch, H W height and width, C channels, I O channels of a kernel's input and output, K classes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.transformer import Head, standardized
 
 CONVOLUTION = "convolution"  # the name under which rematerialisation knows what a convolution gave
-Padding = str | Sequence[tuple[int, int]]
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(CONVOLUTION),  # norms and standardised kernels come again
     "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each unit
@@ -33,27 +32,18 @@ class StandardizedConv(nnx.Module):
     """A convolution without bias whose kernel has mean 0 and variance 1 in every output channel, at every use.
 
     The two releases guard the division differently (BiT adds to the variance, ViT's hybrids to its root), so the
-    architecture says which.
+    architecture says which. BiT pads as much before the map as after it, the hybrids as little as they need.
     """
 
-    def __init__(
-        self,
-        size: int,
-        inputs: int,
-        outputs: int,
-        *,
-        stride: int = 1,
-        padding: Padding,
-        a: Architecture,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, size: int, inputs: int, outputs: int, a: Architecture, *, stride: int = 1, rngs: nnx.Rngs):
         self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32))
-        self.stride, self.padding = stride, padding if isinstance(padding, str) else tuple(padding)
+        border = (size // 2, size // 2)
+        self.stride, self.padding = stride, "SAME" if a.residual_unit == "postactivation" else (border, border)
         self.epsilon, self.epsilon_added_to = a.standardization_epsilon, a.standardization_epsilon_added_to
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        """Returns (B, H / stride, W / stride, O), rounded up where the padding covers the border."""
+        """Returns (B, H / stride, W / stride, O), rounded up."""
         kernel = standardize(self.kernel[...], self.epsilon, self.epsilon_added_to).astype(self.dtype)
         y_BHWO = jax.lax.conv_general_dilated(
             x_BHWC.astype(self.dtype),
@@ -100,7 +90,7 @@ class Shortcut(nnx.Module):
     """What a unit adds where channels or stride change: a 1x1 convolution, normed in the post-activation form."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
-        self.conv = StandardizedConv(1, inputs, outputs, stride=stride, padding="VALID", a=a, rngs=rngs)
+        self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
         self.norm = GroupNorm(outputs, a) if a.residual_unit == "postactivation" else None
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
@@ -118,10 +108,9 @@ class Unit(nnx.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
         inner = outputs // BOTTLENECK
         self.is_preactivated = a.residual_unit == "preactivation"
-        padding: Padding = [(1, 1), (1, 1)] if self.is_preactivated else "SAME"
-        self.conv1 = StandardizedConv(1, inputs, inner, padding="VALID", a=a, rngs=rngs)
-        self.conv2 = StandardizedConv(3, inner, inner, stride=stride, padding=padding, a=a, rngs=rngs)
-        self.conv3 = StandardizedConv(1, inner, outputs, padding="VALID", a=a, rngs=rngs)
+        self.conv1 = StandardizedConv(1, inputs, inner, a, rngs=rngs)
+        self.conv2 = StandardizedConv(3, inner, inner, a, stride=stride, rngs=rngs)
+        self.conv3 = StandardizedConv(1, inner, outputs, a, rngs=rngs)
         if self.is_preactivated:
             self.norm1, self.norm2, self.norm3 = GroupNorm(inputs, a), GroupNorm(inner, a), GroupNorm(inner, a)
         else:  # the last scale is 0, so that a unit begins as the identity
@@ -178,10 +167,8 @@ class Root(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        self.is_preactivated = a.residual_unit == "preactivation"
-        padding: Padding = [(3, 3), (3, 3)] if self.is_preactivated else "SAME"
-        self.conv = StandardizedConv(7, 3, a.root_channels, stride=2, padding=padding, a=a, rngs=rngs)
-        self.norm = None if self.is_preactivated else GroupNorm(a.root_channels, a)
+        self.conv = StandardizedConv(7, 3, a.root_channels, a, stride=2, rngs=rngs)
+        self.norm = GroupNorm(a.root_channels, a) if a.residual_unit == "postactivation" else None
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
         """Returns (B, H / 4, W / 4, C), rounded up."""

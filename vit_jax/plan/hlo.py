@@ -66,30 +66,29 @@ class Instruction:
         return tuple(_NAME.findall(_within_parentheses(self.rest)))
 
     @property
-    def cycles(self) -> int | None:
-        """XLA's estimate for one execution; None where it gives none."""
-        number = self._find(r'"estimated_cycles":"(\d+)"')
-        return int(number) if number else None
+    def cycles(self) -> int:
+        """XLA's estimate for one execution; 0 where it gives none."""
+        return int(self._find(r'"estimated_cycles":"(\d+)"') or 0)
 
-    def attribute(self, name: str) -> str | None:
-        """What an attribute such as "calls", "body" or "channel_id" names."""
+    def attribute(self, name: str) -> str:
+        """What an attribute such as "calls", "body" or "channel_id" names; "" without it."""
         return self._find(rf"\b{name}=%?([\w.\-]+)")
 
-    def _find(self, pattern: str) -> str | None:
+    def _find(self, pattern: str) -> str:
         match = re.search(pattern, self.rest)
-        return match[1] if match else None
+        return match[1] if match else ""
 
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
         names = (self.attribute(key) for key in ("calls", "to_apply", "true_computation", "false_computation"))
-        branches = self._find(r"branch_computations=\{([^}]*)\}") or ""
-        return (*(name for name in names if name), *_NAME.findall(branches))
+        branches = self._find(r"branch_computations=\{([^}]*)\}")
+        return (*filter(None, names), *_NAME.findall(branches))
 
     @property
     def source(self) -> str:
         """The operation that it comes from, as jax names it."""
-        return self._find(r'op_name="([^"]*)"') or ""
+        return self._find(r'op_name="([^"]*)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +100,8 @@ class Program:
 
     def trip_count(self, loop: Instruction) -> int | None:
         """Iterations of a `while`: the constant that its counter, from 0, is compared with; None if unknown."""
-        name = loop.attribute("condition")
-        constants = [c for c in self.computations.get(name or "", ()) if c.opcode == "constant"]
+        condition = self.computations.get(loop.attribute("condition"), ())
+        constants = [c for c in condition if c.opcode == "constant"]
         numbers = [match[1] for c in constants if (match := re.match(r"(\d+)\)", c.rest))]
         return int(numbers[0]) if len(numbers) == 1 else None
 

@@ -77,7 +77,7 @@ class _Walk:
 
     def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
         opcode, name = instruction.opcode, instruction.name
-        seconds = (instruction.cycles or 0) / self.topology.fabric.clock_hertz
+        seconds = instruction.cycles / self.topology.fabric.clock_hertz
         if opcode in ("while", "call", "conditional"):
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
@@ -102,7 +102,7 @@ class _Walk:
 
     def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
         if instruction.opcode == "while":
-            body, times = self.run(instruction.attribute("body") or ""), self.program.trip_count(instruction)
+            body, times = self.run(instruction.attribute("body")), self.program.trip_count(instruction)
             if times is None:
                 return dataclasses.replace(body, num_unknown_loops=body.num_unknown_loops + 1), 1
             return body, times

@@ -1,4 +1,4 @@
-"""Top-1, top-5, loss and the table of classes against loops over single examples."""
+"""Evaluation by hand: top-1, top-5, loss and the table of classes against loops over single examples."""
 
 import contextlib
 import csv
@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import Batch
+from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.per_class import PerClassResult, evaluate_per_class, per_class_sums
 
 
-def make_batch(labels, mask):
-    """A batch without pixels, which nothing here looks at."""
-    return Batch(image_BHWC=None, label_B=jnp.asarray(labels, jnp.int32), mask_B=jnp.asarray(mask, jnp.float32))
+def make_batch(labels, mask, images=None):
+    """A batch without pixels; the steps below take what stands in their place."""
+    return Batch(image_BHWC=images, label_B=jnp.asarray(labels, jnp.int32), mask_B=jnp.asarray(mask, jnp.float32))
 
 
 def by_hand(logits, labels, mask):
@@ -75,14 +76,10 @@ def evaluate(batches):
 
 def test_a_split_in_batches_of_which_the_last_is_padded():
     logits, labels, mask = sample(7, rows=64)
-    parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
     mask[60:] = 0
-    batches = [
-        Batch(jnp.asarray(logits[part]), jnp.asarray(labels[part], jnp.int32), jnp.asarray(mask[part]))
-        for part in parts
-    ]
-    found, expected = evaluate(batches), by_hand(logits, labels, mask)
-    images = mask.sum()
+    parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
+    found = evaluate([make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts])
+    expected, images = by_hand(logits, labels, mask), mask.sum()
     assert dict(found.values()) == {
         "images": images,
         "top1_accuracy": pytest.approx(expected["top1_K"].sum() / images),
@@ -93,11 +90,30 @@ def test_a_split_in_batches_of_which_the_last_is_padded():
         assert np.array_equal(getattr(found, name), expected[name]), name
 
 
-@pytest.mark.parametrize("masks", [[], [[0, 0]], [[0, 0], [0, 0]]], ids=["none", "masked", "all_masked"])
-def test_nothing_to_evaluate(masks):
-    batches = [Batch(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32), jnp.asarray(mask, jnp.float32)) for mask in masks]
+def classify(batches):
+    """Losses stand in the place of the images, whether an answer is right in that of the labels."""
+
+    @jax.jit
+    def step(scale, batch):
+        terms = {"loss": batch.image_BHWC * scale, "correct": batch.label_B.astype(jnp.float32), "weight": 1.0}
+        return {name: jnp.sum(term * batch.mask_B) for name, term in terms.items()}
+
+    split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
+    return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
+
+
+def test_loss_and_accuracy_by_hand():
+    """Three examples count: losses 2 x (1 + 2 + 6) over 3, two of them right; the padding's 100 is not seen."""
+    batches = [make_batch([1, 0], [1, 1], jnp.float32([1, 2])), make_batch([1, 1], [1, 0], jnp.float32([6, 100]))]
+    assert classify(batches) == {"loss": pytest.approx(6.0), "accuracy": pytest.approx(2 / 3), "images": 3}
+
+
+@pytest.mark.parametrize("num_batches", [0, 2])
+def test_nothing_to_evaluate(num_batches):
     with pytest.raises(ValueError, match="No image of the split could be read"):
-        evaluate(batches)
+        evaluate([make_batch([0, 0], [0, 0], jnp.zeros((2, 3)))] * num_batches)
+    with pytest.raises(ValueError, match="No image of the test split could be read"):
+        classify([make_batch([0, 0], [0, 0], jnp.zeros(2))] * num_batches)
 
 
 def test_the_table_of_classes():
