@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from multiprocessing import resource_tracker, shared_memory, util
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
@@ -98,19 +98,19 @@ def _end_with_parent() -> None:
 
 def segment_prefix() -> str | None:
     """What names of this process's segments of shared memory begin with; None where they are not files."""
-    return f"/vj{_living_run()[0]}_" if SHARED_MEMORY.is_dir() else None
+    return f"/vj{_living_run()}_" if SHARED_MEMORY.is_dir() else None
 
 
 @functools.cache
-def _living_run() -> tuple[str, IO[str]]:
-    """Digits for this process, and the file of that name, locked for as long as it lives."""
+def _living_run() -> str:
+    """Digits for this process, which name a file that is locked for as long as it lives."""
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
-    file = path.with_suffix(".new").open("x")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    path.with_suffix(".new").rename(path)  # only now do others see it
+    new = path.with_suffix(".new")
+    fcntl.flock(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX)  # the system closes it
+    new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
-    return digits, file
+    return digits
 
 
 def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
