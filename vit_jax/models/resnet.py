@@ -81,11 +81,6 @@ class GroupNorm(nnx.Module):
         return (normal_BHWC * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
-def max_pool(x_BHWC: jax.Array, padding: str) -> jax.Array:
-    """Maximum over 3x3 windows, two cells apart. "SAME" pads with nothing, "VALID" does not pad."""
-    return jax.lax.reduce_window(x_BHWC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
-
-
 class Shortcut(nnx.Module):
     """What a unit adds where channels or stride change: a 1x1 convolution, normed in the post-activation form."""
 
@@ -174,8 +169,9 @@ class Root(nnx.Module):
         """Returns (B, H / 4, W / 4, C), rounded up."""
         x_BHWC = self.conv(image_BHWC)
         if self.norm is None:
-            return max_pool(jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0))), "VALID")
-        return max_pool(nnx.relu(self.norm(x_BHWC)), "SAME")
+            x_BHWC = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            return nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding="VALID")
+        return nnx.max_pool(nnx.relu(self.norm(x_BHWC)), (3, 3), strides=(2, 2), padding="SAME")
 
 
 class ResNetBody(nnx.Module):
