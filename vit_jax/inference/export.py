@@ -17,13 +17,15 @@ from vit_jax.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes
-_BILINEAR = "bilinear between pixel centres, without antialiasing"
 _PREPARATION = {
-    "direct": {"meaning": "both sides are resized to those of the input", "filter": _BILINEAR},
+    "direct": {
+        "meaning": "both sides are resized to those of the input",
+        "filter": "bilinear between pixel centres, without antialiasing",
+    },
     "short_side": {
         "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, of "
         "which the middle is kept; sides are rounded",
-        "filter": f"area, the mean over what a new pixel covers, where both sides shrink; else {_BILINEAR}",
+        "filter": "area, the mean over what a new pixel covers, also where it is smaller than an old one",
     },
 }
 """`EvaluationTransform` in words, for users without this package."""
