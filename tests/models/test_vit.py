@@ -144,7 +144,8 @@ STANDARD_DEVIATIONS = {
 
 
 def test_the_spread_of_initial_positions_is_chosen():
-    table = initialised(small(position_stddev=0.5, width=256)).positions.table[...]
+    architecture = small(position_stddev=0.5, width=256)
+    table = jax.jit(lambda: build_model(architecture, jax.random.key(0)).positions.table[...])()
     assert float(table.std()) == pytest.approx(0.5, rel=0.05)
 
 
