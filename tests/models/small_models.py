@@ -31,3 +31,7 @@ def assert_same_up_to_rounding(a, b, tolerance=1e-5):
 
 def images(architecture, batch=2, seed=1):
     return jax.random.uniform(jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0)
+
+
+def size(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
