@@ -136,7 +136,8 @@ def trial(harm: Harm, layout: Layout, data_dir: Path, expected: Path, seconds: f
     outcomes = commands.finish(processes)
     allowed = harm.codes | {0}
     wrong = [f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code not in allowed]
-    if "leaked shared_memory" in "".join(outcome.err for outcome in outcomes):
+    ends = [outcome.err for outcome in outcomes if outcome.code in (0, exits.PREEMPTED)]
+    if "leaked shared_memory" in "".join(ends):
         wrong.append("leaked shared memory")
     return wrong + (complete(words, layout) or differences(folder / "run", expected))
 
