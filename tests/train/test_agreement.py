@@ -1,5 +1,6 @@
 """Processes of one run that differ are told so, by name and value."""
 
+import jax
 import pytest
 
 from tests.train import small_runs as runs
@@ -36,6 +37,7 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     config = runs.config(f"input.data_dir={data_dir}")
     data = open_datasets(config)
     require_agreement(config, data)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     texts: list[str] = []
     monkeypatch.setattr(hosts, "gather", lambda text: [texts.append(text) or text])
     require_agreement(config, data)

@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 import vit_jax
 from vit_jax import hosts
 from vit_jax.config import RunConfig, to_dict
@@ -33,6 +35,8 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
     Raises:
       ValueError: in every process, if one has others than the first; process and values are named.
     """
+    if jax.process_count() == 1:  # hashing a million names takes seconds
+        return
     facts = {
         **{f"config.{name}": value for name, value in flatten(to_dict(config)).items() if not _is_of_a_host(name)},
         "code": f"vit_jax {vit_jax.__version__}, {code_sha256()[:12]}",
