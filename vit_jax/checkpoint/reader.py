@@ -40,14 +40,11 @@ class CheckpointReader:
     def __init__(self, workdir: str | pathlib.Path):
         workarounds.apply()
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        self._described: dict[int, dict[str, Any]] = {}  # metadata with digests, by step
 
     def all_steps(self) -> list[int]:
         """Every step whose writing was completed, ascending."""
         return sorted(ocp.utils.checkpoint_steps(self.folder)) if self.folder.is_dir() else []
-
-    def latest_step(self) -> int | None:
-        """The newest step whose writing was completed."""
-        return max(self.all_steps(), default=None)
 
     def item_names(self, step: int) -> set[str]:
         """Items that the checkpoint of `step` holds."""
@@ -59,9 +56,7 @@ class CheckpointReader:
         Raises:
           DamagedCheckpoint: it cannot be read, or has changed since.
         """
-        metadata = self._metadata(step)
-        del metadata[DIGESTS]
-        return metadata
+        return {name: value for name, value in self._metadata(step).items() if name != DIGESTS}
 
     def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
         """Reads items into the structure, dtypes and shardings of `abstract`.
@@ -114,7 +109,9 @@ class CheckpointReader:
         return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
 
     def _metadata(self, step: int) -> dict[str, Any]:
-        """With digests; empty ones of a checkpoint from before there were any."""
+        """With digests, empty ones of a checkpoint from before there were any; its files are looked at once."""
+        if step in self._described:
+            return self._described[step]
         folder = self.folder / str(step)
         try:
             require_plain_files(folder)
@@ -124,7 +121,8 @@ class CheckpointReader:
         digest = metadata.pop(METADATA_DIGEST, None)
         if digest is not None and digest != metadata_digest(metadata):
             raise self._damaged(step, f"other bytes than were written in {METADATA}")
-        return {DIGESTS: {}} | metadata
+        self._described[step] = {DIGESTS: {}} | metadata
+        return self._described[step]
 
     def _damaged(self, step: int, problem: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{self.folder / str(step)} is damaged: {problem}.")
