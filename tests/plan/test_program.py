@@ -1,6 +1,7 @@
 """The program of a compiled step: parsed, its memory by kind, and its time against sums made by hand."""
 
 import dataclasses
+import re
 import types
 
 import pytest
@@ -138,12 +139,12 @@ def test_kinds_of_a_program():
     assert compiled_memory(stats(), backward) == dataclasses.replace(expected, activations=0, gradients=kept)
 
 
-def timeline(text=TEXT, *, memory=1e12, collective=0.0):
+def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None):
     machine = types.SimpleNamespace(
         fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9),
         chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
     )
-    return step_timeline(hlo.parse(text), machine, lambda *_: collective)
+    return step_timeline(hlo.parse(text), machine, lambda *_: collective, bundles or {})
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,37 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute
     assert line.prefetch_seconds == pytest.approx(prefetch)
     assert (line.collective_seconds, line.num_unknown_loops) == (0, num_unknown_loops)
     assert line.seconds == pytest.approx(compute + prefetch)
+
+
+KERNEL = TEXT.replace(
+    "  ROOT %next = ",
+    """\
+  %attention.1 = bf16[8,128]{1,0:T(8,128)} custom-call(%work), custom_call_target="tpu_custom_call", \
+frontend_attributes={kernel_metadata={
+"programs":"20"
+}}, metadata={op_name="jit(train_step)/attention"}, backend_config={"custom_call_config":{"body":"QUJD"}}
+  ROOT %next = """,
+)
+
+
+def test_a_kernel_costs_its_bundles_times_its_programs():
+    """XLA counts no cycles for it. Its metadata has lines of its own in the text, which end no computation."""
+    line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
+    assert line.kernel_seconds == pytest.approx(3 * 20 * 70 * CYCLE)
+    (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)
+    twice = KERNEL.replace(first, first + first.replace("attention.1", "attention.2"))  # XLA compiles one of equal ones
+    assert timeline(twice, bundles={"attention.1": 70}).kernel_seconds == pytest.approx(2 * line.kernel_seconds)
+    assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
+    assert line.seconds == pytest.approx(ENTRY + LOOP + line.kernel_seconds)
+    assert line.num_unknown_kernels == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "bundles"), [(KERNEL, {}), (KERNEL.replace('"programs":"20"', '"a":"b"'), {"attention.1": 70})]
+)
+def test_a_kernel_without_a_count_is_reported(text, bundles):
+    line = timeline(text, bundles=bundles)
+    assert (line.kernel_seconds, line.num_unknown_kernels) == (0, 3)
 
 
 def test_a_collective_costs_what_no_work_hides():

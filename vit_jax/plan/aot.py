@@ -1,15 +1,23 @@
 """Compiles a run's train step for TPUs without having any.
 
 The compiler comes with `pip install 'vit_jax[tpu]'`. Nothing is executed.
+
+XLA's cycle counts are in the HLO, except those of Pallas kernels, which it takes as they are. What one execution of a
+kernel costs is in the schedule that the compiler writes to a folder on request: bundles of instructions, one a cycle.
 """
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
+import pathlib
 import re
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +34,8 @@ _ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once: the lock that this lifts guards a chip
 }
+_SCHEDULE = re.compile(r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt")  # a file, for each instruction of the HLO
+_BUNDLES = re.compile(r"total scheduled bundles:\s*(\d+)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TOO_LARGE = (
     re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
@@ -40,6 +50,7 @@ class Executable:
     memory: Any  # XLA's `CompiledMemoryStats`, of one chip
     text: str  # optimised HLO
     compile_seconds: float
+    bundles: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of a program of each kernel, by instruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +94,8 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
 def compile_step(run: Assembly) -> Executable | TooLarge:
     """Compiles the train step of a run that was assembled for `topology_devices`."""
     began = time.perf_counter()
+    for path in _schedules().iterdir():
+        path.unlink()
     try:
         with _nothing_cached():
             compiled: Any = run.compile_train_step()
@@ -90,7 +103,26 @@ def compile_step(run: Assembly) -> Executable | TooLarge:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return read_too_large(str(error))
-    return Executable(compiled.memory_analysis(), compiled.as_text(), time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Executable(compiled.memory_analysis(), compiled.as_text(), seconds, _read_bundles())
+
+
+def _read_bundles() -> dict[str, int]:
+    """By the name of the instruction; empty where libtpu was loaded by something else, which asked for no schedules."""
+    found = {}
+    for path in _schedules().iterdir():
+        match = _SCHEDULE.fullmatch(path.name)
+        if match and (bundles := _BUNDLES.search(path.read_text(errors="replace"))):
+            found[match[1]] = int(bundles[1])
+    return found
+
+
+@functools.cache
+def _schedules() -> pathlib.Path:
+    """The folder to which this process's compiler writes schedules: about 50 MB for a step, removed at the end."""
+    folder = tempfile.mkdtemp(prefix="vit_jax_schedules_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return pathlib.Path(folder)
 
 
 def read_too_large(message: str) -> TooLarge:
@@ -105,13 +137,18 @@ def read_too_large(message: str) -> TooLarge:
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
     """Variables that libtpu reads when it is loaded; kept, they would make this machine look like a TPU host."""
-    added = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(added)
+    before = dict(os.environ)
+    dump = (
+        f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+    )
+    os.environ.update(_ENVIRONMENT | before)
+    os.environ["LIBTPU_INIT_ARGS"] = f"{before.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
     try:
         yield
     finally:
-        for name in added:
-            del os.environ[name]
+        for name in (*_ENVIRONMENT, "LIBTPU_INIT_ARGS"):
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

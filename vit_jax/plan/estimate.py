@@ -130,7 +130,7 @@ def make_plan(
         program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
         memory = compiled_memory(compiled.memory, program)
-        timeline = step_timeline(program, topology, collective_seconds)
+        timeline = step_timeline(program, topology, collective_seconds, compiled.bundles)
     elif compiled is None:
         memory = arithmetic_memory(run, topology)
     else:

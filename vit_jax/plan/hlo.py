@@ -15,6 +15,9 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
+_METADATA = re.compile(
+    r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL
+)  # the only part of an instruction on lines of its own
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
@@ -70,6 +73,21 @@ class Instruction:
         """XLA's estimate for one execution; 0 where it gives none."""
         return int(self._find(r'"estimated_cycles":"(\d+)"') or 0)
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is a Pallas kernel, whose cycles XLA does not count."""
+        return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.rest
+
+    @property
+    def kernel(self) -> str:
+        """The program of a kernel, as XLA carries it along."""
+        return self._find(r'"body":"([^"]*)"')
+
+    @property
+    def programs(self) -> int | None:
+        """Steps of a kernel's grid, where the kernel states them in its metadata."""
+        return int(self._find(r'"programs":"(\d+)"') or 0) or None
+
     def attribute(self, name: str) -> str:
         """What an attribute such as "calls", "body" or "channel_id" names; "" without it."""
         return self._find(rf"\b{name}=%?([\w.\-]+)")
@@ -110,7 +128,7 @@ def parse(text: str) -> Program:
     """Parses the text that `compiled.as_text()` returns."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name, lines = "", "", list[Instruction]()
-    for line in text.splitlines():
+    for line in _METADATA.sub(r"kernel_metadata={\1}", text).splitlines():
         if header := _COMPUTATION.match(line):
             name, lines = header[2], []
             entry = name if header[1] else entry

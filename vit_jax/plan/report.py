@@ -74,7 +74,8 @@ def _step(plan: Plan) -> Iterator[str]:
         clock = plan.topology.fabric.clock_hertz / 1e9
         yield (
             f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
-            f"compute (XLA's cycles at {clock:g} GHz), {1e3 * line.collective_seconds:,.1f} waiting for collectives, "
+            f"compute (XLA's cycles at {clock:g} GHz), {1e3 * line.kernel_seconds:,.1f} in kernels (bundles of their "
+            f"schedules), {1e3 * line.collective_seconds:,.1f} waiting for collectives, "
             f"{1e3 * line.prefetch_seconds:,.1f} for memory"
         )
         for c in line.collectives[:_NUM_COLLECTIVES]:
@@ -85,6 +86,8 @@ def _step(plan: Plan) -> Iterator[str]:
             )
         if line.num_unknown_loops:
             yield f"           {line.num_unknown_loops} loops of unknown length were counted once"
+        if line.num_unknown_kernels:
+            yield f"           {line.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
         yield f"         {arithmetic}"
 
 

@@ -1,13 +1,15 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order, for XLA's cycles. At the same time, each with its own queue, the links carry
-collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`, `slice-start`); a
-`-done` waits for them. A collective that is not split into start and done blocks the core. A loop costs one pass of its
-body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+The core executes instructions in order, for XLA's cycles; a Pallas kernel, of which XLA counts none, takes the bundles
+of its schedule times the steps of its grid, without waiting for memory. At the same time, each with its own queue, the
+links carry collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`,
+`slice-start`); a `-done` waits for them. A collective that is not split into start and done blocks the core. A loop
+costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.plan.hlo import Instruction, Program, members
@@ -35,28 +37,37 @@ class Collective:
 class Timeline:
     """Where the time of a step goes."""
 
-    compute_seconds: float = 0.0  # the core computes
+    compute_seconds: float = 0.0  # the core computes what XLA compiled
+    kernel_seconds: float = 0.0  # the core computes Pallas kernels
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
     num_unknown_loops: int = 0  # loops of unknown length, counted as one pass
+    num_unknown_kernels: int = 0  # kernels without a count of cycles or of programs, counted as nothing
 
     @property
     def seconds(self) -> float:
-        return self.compute_seconds + self.collective_seconds + self.prefetch_seconds
+        return self.compute_seconds + self.kernel_seconds + self.collective_seconds + self.prefetch_seconds
 
     def add(self, other: "Timeline", times: int) -> None:
         """Then `other` so many times."""
         self.compute_seconds += times * other.compute_seconds
+        self.kernel_seconds += times * other.kernel_seconds
         self.collective_seconds += times * other.collective_seconds
         self.prefetch_seconds += times * other.prefetch_seconds
         self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         self.num_unknown_loops += other.num_unknown_loops
+        self.num_unknown_kernels += times * other.num_unknown_kernels
 
 
-def step_timeline(program: Program, topology: Topology, collective_seconds: CollectiveSeconds) -> Timeline:
-    """Estimates one execution of the program on a machine whose collectives take so long."""
-    timeline = _Walk(program, topology, collective_seconds).run(program.entry)
+def step_timeline(
+    program: Program, topology: Topology, collective_seconds: CollectiveSeconds, bundles: Mapping[str, int]
+) -> Timeline:
+    """Estimates one execution of the program on a machine whose collectives take so long.
+
+    `bundles` are the cycles of one program of each kernel, by the name of its instruction.
+    """
+    timeline = _Walk(program, topology, collective_seconds, bundles).run(program.entry)
     dearest = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
     return dataclasses.replace(timeline, collectives=tuple(dearest))
 
@@ -64,8 +75,19 @@ def step_timeline(program: Program, topology: Topology, collective_seconds: Coll
 class _Walk:
     """Simulates computations; remembers which instructions contain a collective."""
 
-    def __init__(self, program: Program, topology: Topology, collective_seconds: CollectiveSeconds):
+    def __init__(
+        self,
+        program: Program,
+        topology: Topology,
+        collective_seconds: CollectiveSeconds,
+        bundles: Mapping[str, int],
+    ):
         self.program, self.topology, self.collective_seconds = program, topology, collective_seconds
+        every = (instruction for computation in program.computations.values() for instruction in computation)
+        kernels = [instruction for instruction in every if instruction.is_kernel]
+        self.bundles = {
+            k.kernel: bundles[k.name] for k in kernels if k.name in bundles
+        }  # of equal ones XLA compiles one
         self.collective_of = functools.cache(self._collective_of)
 
     def run(self, computation: str) -> Timeline:
@@ -86,6 +108,10 @@ class _Walk:
         elif opcode == "recv":  # between slices; the matching send goes the other way at the same time
             fact = self._exchange(instruction)
             pass_.start(name, "network", fact.seconds, fact)
+        elif instruction.is_kernel:
+            bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
+            cycles = None if bundles is None or programs is None else bundles * programs
+            pass_.run_kernel(None if cycles is None else cycles / self.topology.fabric.clock_hertz)
         elif opcode.endswith("-done"):
             pass_.wait(instruction.operands[0])
         elif (collective := self.collective_of(instruction)) is None:
@@ -146,6 +172,11 @@ class _Pass:
     def compute(self, seconds: float) -> None:
         self.now += seconds
         self.timeline.compute_seconds += seconds
+
+    def run_kernel(self, seconds: float | None) -> None:
+        self.now += seconds or 0.0
+        self.timeline.kernel_seconds += seconds or 0.0
+        self.timeline.num_unknown_kernels += seconds is None
 
     def enter(self, nested: Timeline, times: int) -> None:
         self.now += nested.seconds * times
