@@ -1,4 +1,4 @@
-"""Names for the few activations whose layout decides memory and communication.
+"""Names for the few activations whose layout decides memory and communication, and the devices that a step runs on.
 
 A model names an activation (`named(tokens, "tokens_BSD")`) and knows no mesh; `placed_by` gives the names a layout
 while a step for several devices is traced. Without it a name changes nothing.
@@ -7,10 +7,26 @@ while a step for several devices is traced. Without it a name changes nothing.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 
-Place = Callable[[str, jax.Array], jax.Array]
+
+class Place(Protocol):
+    """The devices of a step, and what lies where on them."""
+
+    @property
+    def platform(self) -> str:
+        """Of the devices: "cpu", "gpu" or "tpu"."""
+
+    def __call__(self, name: str, activation: jax.Array) -> jax.Array:
+        """The activation, laid out as its name says."""
+
+    def on_parts(
+        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
+    ) -> Callable[..., Any]:
+        """`function`, which returns a tuple, on the part that each device holds of its arguments and its results."""
+
 
 _place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
 
@@ -20,10 +36,15 @@ def named(activation: jax.Array, name: str) -> jax.Array:
 
     Args:
       activation: with the dims at the end of the name.
-      name: "tokens_BSD", "heads_BSTh", "hidden_BSM" or "map_BHWC".
+      name: "tokens_BSD", "heads_BSE", "hidden_BSM" or "map_BHWC".
     """
     place = _place.get()
     return activation if place is None else place(name, activation)
+
+
+def current_place() -> Place | None:
+    """What `placed_by` has set; None outside of it, where nothing is known of the devices."""
+    return _place.get()
 
 
 @contextlib.contextmanager

@@ -22,11 +22,13 @@ class ParallelBlock(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction, key: of stochastic depth and dropout, which this block does without."""
-        return self.with_attention(x_BSD, drop_fraction, key)[0]
+        del drop_fraction, key
+        norm_BSD = self.norm(x_BSD)
+        return x_BSD + self.attention(norm_BSD, norm_BSD) + self.mlp(norm_BSD)
 
     def with_attention(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> tuple:
         """Also returns the attention weights; needed only where somebody asks the model for them."""
         del drop_fraction, key
         norm_BSD = self.norm(x_BSD)
-        mixture_BSD, weights_BTSS = self.attention(norm_BSD, norm_BSD)
+        mixture_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
         return x_BSD + mixture_BSD + self.mlp(norm_BSD), weights_BTSS

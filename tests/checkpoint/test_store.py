@@ -121,3 +121,31 @@ def test_saving_leaves_nothing_in_memory(open_store):
         gc.collect()
         counts.append(len(gc.get_objects()))
     assert min(later - earlier for earlier, later in itertools.pairwise(counts[2:])) < 10
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
+    """As checkpoints were before 0.3: the numbers are the same, in the same order, and so is their digest."""
+    kernel, out = np.arange(4 * 2 * 3.0, dtype=np.float32), np.arange(6 * 4.0, dtype=np.float32)
+    earlier = {"query/kernel": kernel.reshape(1, 4, 2, 3), "out/kernel": out.reshape(1, 2, 3, 4)}
+    now = {"query/kernel": kernel.reshape(1, 4, 6), "out/kernel": out.reshape(1, 6, 4)}
+    store = open_store()
+    store.save(1, {"model": jax.tree.map(jnp.asarray, earlier)}, metadata={}, metrics={})
+    store.wait()
+    specs = {"query/kernel": PartitionSpec(None, "data"), "out/kernel": PartitionSpec(None, None, "data")}
+    mesh = build_mesh(jax.devices()[: 4 if spread else 1])
+    abstract = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
+        for name, x in now.items()
+    }
+    reader = CheckpointReader(tmp_path)
+    restored = reader.restore(1, {"model": abstract})["model"]
+    for name, array in now.items():
+        np.testing.assert_array_equal(restored[name], array)
+        assert restored[name].sharding == abstract[name].sharding
+    placeholders = {name: np.broadcast_to(np.float32(0), x.shape) for name, x in now.items()}
+    in_memory = reader.restore(1, {"model": placeholders})["model"]
+    np.testing.assert_array_equal(in_memory["query/kernel"], now["query/kernel"])
+    wrong = {"query/kernel": np.zeros((1, 4, 5), np.float32), "out/kernel": placeholders["out/kernel"]}
+    with pytest.raises(ValueError, match="shape: query/kernel is"):
+        reader.restore(1, {"model": wrong})

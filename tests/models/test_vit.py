@@ -9,7 +9,7 @@ from tests.models.small_models import abstract, apply, assert_same_up_to_roundin
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models import build_model
-from vit_jax.models.transformer import dropout
+from vit_jax.models.dropout import drop_examples
 
 
 def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
@@ -67,7 +67,7 @@ def test_taps_are_the_blocks_one_after_the_other():
         block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], model.encoder.blocks)
         normed = np.float64(block.attention_norm(tokens))
         query, key = (
-            np.einsum("bsd,dth->bsth", normed, project.kernel[...]) + project.bias[...]
+            (normed @ np.float64(project.kernel[...]) + project.bias[...]).reshape(*normed.shape[:2], 2, -1)
             for project in (block.attention.query, block.attention.key)
         )
         logits = np.einsum("bqth,bsth->btqs", query, key) / np.sqrt(query.shape[-1])
@@ -124,7 +124,7 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
 
 def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
     branch = jnp.ones((1000, 3, 4))
-    kept = dropout(branch, 0.25, jax.random.key(0), dims=1)
+    kept = drop_examples(branch, 0.25, jax.random.key(0))
     per_example = np.unique(np.asarray(kept).reshape(1000, -1), axis=1)
     assert per_example.shape == (1000, 1), "an example is kept or dropped as a whole"
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)

@@ -59,13 +59,13 @@ def weights_of(a: Architecture, **details) -> Weights:
 
 def arrays_of(a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None):
     """The arrays of a foreign file of a network."""
-    apart = unstack(parameters or networks.parameters(a))
+    apart = unstack(parameters or networks.parameters(a), a.num_heads)
     return {entry.name: entry.write(apart) for entry in FORMATS[format_name].entries(a)}
 
 
 def released_arrays(a: Architecture, style: Style) -> dict[str, np.ndarray]:
     """The arrays of a released file in another style than we write."""
-    apart = unstack(networks.parameters(a))
+    apart = unstack(networks.parameters(a), a.num_heads)
     return {entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))}
 
 

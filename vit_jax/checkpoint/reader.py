@@ -94,18 +94,21 @@ class CheckpointReader:
     def _restore_item(self, step: int, name: str, tree: Any) -> tuple[dict[str, jax.Array], list[str]]:
         """The item's leaves by name, and the names of those that were stored with the dtype asked for."""
         path = self.folder / str(step) / name
-        expected = pytree.named_leaves(tree)
+        wanted = pytree.named_leaves(tree)
         if not path.is_dir():
             raise _OtherModel(f"{path.parent} has no item {name!r}.")
         # A handler of its own: those within a checkpointer wait for all processes, and would wait for one that failed.
         handler = ocp.PyTreeCheckpointHandler()
         stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+        expected = {leaf: _with_heads(value, stored.get(leaf)) for leaf, value in wanted.items()}
         if lines := pytree.differences(expected, stored):
             raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}")
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         leaves = pytree.named_leaves(handler.restore(path, args=args))
+        for leaf in (leaf for leaf in wanted if expected[leaf] is not wanted[leaf]):
+            leaves[leaf] = _reshaped(leaves[leaf], wanted[leaf])
         return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
 
     def _metadata(self, step: int) -> dict[str, Any]:
@@ -209,6 +212,31 @@ def _read_weights(
     restored = reader.restore(step, {item: abstract})[item]
     parameters = {name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
     return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
+
+
+def _with_heads(leaf: Any, stored: Any) -> Any:
+    """`leaf`, or its like in the shape of what is stored where that has heads on an axis of their own.
+
+    So had the projections of attention, and their moments, before 0.3: (D, T, h), where (D, T h) is now.
+    """
+    shape, heads = leaf.shape, getattr(stored, "shape", leaf.shape)
+    axis = next((axis for axis, pair in enumerate(zip(shape, heads, strict=False)) if pair[0] != pair[1]), None)
+    if axis is None or (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :]) != shape:
+        return leaf
+    if isinstance(leaf, np.ndarray):
+        return np.broadcast_to(np.zeros((), leaf.dtype), heads)
+    sharding = leaf.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        parts = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+        spec = jax.sharding.PartitionSpec(*parts[: axis + 1], None, *parts[axis + 1 :])
+        sharding = jax.sharding.NamedSharding(sharding.mesh, spec)
+    return jax.ShapeDtypeStruct(heads, leaf.dtype, sharding=sharding)
+
+
+def _reshaped(array: Any, like: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array.reshape(like.shape)
+    return jax.jit(lambda x: x.reshape(like.shape), out_shardings=like.sharding)(array)
 
 
 def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:

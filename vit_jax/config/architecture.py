@@ -46,6 +46,7 @@ class Architecture:
     compute_dtype: schema.ComputeDtype = "float32"
     remat: schema.Remat = "none"
     scan_unroll: int = 1
+    attention: schema.AttentionForm = "auto"
 
     @property
     def is_standard(self) -> bool:
@@ -168,6 +169,7 @@ def adapt_architecture(
             compute_dtype=config.compute_dtype,
             remat=config.remat,
             scan_unroll=config.scan_unroll,
+            attention=config.attention,
         ),
         drops_border=drops_border,
     )

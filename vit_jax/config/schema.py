@@ -23,7 +23,8 @@ Gelu = Literal["tanh", "exact"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["none", "dots", "attention", "full"]
+AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class ModelConfig:
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"  # what the backward pass computes again
     scan_unroll: int = 1  # blocks, or residual units, per iteration of the loop over them
+    attention: AttentionForm = "auto"  # how its core is computed: "pallas" on TPUs in bfloat16, else "xla"
     # of a transformer
     width: int | None = None
     depth: int | None = None
@@ -79,6 +81,7 @@ class AdaptConfig:
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
     scan_unroll: int = 1
+    attention: AttentionForm = "auto"
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -278,6 +281,7 @@ RUNTIME_FIELDS = (
     "sharding",
     "model.remat",
     "model.scan_unroll",
+    "model.attention",
     "optimizer.accumulation_steps",
     "input.data_dir",
     "input.num_workers",

@@ -9,33 +9,26 @@ from collections.abc import Callable, Collection
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import named
 from vit_jax.config import Architecture
+from vit_jax.models import attention_kernel
+from vit_jax.models.attention import XAVIER_UNIFORM, Attention
+from vit_jax.models.dropout import drop_examples, dropout
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.references import resolve
 
-XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
+_save_only = jax.checkpoint_policies.save_only_these_names
+_SMALL = ("statistics", attention_kernel.MIXTURE, attention_kernel.LOG_SUMS, "middle")
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keeps projections, not attention weights
-    "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each block
+    "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),  # keeps what matrix products give, but no scores
+    "attention": _save_only(*_SMALL),  # keeps what attention gave, and the sum with its input
+    "full": _save_only("statistics"),  # keeps the input of each block, and the means in its norms
 }
-
-
-def dropout(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, *, dims: int | None = None) -> jax.Array:
-    """Zeroes a fraction of `x` and scales the rest up; the identity outside training, where there is no key.
-
-    One draw is shared over all but the first `dims` dimensions: 1 drops whole examples (stochastic depth).
-    """
-    if key is None:
-        return x
-    shape = x.shape if dims is None else x.shape[:dims] + (1,) * (x.ndim - dims)
-    keep = jax.random.bernoulli(key, 1.0 - fraction, shape)
-    scale = jnp.asarray(1.0 / (1.0 - fraction), x.dtype)
-    return jnp.where(keep, x * scale, jnp.zeros_like(x))
 
 
 def standardized(x: jax.Array, axes: int | tuple[int, ...], epsilon: float) -> jax.Array:
@@ -58,28 +51,12 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
-        return (standardized(x, -1, self.epsilon) * self.scale[...] + self.bias[...]).astype(self.dtype)
-
-
-class Attention(nnx.Module):
-    """Multi-head attention with separate, biased projections; softmax in float32."""
-
-    def __init__(self, width: int, num_heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        heads = (num_heads, width // num_heads)
-        self.query, self.key, self.value = (
-            nnx.LinearGeneral(width, heads, kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs) for _ in range(3)
-        )
-        self.out = nnx.LinearGeneral(heads, width, axis=(-2, -1), kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs)
-
-    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns (B, Q, D), each query's mixture of the tokens, and its weights (B, T, Q, S) in float32."""
-        query_BQTh = named(self.query(queries_BQD), "heads_BSTh")
-        key_BSTh, value_BSTh = (named(project(tokens_BSD), "heads_BSTh") for project in (self.key, self.value))
-        query_BQTh = query_BQTh * query_BQTh.shape[-1] ** -0.5
-        logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
-        weights_BTQS = jax.nn.softmax(logits_BTQS)
-        mixture_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
-        return self.out(mixture_BQTh), weights_BTQS
+        x = x.astype(jnp.float32)
+        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
+        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
+        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
+        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
 
 
 class Mlp(nnx.Module):
@@ -94,9 +71,9 @@ class Mlp(nnx.Module):
         self.form = form
 
     def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-        keys = (None, None) if key is None else tuple(jax.random.split(key))
-        hidden_BSM = jax.nn.gelu(named(self.expand(x_BSD), "hidden_BSM"), approximate=self.form == "tanh")
-        return dropout(self.contract(dropout(hidden_BSM, fraction, keys[0])), fraction, keys[1])
+        hidden_BSM = checkpoint_name(named(self.expand(x_BSD), "hidden_BSM"), "hidden")
+        hidden_BSM = jax.nn.gelu(hidden_BSM, approximate=self.form == "tanh")
+        return dropout(self.contract(dropout(hidden_BSM, fraction, key, site=0)), fraction, key, site=1)
 
 
 class Block(nnx.Module):
@@ -105,26 +82,33 @@ class Block(nnx.Module):
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(a.compute_dtype)
         self.attention_norm = LayerNorm(a)
-        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
+        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs, form=a.attention)
         self.mlp_norm = LayerNorm(a)
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
-        self.dropout_fraction = a.dropout_fraction
+        self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        return self.with_attention(x_BSD, drop_fraction, key)[0]
+        norm_BSD = self.attention_norm(x_BSD)
+        return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """As a call, and returns the attention weights (B, T, S, S) beside its output."""
-        keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         norm_BSD = self.attention_norm(x_BSD)
-        branch, weights_BTQS = self.attention(norm_BSD, norm_BSD)
-        branch = dropout(branch, self.dropout_fraction, keys[0])
-        x_BSD = x_BSD + dropout(branch, drop_fraction, keys[1], dims=1)
-        branch = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=keys[2])
-        return x_BSD + dropout(branch, drop_fraction, keys[3], dims=1), weights_BTQS
+        branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
+        return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
+
+    def _add(
+        self, x_BSD: jax.Array, branch_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
+        """Both residual branches: that of the attention as computed, that of the MLP."""
+        drop = functools.partial(drop_examples, fraction=drop_fraction, key=key if self.drops_examples else None)
+        branch_BSD = dropout(branch_BSD, self.dropout_fraction, key, site=2)
+        x_BSD = checkpoint_name(x_BSD + drop(branch_BSD, site=3), "middle")
+        branch_BSD = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=key)
+        return x_BSD + drop(branch_BSD, site=4)
 
 
 class Encoder(nnx.Module):
@@ -193,7 +177,7 @@ class AttentionPooling(nnx.Module):
         """Returns pooled_BD."""
         batch, _, width = tokens_BSD.shape
         probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
-        x_B1D, _ = self.attention(probe_B1D, tokens_BSD)
+        x_B1D = self.attention(probe_B1D, tokens_BSD)
         return (x_B1D + self.mlp(self.norm(x_B1D)))[:, 0]
 
 

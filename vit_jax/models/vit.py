@@ -12,9 +12,10 @@ from flax import nnx
 from vit_jax.activations import named
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
+from vit_jax.models.dropout import dropout
 from vit_jax.models.embed import PatchEmbedding, build_positions
 from vit_jax.models.resnet import ResNetBody
-from vit_jax.models.transformer import AttentionPooling, Encoder, Head, dropout
+from vit_jax.models.transformer import AttentionPooling, Encoder, Head
 
 
 class VisionTransformer(nnx.Module):
@@ -76,7 +77,7 @@ class VisionTransformer(nnx.Module):
                 f"{type(self.positions).__name__} returns positions {positions_1SD.shape} for {(1, *tokens.shape[1:])}."
             )
         tokens = named(tokens + positions_1SD.astype(tokens.dtype), "tokens_BSD")
-        return dropout(tokens, self.dropout_fraction, key if self.dropout_fraction else None)
+        return dropout(tokens, self.dropout_fraction, key)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
         if self.class_token is not None:

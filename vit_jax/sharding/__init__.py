@@ -1,9 +1,9 @@
 """The device mesh, the placement of parameters and training state on it, and the layout of activations."""
 
+from vit_jax.sharding.mesh import Placement as Placement
 from vit_jax.sharding.mesh import batch_sharding as batch_sharding
 from vit_jax.sharding.mesh import build_mesh as build_mesh
 from vit_jax.sharding.mesh import compiler_options as compiler_options
-from vit_jax.sharding.mesh import place_activations as place_activations
 from vit_jax.sharding.mesh import replicated as replicated
 from vit_jax.sharding.rules import shard_tree as shard_tree
 from vit_jax.sharding.rules import spec_of as spec_of

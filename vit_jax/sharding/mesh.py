@@ -4,23 +4,27 @@ Axes: `replica` between groups of devices that each hold all parameters (slices,
 `model` for tensor parallelism. The batch is split over the first two.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.activations import Place
 from vit_jax.config import ShardingConfig
 
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
-AFTER_THE_BATCH: dict[str, tuple[str | None, ...]] = {
-    "tokens_BSD": (None, None),
-    "heads_BSTh": (None, "model", None),
-    "hidden_BSM": (None, "model"),
-    "map_BHWC": (None, None, None),
+_SPECS = {
+    "tokens_BSD": PartitionSpec(BATCH_AXES, None, None),
+    "heads_BSE": PartitionSpec(BATCH_AXES, None, "model"),
+    "hidden_BSM": PartitionSpec(BATCH_AXES, None, "model"),
+    "map_BHWC": PartitionSpec(BATCH_AXES, None, None, None),
+    "bias_3E": PartitionSpec(None, "model"),
+    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
+    "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
 }
 # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By its
 # own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
@@ -68,17 +72,30 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def place_activations(mesh: Mesh) -> Place:
-    """Returns (name, activation) -> activation, for `activations.placed_by`.
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The layout of activations on a mesh, for `activations.placed_by`.
 
     Without it the compiler may follow the placement of FSDP's parameters instead and gather the batch on every device.
     """
 
-    def place(name: str, activation: jax.Array) -> jax.Array:
-        spec = PartitionSpec(BATCH_AXES, *AFTER_THE_BATCH[name])
-        return jax.lax.with_sharding_constraint(activation, NamedSharding(mesh, spec))
+    mesh: Mesh
 
-    return place
+    @property
+    def platform(self) -> str:
+        """Of the mesh's devices."""
+        return str(self.mesh.devices.flat[0].platform)
+
+    def __call__(self, name: str, activation: jax.Array) -> jax.Array:
+        """The activation in its layout."""
+        return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
+
+    def on_parts(
+        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
+    ) -> Callable[..., Any]:
+        """As `activations.Place` says."""
+        specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
 
 
 def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:

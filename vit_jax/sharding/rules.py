@@ -4,7 +4,7 @@ The rules apply to the complete training state. An optimiser moment or a Polyak 
 and a name that ends in the parameter's, and is placed like it. Arrays of other shapes (Adafactor's row and column
 factors, preconditioners) and parameters of networks that the rules do not know are split by the last rule.
 
-Legend: L layers, D width, T heads, h head dimension, M MLP dimension, I O input and output channels, K classes.
+Legend: L layers, D width, E of all heads together, M MLP dimension, I O input and output channels, K classes.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ OTHER = Split()  # for unknown names: FSDP splits the largest dimension that the
 
 RULES: tuple[tuple[str, Split], ...] = (
     # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
-    (r".*attention/(query|key|value)/kernel", Split(data=-3, model=-2)),  # (L, D, T, h)
-    (r".*attention/(query|key|value)/bias", Split(model=-2)),  # (L, T, h)
-    (r".*attention/out/kernel", Split(data=-1, model=-3)),  # (L, T, h, D)
+    (r".*attention/(query|key|value)/kernel", Split(data=-2, model=-1)),  # (L, D, E)
+    (r".*attention/(query|key|value)/bias", Split(model=-1)),  # (L, E)
+    (r".*attention/out/kernel", Split(data=-1, model=-2)),  # (L, E, D)
     (r".*mlp/expand/kernel", Split(data=-2, model=-1)),  # (L, D, M)
     (r".*mlp/expand/bias", Split(model=-1)),  # (L, M)
     (r".*mlp/contract/kernel", Split(data=-1, model=-2)),  # (L, M, D)

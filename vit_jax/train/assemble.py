@@ -31,7 +31,7 @@ from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
-from vit_jax.sharding import batch_sharding, build_mesh, compiler_options, place_activations, replicated, shard_tree
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
 
@@ -105,6 +105,12 @@ def assemble(
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     mesh = build_mesh(devices, config.sharding)
+    num_heads, num_shards = architecture.num_heads, mesh.shape["model"]
+    if architecture.is_standard and num_heads % num_shards:
+        raise ValueError(
+            f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
+            f"{architecture.name}: choose a divisor of it."
+        )
     schedule = schedule or build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )
@@ -134,7 +140,7 @@ def assemble(
         return flops.forward_macs(abstract.model, architecture, count_padding=count_padding)
 
     whole = replicated(mesh)
-    on_mesh = placed_by(place_activations(mesh))  # a decorator: activations find their places when a step is traced
+    on_mesh = placed_by(Placement(mesh))  # a decorator: activations find their places when a step is traced
     jit_step = functools.partial(
         jax.jit, in_shardings=(shardings, batch_sharding(mesh)), compiler_options=compiler_options(mesh)
     )

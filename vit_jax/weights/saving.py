@@ -55,7 +55,7 @@ def save_weights(
     a = written.architecture
     refuse_unwritable(format_name, a)
     entries = FORMATS[format_name].entries(a)
-    apart = unstack(written.parameters)
+    apart = unstack(written.parameters, a.num_heads)
     arrays = {entry.name: entry.write(apart) for entry in entries}
     into_folder = into_folder and format_name in LIBRARIES
     notes = _differences(format_name, entries, weights.architecture, has_config=into_folder)

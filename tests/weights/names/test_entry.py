@@ -77,7 +77,7 @@ def test_layers_are_numbered_and_in_their_places():
         "stem/stage2/rest/conv1/kernel": np.arange(2.0).reshape(2, 1),
         "encoder/norm/scale": np.ones(1),
     }
-    apart = {name: float(array[0]) for name, array in unstack(parameters).items()}
+    apart = {name: float(array[0]) for name, array in unstack(parameters, 1).items()}
     assert apart["encoder/blocks/10/mlp/expand/bias"] == 10
     assert apart["stem/stage2/unit1/conv1/kernel"] == -1
     assert apart["stem/stage2/unit2/conv1/kernel"] == 0

@@ -1,7 +1,8 @@
 """The names and shapes of our parameters, with layers stacked on an axis, as the models have them, and taken apart.
 
-Taken apart, a layer has a number in its name: `encoder/blocks/3/...`, `body/stage2/unit1/...`. Other formats name
-layers so, hence the tables of names are written for this form.
+Taken apart, a layer has a number in its name: `encoder/blocks/3/...`, `body/stage2/unit1/...`, and the heads of an
+attention have an axis of their own, (D, T, h) for (D, T h). Other formats have layers so, hence the tables of names are
+written for this form.
 """
 
 import functools
@@ -19,6 +20,7 @@ Shape = tuple[int, ...]
 
 _BLOCK = re.compile(r"encoder/blocks/(\d+)/(.+)")
 _UNIT = re.compile(r"((?:body|stem)/stage\d+)/unit(\d+)/(.+)")
+_PROJECTION = re.compile(r".*attention/(query|key|value|out)/(kernel|bias)")
 _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 
@@ -35,7 +37,7 @@ def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
 def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
     """Name and shape of every parameter, layers taken apart."""
     return {
-        apart: shape if place is None else shape[1:]
+        apart: _with_heads(name, shape if place is None else shape[1:], a.num_heads)
         for name, shape in stacked_shapes(a).items()
         for apart, place in _names_apart(name, shape)
     }
@@ -59,17 +61,29 @@ def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[
     parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name, array in apart.items():
         stacked, place = stacked_name(name)
-        parameters[stacked][... if place is None else place] = array
+        parameter = parameters[stacked] if place is None else parameters[stacked][place]
+        parameter[...] = array.reshape(parameter.shape)
     return parameters
 
 
-def unstack(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, np.ndarray]:
     """Parameters as the model has them → taken apart; the arrays are views."""
     return {
-        apart: array if place is None else array[place]
+        apart: part.reshape(_with_heads(name, part.shape, num_heads))
         for name, array in parameters.items()
         for apart, place in _names_apart(name, array.shape)
+        for part in [array if place is None else array[place]]
     }
+
+
+def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
+    """The shape of a parameter taken apart, (..., T, h) where it has all heads on one axis."""
+    match = _PROJECTION.fullmatch(name)
+    if match is None or (match[1], match[2]) == ("out", "bias"):
+        return shape
+    axis = -2 if match[1] == "out" else -1
+    before, after = shape[:axis], shape[axis:][1:]
+    return (*before, num_heads, shape[axis] // num_heads, *after)
 
 
 def _names_apart(name: str, shape: Shape) -> Iterator[tuple[str, int | None]]:

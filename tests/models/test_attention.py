@@ -1,0 +1,131 @@
+"""The forms of attention against one another and against float32, by outputs and gradients; the norm's one pass."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.models.small_models import images
+from tests.models.test_vit import filled, small
+from vit_jax.activations import placed_by
+from vit_jax.models import attention_kernel
+from vit_jax.models.attention import CORES, Attention, Projections
+from vit_jax.models.transformer import LayerNorm
+
+SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
+    (2, 49, 3, 64),
+    (1, 197, 4, 64),
+    (1, 50, 16, 72),
+    (1, 65, 8, 80),
+    (1, 50, 16, 88),
+    (1, 50, 4, 96),
+    (1, 37, 2, 128),
+    (1, 17, 1, 192),
+    (1, 700, 2, 64),
+]
+TOLERANCE = {"float32": 5e-6, "bfloat16": 8e-3}  # of the norm of the difference, relative; bfloat16 rounds to 4e-3
+
+
+def projections(images, tokens, heads, head_dim, dtype):
+    rng = np.random.default_rng(0)
+    width = heads * head_dim
+    arrays = [rng.normal(size=(images, tokens, width)) for _ in range(4)]
+    bias = rng.normal(size=(3, width))
+    return Projections(*(jnp.asarray(x, dtype) for x in (*arrays[:3], bias))), jnp.asarray(arrays[3], dtype)
+
+
+def results(form, operands, gradient, heads):
+    """The mixture and the gradients of all operands, float32."""
+    mixture, pull_back = jax.vjp(lambda *operands: CORES[form](Projections(*operands), heads), *operands)
+    return [np.float32(x) for x in (mixture, *pull_back(gradient.astype(mixture.dtype)))]
+
+
+def distances(found, expected):
+    return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found, expected, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), SHAPES)
+def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, head_dim, dtype):
+    """In bfloat16 it is as near to the exact result as XLA's form is."""
+    operands, gradient = projections(images, tokens, heads, head_dim, dtype)
+    exact = results("xla", [x.astype(jnp.float32) for x in operands], gradient, heads)
+    of_kernel = distances(results("pallas", operands, gradient, heads), exact)
+    assert max(of_kernel) < TOLERANCE[dtype]
+    if dtype == "bfloat16":
+        of_xla = distances(results("xla", operands, gradient, heads), exact)
+        assert all(ours < 1.25 * theirs for ours, theirs in zip(of_kernel, of_xla, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "tokens", "group"),
+    [
+        (12, 64, 196, 12),
+        (16, 64, 197, 16),
+        (3, 64, 197, 3),  # all there are, though no complete tile
+        (16, 80, 257, 8),
+        (16, 104, 197, 16),
+        (16, 64, 577, 4),
+        (16, 64, 1025, 2),
+        (16, 88, 1025, None),
+        (16, 72, 730, None),
+    ],
+)
+def test_heads_of_a_program(heads, head_dim, tokens, group):
+    assert attention_kernel.heads_per_program(heads, head_dim, tokens) == group
+
+
+def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
+    operands, _ = projections(1, 1025, 16, 88, "bfloat16")
+    with pytest.raises(ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"):
+        jax.eval_shape(lambda: CORES["pallas"](operands, 16))
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "tokens", "form"),
+    [
+        ("tpu", "bfloat16", 50, "pallas"),
+        ("tpu", "float32", 50, "xla"),
+        ("cpu", "bfloat16", 50, "xla"),
+        (None, "bfloat16", 50, "xla"),  # nobody says where it runs
+        ("tpu", "bfloat16", 2000, "xla"),  # too long
+    ],
+)
+def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form, monkeypatch):
+    taken = []
+    for name in CORES:
+        monkeypatch.setitem(CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE)
+
+    class Place(types.SimpleNamespace):
+        def __call__(self, name, activation):
+            return activation
+
+    attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    x = jnp.zeros((1, tokens, 384), dtype)
+    with placed_by(Place(platform=platform) if platform else None):
+        jax.eval_shape(lambda: attention(x, x))
+        jax.eval_shape(lambda: attention(x[:, :1], x))
+    assert taken == [form, "xla"], "one query is no self-attention"
+
+
+def test_a_network_computes_the_same_with_either_form():
+    networks = {form: filled(small(attention=form)) for form in ("xla", "pallas")}
+    x = images(small())
+    logits = {form: jax.jit(lambda m: m(x).logits_BK)(network) for form, network in networks.items()}
+    np.testing.assert_allclose(logits["pallas"], logits["xla"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mean", [0.0, 10.0, 100.0])
+def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
+    """Mean of squares less square of mean: its error is some float32 epsilons of the square of mean over deviation."""
+    x = np.random.default_rng(0).normal(mean, 1.0, size=(64, 768)).astype(np.float32)
+    norm = LayerNorm(small(width=768, num_heads=12))
+    x64 = np.float64(x)
+    exact = (x64 - x64.mean(-1, keepdims=True)) / np.sqrt(x64.var(-1, keepdims=True) + norm.epsilon)
+    error = np.abs(np.asarray(norm(jnp.asarray(x))) - exact).max() / np.abs(exact).max()
+    assert error < 4 * np.finfo(np.float32).eps * (1 + mean**2)
+    constant = norm(jnp.full((2, 768), 1000.1))
+    assert np.abs(np.asarray(constant)).max() < 1.0, "no variance below zero, no infinity"

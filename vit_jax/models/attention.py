@@ -1,0 +1,122 @@
+"""Multi-head attention, and the forms in which its core is computed: by XLA, a kernel for TPUs, or cuDNN.
+
+Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax.activations import current_place, named
+from vit_jax.config.schema import AttentionForm
+from vit_jax.models import attention_kernel
+
+XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
+
+
+class Projections(NamedTuple):
+    """What the core of an attention computes from, every head h neighbours of E."""
+
+    query_BQE: jax.Array  # without bias, as key and value
+    key_BSE: jax.Array
+    value_BSE: jax.Array
+    bias_3E: jax.Array  # of queries, keys and values
+
+    def heads(self, num_heads: int) -> list[jax.Array]:
+        """Queries, keys and values with their biases, (B, Q or S, T, h)."""
+        return [
+            (x + bias_E).reshape(*x.shape[:2], num_heads, -1) for x, bias_E in zip(self[:3], self.bias_3E, strict=True)
+        ]
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with separate, biased projections; softmax in float32."""
+
+    def __init__(self, width: int, num_heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs, form: AttentionForm = "auto"):
+        self.query, self.key, self.value, self.out = (
+            nnx.Linear(width, width, kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs) for _ in range(4)
+        )
+        self.num_heads, self.dtype, self.form = num_heads, dtype, form
+
+    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
+        """Returns (B, Q, D), each query's mixture of the tokens."""
+        projections = self._project(queries_BQD, tokens_BSD)
+        form = _chosen(self.form, projections, self.num_heads)
+        return self.out(CORES[form](projections, self.num_heads))
+
+    def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As a call, and returns the weights of the mixture (B, T, Q, S) in float32, beside its result."""
+        mixture_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)
+        return self.out(mixture_BQE), weights_BTQS
+
+    def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
+        layers = {"query": self.query, "key": self.key, "value": self.value}
+        products, biases = list[jax.Array](), list[jax.Array]()
+        for (name, layer), x in zip(layers.items(), (queries_BQD, tokens_BSD, tokens_BSD), strict=True):
+            product = x.astype(self.dtype) @ layer.kernel[...].astype(self.dtype)
+            products.append(checkpoint_name(named(product, "heads_BSE"), name))
+            assert layer.bias is not None
+            biases.append(layer.bias[...].astype(self.dtype))
+        query_BQE, key_BSE, value_BSE = products
+        return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases))
+
+
+def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
+    """The mixture (B, Q, E) and its weights (B, T, Q, S), with the scores in memory."""
+    query_BQTh, key_BSTh, value_BSTh = projections.heads(num_heads)
+    query_BQTh = query_BQTh * jnp.asarray(query_BQTh.shape[-1] ** -0.5, query_BQTh.dtype)
+    logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
+    weights_BTQS = jax.nn.softmax(logits_BTQS)
+    mixture_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
+    return _kept(mixture_BQTh.reshape(projections.query_BQE.shape)), weights_BTQS
+
+
+def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
+    return _weighted(projections, num_heads)[0]
+
+
+def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
+    """The kernel, on every device's part of the batch and of the heads; off TPUs it is interpreted."""
+    place = current_place()
+    platform = jax.default_backend() if place is None else place.platform
+    on_parts = _on_the_whole if place is None else place.on_parts
+    head_dim = projections.query_BQE.shape[-1] // num_heads
+    return attention_kernel.attention(*projections, head_dim, on_parts, platform != "tpu")
+
+
+def _on_the_whole(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+    del names, results
+    return function
+
+
+def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
+    mixture_BSTh = jax.nn.dot_product_attention(*projections.heads(num_heads), implementation="cudnn")
+    return _kept(mixture_BSTh.reshape(projections.query_BQE.shape))
+
+
+def _kept(mixture_BQE: jax.Array) -> jax.Array:
+    """With the name under which rematerialisation knows it."""
+    return checkpoint_name(mixture_BQE, attention_kernel.MIXTURE)
+
+
+CORES = {"xla": _by_xla, "pallas": _by_pallas, "cudnn": _by_cudnn}
+
+
+def _chosen(form: AttentionForm, projections: Projections, num_heads: int) -> str:
+    """The form of the core: the one asked for or, of "auto", the kernel in bfloat16 on a mesh of TPUs where it fits.
+
+    Queries that are not the tokens, as a pooling's probe, are few: XLA computes them.
+    """
+    queries, tokens = projections.query_BQE, projections.key_BSE
+    if queries.shape != tokens.shape:
+        return "xla"
+    if form != "auto":
+        return form
+    place, (_, length, width) = current_place(), tokens.shape
+    is_on_tpus = place is not None and place.platform == "tpu"
+    fits = attention_kernel.heads_per_program(num_heads, width // num_heads, length) is not None
+    return "pallas" if is_on_tpus and tokens.dtype == jnp.bfloat16 and fits else "xla"
