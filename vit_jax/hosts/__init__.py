@@ -157,7 +157,8 @@ def gather(value: str) -> list[str]:
         return [value]
     # Who meets others here has left the meeting before: two folders in turn suffice, and the store does not grow.
     folder = next(_folders)
-    client.key_value_set(f"{folder}/{jax.process_index()}", f"={value}", allow_overwrite=True)  # it takes no empty value
+    own, text = f"{folder}/{jax.process_index()}", f"={value}"  # the service takes no empty value
+    client.key_value_set(own, text, allow_overwrite=True)
     wait_for_all("gathered")
-    said = {key.removeprefix(f"{folder}/"): text.removeprefix("=") for key, text in client.key_value_dir_get(folder)}
-    return [said[str(process)] for process in range(jax.process_count())]
+    said = dict(client.key_value_dir_get(folder))
+    return [said[f"{folder}/{process}"].removeprefix("=") for process in range(jax.process_count())]
