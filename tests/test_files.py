@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vit_jax.files import open_atomically, printable, printable_lines, read_bounded, write_atomically
+from vit_jax.files import first_line, open_atomically, printable, printable_lines, read_bounded, write_atomically
 
 
 def test_readers_see_the_old_file_until_the_end(tmp_path):
@@ -81,3 +81,8 @@ def test_names_have_no_power_over_a_terminal():
         r"\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e"
     )
     assert printable_lines("a\n\x1b[31m\nb") == "a\n\\x1b[31m\nb"
+
+
+def test_of_a_long_error_one_line_is_told():
+    assert first_line(ValueError(" \n\nDisk full: a\n  Traceback")) == "Disk full: a"
+    assert first_line(OSError(" \n")) == first_line(OSError()) == "OSError"

@@ -1,4 +1,4 @@
-"""Writing a file completely or not at all; reading one that may be anything; showing names that may be anything."""
+"""Writing a file completely or not at all; reading one that may be anything; showing names and errors of any kind."""
 
 import contextlib
 import os
@@ -20,6 +20,11 @@ def printable(name: str) -> str:
 def printable_lines(message: str) -> str:
     """The same for a message of several lines, which stay lines."""
     return "\n".join(map(printable, message.split("\n")))
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's message the first line that has words; the error's class where none has."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from vit_jax.data.memory import CachedSource
-from vit_jax.data.records import records_sha256
 from vit_jax.data.sources import open_source
 
 OWN = """
@@ -58,7 +57,7 @@ def test_own_source(own, make_config):
     assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))
     assert (train.name_of(6), train.key_of(6)) == ("record 6", b"6")
     assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
-    assert records_sha256(train) != records_sha256(test)
+    assert train.records_sha256 != test.records_sha256
 
     config = make_config(classes=("light", "dark"), train_examples_per_class=2, cache_records=True)
     source = open_source("own_data:Levels", "train", config, 1)

@@ -7,6 +7,8 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import run, succeed
+from vit_jax.train.lock import FILE as LOCK
+from vit_jax.train.lock import WorkdirLock
 
 RECIPE = commands.ROOT / "configs" / "digits_transfer.py"
 TINY = ("model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2", "total=2 steps")
@@ -81,6 +83,16 @@ def test_what_the_search_leaves(uninterrupted):
     assert trials[best]["validation_images"] == 45
     assert not (workdir / "search" / "learning_rate=0.03" / "checkpoints").exists()
     assert commands.checkpoint_steps(workdir)[-1] == 24
+    assert not list(workdir.rglob(LOCK))
+
+
+def test_a_second_run_is_refused_before_its_first_trial(tuning, tmp_path):
+    (tmp_path / "run").mkdir()
+    with WorkdirLock(tmp_path / "run"):
+        outcome = run(tuning(tmp_path / "run"))
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    assert outcome.code == 2
+    assert "is used by another run" in outcome.err
 
 
 @pytest.mark.slow

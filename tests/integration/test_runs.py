@@ -12,6 +12,8 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import pretraining, run, succeed
+from tests.integration.launchers import explicit
+from vit_jax.checkpoint import CheckpointReader
 
 SHORT = ("total=12 steps", "checkpoint.every=4 steps", "evaluation.every=6 steps", "logging.every=1 steps")
 AVERAGED = (*SHORT, "polyak.factor=0.9")
@@ -179,3 +181,24 @@ def test_a_resumed_run_counts_unreadable_images_as_one_that_was_not_stopped(fold
     outcome = run([*words, "--config.input.max_unreadable=3"])
     assert outcome.code == 2
     assert "4 images cannot be decoded, max_unreadable is 3" in outcome.err
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_each_of_two_processes_goes_on_counting_its_own(folder_with_damage, data_dir, tmp_path):
+    """Resumed after the second of four steps, by when the second process has met what it will not meet again."""
+    options = ("checkpoint.every=1 steps", "checkpoint.keep_latest=9", "schedule.warmup=1 steps", "total=4 steps")
+    words = pretraining(data_dir, tmp_path, *options, "logging.every=1 steps", f"data=folder:{folder_with_damage}")
+
+    def counted():
+        outcomes = commands.finish(commands.start_all(words, explicit(2)))
+        assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+        counts = [line["unreadable_images"] for line in commands.metrics(tmp_path) if "unreadable_images" in line]
+        return counts, CheckpointReader(tmp_path).metadata(4)["unreadable_records"]
+
+    counts, records = counted()
+    assert counts[-1] == len(records[0])
+    assert set(records[0]) != set(records[1])
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "checkpoints" / f"{step}")
+    assert counted() == (counts, records)

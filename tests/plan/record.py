@@ -54,8 +54,8 @@ HEADLINES = (
     Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384"),
 )
 SPREAD = (
-    Case("S/16 none", _S16, "v5e:2x2", "global_batch=512 model.remat=none model.compute_dtype=bfloat16"),
-    Case("S/16 dots", _S16, "v5e:2x2", "global_batch=1024 model.remat=dots model.compute_dtype=bfloat16"),
+    Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
+    Case("S/16 bfloat16", _S16, "v5e:2x2", "global_batch=512 model.remat=none model.compute_dtype=bfloat16"),
     Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none"),
     Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256"),
     Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),

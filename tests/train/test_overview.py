@@ -7,8 +7,9 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
+from vit_jax.data.folder import FileSource
 from vit_jax.train.assemble import Datasets, open_datasets
-from vit_jax.train.overview import checkpoint_metadata, opening, results_line, start_of
+from vit_jax.train.overview import checkpoint_metadata, files_of, opening, results_line, start_of
 from vit_jax.train.workdir import require_same_start
 from vit_jax.weights.description import FORMAT_VERSION, stored_architecture
 
@@ -54,6 +55,16 @@ def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, moves):
         (folder / f"{before}.png").rename(folder / f"{after}.png")
     with pytest.raises(ValueError, match=r"other data than those of now:\n  t\w+_files_sha256: then "):
         require_same_start(workdir, start(folder), "w.npz")
+
+
+def test_the_names_of_files_are_read_once(folder, monkeypatch):
+    """The processes of a run compare them, checkpoints note them: of a million it takes seconds."""
+    config = load_recipe("configs/finetune.py:any,own", [f"--config.data=folder:{folder}"])
+    data = open_datasets(config)
+    first = files_of(config, data)
+    monkeypatch.setattr(FileSource, "key_of", None)
+    assert files_of(config, data) == first
+    assert len({*first.values()}) == 2
 
 
 def test_a_run_describes_its_network_as_every_format_does():

@@ -59,7 +59,9 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
     source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
     config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)))
 
-    def train_with(config, data, folder, split):
+    def train_with(config, data, workdir, split):
+        folder = workdir.folder
+        workdir.check()
         tried.append((config.schedule.learning_rate, split))
         (folder / "checkpoints" / "20" / "model").mkdir(parents=True)
         if config.schedule.learning_rate == 0.3:

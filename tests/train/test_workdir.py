@@ -20,6 +20,12 @@ FINETUNING = load_recipe("configs/finetune.py:any,own")
 LONGER = dataclasses.replace(FINETUNING, total="40 epochs")
 
 
+def take(folder, config):
+    """As a run that ends at once; the path it is told."""
+    with claim(str(folder), config) as lock:
+        return lock.folder
+
+
 def start(digit, num_train_examples=48):
     return {"parameters_sha256": digit * 64, "num_train_examples": num_train_examples}
 
@@ -48,11 +54,11 @@ def as_json(config):
 def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     """Also one that got as far as the folder of its first trial."""
     tmp_path = tmp_path / "new" / "run"
-    assert claim(str(tmp_path), FINETUNING) == tmp_path
+    assert take(tmp_path, FINETUNING) == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     require_same_start(tmp_path, start("1"), "weights.npz")
-    claim(str(tmp_path / "search" / "learning_rate=0.01"), search.trial_config(FINETUNING, 0.01))
-    claim(str(tmp_path), LONGER)
+    take(tmp_path / "search" / "learning_rate=0.01", search.trial_config(FINETUNING, 0.01))
+    take(tmp_path, LONGER)
     require_same_start(tmp_path, start("2"), "other.npz")
     assert stored_config(tmp_path) == as_json(LONGER)
     assert json.loads((tmp_path / "start.json").read_text()) == {"init_from": "other.npz", **start("2")}
@@ -61,13 +67,13 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
 @pytest.mark.parametrize("add", [add_checkpoint, add_trial, add_interrupted_trial])
 def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weights(tmp_path, add):
     """In the search too: trials of two configs are no grid."""
-    claim(str(tmp_path), FINETUNING)
+    take(tmp_path, FINETUNING)
     require_same_start(tmp_path, start("1"), "runs/pretrain")
     before = (tmp_path / "start.json").read_bytes()
     add(tmp_path)
-    claim(str(tmp_path), FINETUNING)
+    take(tmp_path, FINETUNING)
     with pytest.raises(ValueError, match=r"another config:\n  total: there '20 epochs', given '40 epochs'\n"):
-        claim(str(tmp_path), LONGER)
+        take(tmp_path, LONGER)
     assert stored_config(tmp_path) == as_json(FINETUNING)
     with pytest.raises(ValueError, match="other data than those of now:\n  num_train_examples: then 48, now 72"):
         require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
@@ -76,33 +82,41 @@ def test_a_run_that_has_begun_refuses_another_config_other_data_and_other_weight
         require_same_start(tmp_path, start("2"), "runs/pretrain")
     require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "runs/pretrain")  # noted since
     assert (tmp_path / "start.json").read_bytes() == before
-    for name, read in (("config", claim), ("start", lambda _, config: require_same_start(tmp_path, start("1"), ""))):
+    for name, read in (("config", take), ("start", lambda _, config: require_same_start(tmp_path, start("1"), ""))):
         (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
         with pytest.raises(ValueError, match=rf"{name}\.json is damaged: it is not JSON"):
-            read(str(tmp_path), FINETUNING)
+            read(tmp_path, FINETUNING)
         (tmp_path / f"{name}.json").unlink()
         os.mkfifo(tmp_path / f"{name}.json")  # opening it would wait
         with pytest.raises(ValueError, match=rf"{name}\.json is damaged: it is not a regular file"):
-            read(str(tmp_path), FINETUNING)
+            read(tmp_path, FINETUNING)
+
+
+def test_a_second_run_changes_nothing_of_the_first(tmp_path):
+    """Not its config either, which nothing protects before the first checkpoint."""
+    with claim(str(tmp_path), FINETUNING), pytest.raises(ValueError, match="is used by another run"):
+        take(tmp_path, LONGER)
+    assert stored_config(tmp_path) == as_json(FINETUNING)
+    take(tmp_path, LONGER)
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path):
-    claim(str(tmp_path), FINETUNING)
+    take(tmp_path, FINETUNING)
     add_checkpoint(tmp_path)
     logging = dataclasses.replace(FINETUNING.logging, tensorboard=False)
     checkpoint = dataclasses.replace(FINETUNING.checkpoint, keep_latest=5)
     model = dataclasses.replace(FINETUNING.model, remat="full")
     optimizer = dataclasses.replace(FINETUNING.optimizer, accumulation_steps=4)  # on fewer devices
     changed = {"logging": logging, "checkpoint": checkpoint, "model": model, "optimizer": optimizer}
-    claim(str(tmp_path), dataclasses.replace(FINETUNING, **changed))
+    take(tmp_path, dataclasses.replace(FINETUNING, **changed))
 
 
 @pytest.mark.parametrize("configs", [(runs.config(), FINETUNING), (FINETUNING, runs.config())])
 def test_a_folder_of_the_other_kind_of_run_is_refused(tmp_path, configs):
-    claim(str(tmp_path), configs[0])
+    take(tmp_path, configs[0])
     add_checkpoint(tmp_path)
     with pytest.raises(ValueError, match=r"a run of the other kind, .* give its folder as config\.init_from"):
-        claim(str(tmp_path), configs[1])
+        take(tmp_path, configs[1])
     assert stored_config(tmp_path) == as_json(configs[0])
 
 
@@ -142,6 +156,6 @@ def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypat
 
     monkeypatch.setattr(workdirs, "write_atomically", refuse)
     with pytest.raises(kind) as raised:
-        claim(str(tmp_path), FINETUNING)
+        take(tmp_path, FINETUNING)
     assert isinstance(raised.value, ValueError) is (kind is ValueError)
     assert list(tmp_path.iterdir()) == []

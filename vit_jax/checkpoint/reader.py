@@ -18,6 +18,7 @@ from flax.traverse_util import unflatten_dict
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
+from vit_jax.files import first_line
 
 T = TypeVar("T")
 
@@ -249,5 +250,4 @@ def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None])
 def _reason(error: BaseException) -> str:
     if isinstance(error, DamagedCheckpoint):
         return str(error)
-    first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return re.split(r" \[tensorstore_spec|\. See full", first_line)[0][:200].rstrip(".")
+    return re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0][:200].rstrip(".")

@@ -20,6 +20,7 @@ from vit_jax import pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
+from vit_jax.files import first_line
 
 ITEMS = ("progress", "model", "optimizer", "polyak")
 
@@ -127,9 +128,8 @@ class CheckpointStore:
         except Exception as error:
             step = self.latest_step()
             kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise SaveError(
-                f"A checkpoint could not be written to {self.folder}: {reason}\n"
+                f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
 

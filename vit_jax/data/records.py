@@ -1,5 +1,6 @@
 """One stored example, and what a collection of them offers to the rest of the pipeline."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -56,6 +57,15 @@ class Source:
         """Identifies the record wherever the data is stored; choices by hash depend on it."""
         return b"%d" % index
 
+    @functools.cached_property
+    def records_sha256(self) -> str:
+        """SHA-256 over the key and label of every record; not over the images, which would take hours."""
+        digest = hashlib.sha256()
+        for index, label in enumerate(self.labels.tolist()):
+            key = self.key_of(index)
+            digest.update(b"%d %d %b" % (label, len(key), key))
+        return digest.hexdigest()
+
 
 def checked_labels(source: Source) -> np.ndarray:
     """The labels of a source.
@@ -70,15 +80,6 @@ def checked_labels(source: Source) -> np.ndarray:
             f"{source.num_classes - 1}: choose a split with labels, or correct them."
         )
     return labels
-
-
-def records_sha256(source: Source) -> str:
-    """SHA-256 over the key and label of every record; not over the images, which would take hours."""
-    digest = hashlib.sha256()
-    for index, label in enumerate(source.labels.tolist()):
-        key = source.key_of(index)
-        digest.update(b"%d %d %b" % (label, len(key), key))
-    return digest.hexdigest()
 
 
 def few(names: Sequence[str], shown: Callable[[str], str] = printable) -> str:

@@ -27,7 +27,7 @@ __all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "gather", "is
 __all__ += ["wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
-_gathered, _met = itertools.count(), itertools.count()
+_folders = itertools.cycle(("vit_jax/gathered/even", "vit_jax/gathered/odd"))  # of the store, for `gather`
 _this_process: Peers | None = None
 
 
@@ -141,10 +141,13 @@ def is_first() -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Returns once every process has called this with the same name, however late one comes."""
+    """Returns once every process has called this with the same name, however late one comes.
+
+    A name serves again, and should: the service keeps each for as long as the run lasts.
+    """
     if jax.process_count() > 1:
         assert global_state.client is not None
-        global_state.client.wait_at_barrier(f"vit_jax/{name}/{next(_met)}", MEETING_SECONDS * 1000)
+        global_state.client.wait_at_barrier(f"vit_jax/{name}", MEETING_SECONDS * 1000)
 
 
 def gather(value: str) -> list[str]:
@@ -152,9 +155,10 @@ def gather(value: str) -> list[str]:
     client = global_state.client
     if client is None or jax.process_count() == 1:
         return [value]
-    key = f"vit_jax/gathered/{next(_gathered)}"
-    client.key_value_set(f"{key}/{jax.process_index()}", f"={value}")  # the service takes no empty value
-    return [
-        client.blocking_key_value_get(f"{key}/{process}", MEETING_SECONDS * 1000).removeprefix("=")
-        for process in range(jax.process_count())
-    ]
+    # Who meets others here has left the meeting before: two folders in turn suffice, and the store does not grow.
+    folder = next(_folders)
+    own, text = f"{folder}/{jax.process_index()}", f"={value}"  # the service takes no empty value
+    client.key_value_set(own, text, allow_overwrite=True)
+    wait_for_all("gathered")
+    said = dict(client.key_value_dir_get(folder))
+    return [said[f"{folder}/{process}"].removeprefix("=") for process in range(jax.process_count())]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import jax
 
+from vit_jax.files import first_line
 from vit_jax.hosts import exits
 from vit_jax.hosts.exits import leave_at_once, say
 
@@ -145,8 +146,8 @@ class Peers:
             return
         if is_consequence(error) or self._is_first_silent():  # another's end: `check` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
-        message = next((line for line in str(error).splitlines() if line.strip()), "")
-        words = f"{type(error).__name__}: {message}"
+        kind, said = type(error).__name__, first_line(error)
+        words = kind if said == kind else f"{kind}: {said}"
         failure = Failure(message=words, exit_code=exits.code_of(error), step=self._step)
         self._failure, self._failed_at = failure, time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway

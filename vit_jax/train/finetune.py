@@ -4,7 +4,6 @@ With a grid of learning rates it first chooses one on a held-out part of train, 
 """
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from vit_jax.train import workdir as workdirs
 from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.machine import use_compilation_cache
 from vit_jax.train.start import adapt, start_state_of_weights
@@ -38,24 +38,24 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before hours of search, not after
     workdirs.refuse_as_source(config.init_from, workdir)
     architecture, fitted, report = adapt(config, data.train)
-    folder = workdirs.claim(workdir, config)
-    start = overview.start_of(config, data, fitted.parameters)
-    require_agreement(config, data, start["parameters_sha256"])
-    workdirs.require_same_start(folder, start, config.init_from)
-    if hosts.is_first():
-        print(report, flush=True)
+    with workdirs.claim(workdir, config) as claimed:
+        start = overview.start_of(config, data, fitted.parameters)
+        require_agreement(config, data, start["parameters_sha256"])
+        workdirs.require_same_start(claimed.folder, start, config.init_from)
+        if hosts.is_first():
+            print(report, flush=True)
 
-    with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
+        with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
 
-        def train_with(config: FinetuneConfig, data: Datasets, folder: pathlib.Path, split: str) -> dict[str, Any]:
-            run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
-            first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-            return train(run, data, folder, first_state, interruption, split=split)
+            def train_with(config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str) -> dict[str, Any]:
+                run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
+                first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
+                return train(run, data, workdir, first_state, interruption, split=split)
 
-        chosen, trials = config, None
-        if config.search.learning_rates:
-            chosen, trials = search.choose_learning_rate(config, data, folder, train_with)
-        summary = train_with(chosen, data, folder, "test")
-    if trials and hosts.is_first():
-        print(search.table(trials, chosen.schedule.learning_rate), flush=True)
-    return summary
+            chosen, trials = config, None
+            if config.search.learning_rates:
+                chosen, trials = search.choose_learning_rate(config, data, claimed.folder, train_with)
+            summary = train_with(chosen, data, claimed, "test")
+        if trials and hosts.is_first():
+            print(search.table(trials, chosen.schedule.learning_rate), flush=True)
+        return summary

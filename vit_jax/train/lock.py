@@ -49,7 +49,7 @@ class WorkdirLock:
         renewal_seconds: float = RENEWAL_SECONDS,
         expiry_seconds: float = EXPIRY_SECONDS,
     ):
-        self._folder, self._path, self._enabled, self._say = folder, folder / FILE, enabled, say
+        self.folder, self._path, self._enabled, self._say = folder, folder / FILE, enabled, say
         self._renewal_seconds, self._expiry_seconds = renewal_seconds, expiry_seconds
         self._owner = {"token": uuid.uuid4().hex, **_this_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
         self._renewals = 0
@@ -60,7 +60,7 @@ class WorkdirLock:
         if self._enabled:
             if (other := _read(self._path)) is not None and not self._is_void(other):
                 raise ValueError(
-                    f"workdir {str(self._folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
+                    f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
                     f"since {other['since']}. End that run first, or choose another workdir."
                 )
             self._renew()
@@ -88,12 +88,12 @@ class WorkdirLock:
         found = _read(self._path)
         if found is None:
             raise WorkdirLost(
-                f"workdir {str(self._folder)!r} was removed or replaced while the run used it, with all it holds. "
+                f"workdir {str(self.folder)!r} was removed or replaced while the run used it, with all it holds. "
                 "Restore the folder and start the same command again, or start anew."
             )
         if found["token"] != self._owner["token"]:
             raise WorkdirLost(
-                f"workdir {str(self._folder)!r} was taken over by process {found['pid']} on {found['host']} at "
+                f"workdir {str(self.folder)!r} was taken over by process {found['pid']} on {found['host']} at "
                 f"{found['since']}, because this one did not renew its lock for {self._expiry_seconds:.0f} s."
             )
 

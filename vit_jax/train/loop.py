@@ -6,7 +6,6 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 import contextlib
 import itertools
 import json
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ with and a sentence on where it comes from."""
 def train(
     run: Assembly,
     data: Datasets,
-    folder: pathlib.Path,
+    workdir: WorkdirLock,
     first_state: FirstState,
     interruption: Interruption,
     *,
@@ -48,15 +47,14 @@ def train(
     Args:
       run: the parts, from `assemble`.
       data: open; `data.test` is what the run is evaluated on.
-      folder: the workdir, claimed.
+      workdir: claimed.
       first_state: restores a checkpoint, fits given weights, or draws the parameters.
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
 
     Raises:
-      ValueError: something in the config, the data or the checkpoints that the user can change; or another run uses
-        the folder.
+      ValueError: something in the config, the data or the checkpoints that the user can change.
       FloatingPointError: the loss is not finite.
       SaveError: a checkpoint could not be written.
       WorkdirLost: the folder is not the run's any more.
@@ -64,10 +62,8 @@ def train(
     """
     began = time.perf_counter()
     config, total, is_first = run.config, run.steps.total, hosts.is_first()
-    keeping = config.checkpoint
+    folder, keeping = workdir.folder, config.checkpoint
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(WorkdirLock(folder, enabled=is_first))
-        hosts.wait_for_all("workdir locked")
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
@@ -98,14 +94,14 @@ def train(
         def between_steps() -> Any:
             """Neither the clock nor the watchdog counts what happens here, and it may move arrays to the host."""
             with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
-                lock.check()
+                workdir.check()
                 yield
 
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
             if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
-                lock.check()
+                workdir.check()
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.met_by(step))}
                 train_metrics.update(metrics)

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.data.folder import folder_of, located
-from vit_jax.data.records import few, records_sha256
+from vit_jax.data.records import few
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -46,7 +46,7 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     """Hashes of the names and classes of a folder's files: what is held out goes by names. Other data have versions."""
     if config.data is None or folder_of(config.data) is None:
         return {}
-    return {f"{split}_files_sha256": records_sha256(getattr(data, split)) for split in ("train", "test")}
+    return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")}
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,5 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     require_agreement(config, data)
     architecture = architecture_of(config, data.train.num_classes)
     run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
-    folder = workdirs.claim(workdir, config)
-    with Interruption() as interruption:
-        return train(run, data, folder, functools.partial(start_state, run), interruption)
+    with workdirs.claim(workdir, config) as claimed, Interruption() as interruption:
+        return train(run, data, claimed, functools.partial(start_state, run), interruption)

@@ -13,13 +13,14 @@ from vit_jax.config import FinetuneConfig, SearchConfig
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
+from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.workdir import TRIALS, claim
 from vit_jax.train.writers import read_summary, write_summary
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
 
-TrainWith = Callable[[FinetuneConfig, Datasets, pathlib.Path, str], dict[str, Any]]
-"""(config, data, folder, name of the split that `data.test` is) -> the content of `summary.json`."""
+TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str], dict[str, Any]]
+"""(config, data, workdir, name of the split that `data.test` is) -> the content of `summary.json`."""
 Trials = dict[float, dict[str, Any]]
 
 
@@ -43,14 +44,14 @@ def choose_learning_rate(
         summary = read_summary(trial_folder)
         if summary is None:
             trial = trial_config(config, rate)
-            claim(str(trial_folder), trial)
-            say(f"trial {number} of {len(rates)}: learning rate {rate:g}")
-            try:
-                summary = train_with(trial, parts, trial_folder, "validation")
-            except FloatingPointError as error:
-                summary = {ACCURACY: None, LOSS: None, "diverged": str(error)}
-                if hosts.is_first():
-                    write_summary(trial_folder, summary)  # so that it is not tried again
+            with claim(str(trial_folder), trial) as claimed:
+                say(f"trial {number} of {len(rates)}: learning rate {rate:g}")
+                try:
+                    summary = train_with(trial, parts, claimed, "validation")
+                except FloatingPointError as error:
+                    summary = {ACCURACY: None, LOSS: None, "diverged": str(error)}
+                    if hosts.is_first():
+                        write_summary(trial_folder, summary)  # so that it is not tried again
         if hosts.is_first():  # a trial that has ended needs no checkpoints
             shutil.rmtree(trial_folder / CHECKPOINTS, ignore_errors=True)
         trials[rate] = summary

@@ -1,10 +1,11 @@
-"""A run's folder: that it can be used at all, belongs to this config, and is the same for every process."""
+"""A run's folder: that it can be used at all, belongs to this run and its config, and is the same for every process."""
 
+import contextlib
 import errno
 import json
 import pathlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import read_bounded, write_atomically
+from vit_jax.train.lock import WorkdirLock
 from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
@@ -24,22 +26,25 @@ TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each le
 TRIAL_RESULT = "summary.json"  # all that is left of a trial that has ended
 
 
-def claim(workdir: str, config: Any) -> pathlib.Path:
-    """Creates the folder, or checks that it belongs to this config; writes `config.json`; returns the absolute path.
+@contextlib.contextmanager
+def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
+    """Creates and locks the folder, checks that it belongs to this config, writes `config.json`; yields the lock.
 
     Raises:
-      ValueError: the folder cannot be written, belongs to a run of another config (the fields are named), or
-        is not shared by all processes.
+      ValueError: the folder cannot be written, is used by another run, belongs to a run of another config (the fields
+        are named), or is not shared by all processes.
     """
     path = pathlib.Path(workdir).expanduser().absolute()
-    error = _take(path, config) if hosts.is_first() else None
-    if jax.process_count() > 1:
-        if any(hosts.gather("" if error is None else "cannot be used")):
-            raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
-        _require_shared(path)
-    if error is not None:
-        raise error
-    return path
+    lock = WorkdirLock(path, enabled=hosts.is_first())
+    with contextlib.ExitStack() as stack:
+        error = _take(lock, config, stack) if hosts.is_first() else None
+        if jax.process_count() > 1:
+            if any(hosts.gather("" if error is None else "cannot be used")):
+                raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
+            _require_shared(path)
+        if error is not None:
+            raise error
+        yield lock
 
 
 def refuse_as_source(init_from: str | None, workdir: str) -> None:
@@ -84,10 +89,12 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
         )
 
 
-def _take(path: pathlib.Path, config: Any) -> ValueError | OSError | None:
+def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueError | OSError | None:
     """The part of the first process; returns its error, because all processes must learn of it before any raises."""
+    path = lock.folder
     try:
         _require_writable(path)
+        stack.enter_context(lock)  # first: the config is of the run that has the folder
         if _is_begun(path):
             _require_same_config(path, config)
         write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
