@@ -6,15 +6,17 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.cost.memory import kept_bytes
 
 TOKENS = 12 * 8 * 197 * 768 * 2
+MEANS = 12 * 8 * 197 * 4 * 4  # two of each norm
 MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048 * 2
 
 
 @pytest.mark.parametrize(
     ("name", "remat", "images", "model_shards", "num_bytes"),
     [
-        ("ViT-B/16", "full", 8, 1, TOKENS),  # the input of each block
-        ("ViT-B/16", "dots", 8, 1, TOKENS * (1 + 1 + 3 + 4)),  # input and output; query, key, value; hidden
-        ("ViT-B/16", "dots", 8, 2, TOKENS * (1 + 1) + TOKENS * (3 + 4) // 2),
+        ("ViT-B/16", "full", 8, 1, MEANS + TOKENS),  # the input of each block
+        ("ViT-B/16", "attention", 8, 1, MEANS + TOKENS * 3),  # and what attention gives, its sum with the input
+        ("ViT-B/16", "dots", 8, 1, MEANS + TOKENS * (3 + 3 + 4)),  # and query, key, value; hidden
+        ("ViT-B/16", "dots", 8, 2, MEANS + TOKENS * 2 + TOKENS * (4 + 4) // 2),
         ("R50x1", "full", 4, 1, 4 * 2 * (112**2 * 64 + MAPS)),  # what the root gave, the inputs of the units
     ],
 )

@@ -74,7 +74,7 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
 
 @pytest.fixture(scope="module")
 def plan():
-    config = small.recipe("sharding.parameters=fsdp")
+    config = small.recipe("sharding.parameters=fsdp", "model.compute_dtype=bfloat16")  # in which attention is a kernel
     return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
 
 
@@ -93,6 +93,8 @@ def test_a_step_is_compiled_for_four_chips(plan):
     assert plan.memory.optimizer == pytest.approx(2 * plan.memory.parameters, rel=0.01)  # two moments
     assert plan.timeline.num_unknown_loops == 0
     assert plan.timeline.compute_seconds > 0
+    assert plan.timeline.kernel_seconds > 0, "forwards and backwards, from the schedules that the compiler wrote"
+    assert plan.timeline.num_unknown_kernels == 0
     assert any(collective.count == 2 for collective in plan.timeline.collectives), "one for each of two blocks"
     sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
     assert {len(c.devices) for c in sums} == {4}

@@ -19,13 +19,13 @@ from vit_jax.cost import convolutions, require_formulas
 LANES, ROWS = 128, 8  # a tile of a TPU's memory, of 32-bit values
 _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
 
-WORKING = {"none": 1.75, "dots": 1.25, "full": 1.2}
+WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
 """Memory that one block works with, as a multiple of what `none` keeps of it, by policy."""
-WORKING_UNIT = {"none": 1.0, "dots": 0.8, "full": 0.9}
+WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
 """The same of a residual unit."""
 ON_CHIP = 300_000_000
 """Bytes of that which a TPU never writes to its large memory."""
-COPIES = {"none": 0.3, "dots": 1.0, "full": 0.17}
+COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
 """Copies of gradients beside those that the backward pass collects, as a fraction of these, by policy."""
 SUMS = 1.5
 """Gradients summed over micro-batches, and copies of them, as a multiple of the gradients."""
@@ -136,20 +136,34 @@ class _Sizes:
     def _block(self, remat: str) -> int:
         a, images, tokens = self.a, self.images, self.a.sequence_length
         stream = self.padded(images * tokens, a.width)
+        means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
-            return stream
-        # The tokens of each head lie along the lanes, unless the images can.
-        lanes, others = (images, tokens) if images % LANES == 0 else (tokens, images)
+            return stream + means
         heads = a.num_heads // self.shards
-        by_heads = others * heads * self.padded(a.width // a.num_heads, lanes)
+        by_heads = self.padded(images * tokens, a.width // self.shards)
+        if remat == "attention":
+            return 2 * stream + by_heads + means
         rows = _up(tokens, ROWS if self.tiled else 1)
         hidden = self.padded(images * rows, a.mlp_dim // self.shards)
-        if remat == "dots":
-            return 2 * stream + 3 * by_heads + hidden
-        weights = (images * heads * tokens, tokens)
-        attention = (self.padded(*weights, itemsize=4) + self.padded(*weights)) * rows // tokens
+        if remat == "dots" or self.is_unrolled:
+            return 2 * stream + 4 * by_heads + hidden + means
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
-        return norms + 2 * stream + 4 * by_heads + attention + 6 * hidden
+        scores = 0 if self.has_kernel else self._scores(images * heads, tokens) * rows // tokens
+        return norms + 2 * stream + 4 * by_heads + scores + 6 * hidden
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether XLA for TPUs sees all blocks at once: it then keeps no more than products, even if told nothing."""
+        return self.has_kernel and (self.a.scan_unroll or 1) >= self.a.depth
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether attention keeps its scores on the chip."""
+        return self.tiled and self.itemsize == 2 and self.a.attention in ("auto", "pallas")
+
+    def _scores(self, rows: int, tokens: int) -> int:
+        """The weights of an attention, in float32 and in the compute dtype."""
+        return self.padded(rows * tokens, tokens, itemsize=4) + self.padded(rows * tokens, tokens)
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
         """Of a residual unit: its input; what its convolutions gave; or everything that its norms see and make.
@@ -164,7 +178,7 @@ class _Sizes:
             plain, normed = [entering], inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
         if remat == "full":
             return self._map(*entering)
-        if remat == "dots":
+        if remat in ("dots", "attention"):
             return sum(self._map(*each) for each in (*plain, *normed))
         kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + self.itemsize)
         return kernels + sum(self._map(*each) for each in plain) + sum(self._normed(*each) for each in normed)

@@ -22,8 +22,10 @@ from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.transformer import Head, standardized
 
 CONVOLUTION = "convolution"  # the name under which rematerialisation knows what a convolution gave
+_KEEP_CONVOLUTIONS = jax.checkpoint_policies.save_only_these_names(CONVOLUTION)
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.save_only_these_names(CONVOLUTION),  # norms and standardised kernels come again
+    "dots": _KEEP_CONVOLUTIONS,  # norms and standardised kernels come again
+    "attention": _KEEP_CONVOLUTIONS,  # of a hybrid's transformer it keeps less
     "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each unit
 }
 

@@ -22,8 +22,8 @@ ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
 PASSES = 4
 """Transfers over the memory bus of what a step without rematerialisation keeps: an assumption."""
-RECOMPUTED = {"none": 1.0, "dots": 1.05, "full": 4 / 3}
-"""Relative FLOPs of a step by policy; dots computes attention weights again, full the forward pass."""
+RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
+"""Relative FLOPs of a step by policy; dots computes scores again, attention projections and hidden units, full all."""
 _PROGRAM_BYTES = 30_000_000
 _STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
 
