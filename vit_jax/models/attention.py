@@ -42,12 +42,14 @@ class Attention(nnx.Module):
         )
         self.num_heads, self.dtype, self.form = num_heads, dtype, form
 
+    @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Returns (B, Q, D), each query's mixture of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         form = _chosen(self.form, projections, self.num_heads)
         return self.out(CORES[form](projections, self.num_heads))
 
+    @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As a call, and returns the weights of the mixture (B, T, Q, S) in float32, beside its result."""
         mixture_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)

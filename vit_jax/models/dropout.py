@@ -18,6 +18,7 @@ import jax.numpy as jnp
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # of a hash of 32 bits with little bias (Wellons, "lowbias32")
 
 
+@jax.named_scope("dropout")
 def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0) -> jax.Array:
     """Zeroes a fraction of `x` and scales the rest up; the identity outside training, where there is no key.
 
@@ -32,6 +33,7 @@ def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0)
     return _dropped(x, *_row_and_column_words(key, site, x.shape), fraction)
 
 
+@jax.named_scope("dropout")
 def drop_examples(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = 0) -> jax.Array:
     """Zeroes a fraction of the examples of `x` (B, ...) and scales the rest up (stochastic depth), as `dropout`."""
     if key is None:

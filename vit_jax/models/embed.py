@@ -26,6 +26,7 @@ class PatchEmbedding(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32))
         self.dtype = jnp.dtype(a.compute_dtype)
 
+    @jax.named_scope("embedding")
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
         """Returns tokens_BND in raster order; what is left at the bottom and on the right is not seen."""
         patch_height, patch_width, channels, width = self.kernel.shape

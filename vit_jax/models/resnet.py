@@ -188,6 +188,7 @@ class ResNetBody(nnx.Module):
             setattr(self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key))
             inputs = outputs
 
+    @jax.named_scope("resnet")
     def __call__(
         self, image_BHWC: jax.Array, taps: Collection[str] = ()
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:

@@ -49,6 +49,7 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((a.width,)))
         self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
 
+    @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
@@ -70,6 +71,7 @@ class Mlp(nnx.Module):
         self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
         self.form = form
 
+    @jax.named_scope("mlp")
     def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
         hidden_BSM = checkpoint_name(named(self.expand(x_BSD), "hidden_BSM"), "hidden")
         hidden_BSM = jax.nn.gelu(hidden_BSM, approximate=self.form == "tanh")
@@ -173,6 +175,7 @@ class AttentionPooling(nnx.Module):
         self.norm = LayerNorm(a)
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
+    @jax.named_scope("pooling")
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
         """Returns pooled_BD."""
         batch, _, width = tokens_BSD.shape
@@ -195,6 +198,7 @@ class Head(nnx.Module):
         self.has_classes = a.num_classes > 0
         self.linear = nnx.Linear(a.width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
 
+    @jax.named_scope("head")
     def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
         """Returns logits_BK, or None, and the features_BD they are linear in."""
         features_BD = pooled_BD.astype(jnp.float32)

@@ -78,6 +78,9 @@ def _step(plan: Plan) -> Iterator[str]:
             f"schedules), {1e3 * line.collective_seconds:,.1f} waiting for collectives, "
             f"{1e3 * line.prefetch_seconds:,.1f} for memory"
         )
+        parts = sorted(line.parts.items(), key=lambda item: item[1], reverse=True)
+        shares = (f"{part} {seconds / line.seconds:.1%}" for part, seconds in parts if seconds >= 0.001 * line.seconds)
+        yield f"           of it {', '.join(shares)}"
         for c in line.collectives[:_NUM_COLLECTIVES]:
             over = f" over {len(c.devices)} chips" if c.devices else ""
             yield (

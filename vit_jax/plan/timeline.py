@@ -9,12 +9,18 @@ costs one pass of its body times its length. Not modelled: core and prefetches s
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 
 from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.plan.hlo import Instruction, Program, members
 from vit_jax.plan.topology import CollectiveSeconds, Topology
 
+PARTS = (  # of a step, by the names that models and steps give to what they compute
+    *("embedding", "resnet", "norm", "attention", "mlp", "dropout", "pooling", "head"),
+    *("loss", "optimizer", "average", "metrics"),
+)
+_PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
 _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
@@ -41,6 +47,7 @@ class Timeline:
     kernel_seconds: float = 0.0  # the core computes Pallas kernels
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included, by part
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
     num_unknown_loops: int = 0  # loops of unknown length, counted as one pass
     num_unknown_kernels: int = 0  # kernels without a count of cycles or of programs, counted as nothing
@@ -55,6 +62,8 @@ class Timeline:
         self.kernel_seconds += times * other.kernel_seconds
         self.collective_seconds += times * other.collective_seconds
         self.prefetch_seconds += times * other.prefetch_seconds
+        for part, seconds in other.parts.items():
+            self.parts[part] = self.parts.get(part, 0.0) + times * seconds
         self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         self.num_unknown_loops += other.num_unknown_loops
         self.num_unknown_kernels += times * other.num_unknown_kernels
@@ -111,18 +120,18 @@ class _Walk:
         elif instruction.is_kernel:
             bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
             cycles = None if bundles is None or programs is None else bundles * programs
-            pass_.run_kernel(None if cycles is None else cycles / self.topology.fabric.clock_hertz)
+            pass_.run_kernel(instruction, None if cycles is None else cycles / self.topology.fabric.clock_hertz)
         elif opcode.endswith("-done"):
             pass_.wait(instruction.operands[0])
         elif (collective := self.collective_of(instruction)) is None:
-            pass_.compute(seconds)
+            pass_.compute(instruction, seconds)
         else:
             is_split = opcode.endswith("-start")
             key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
-            pass_.compute(seconds)  # a fusion may compute while it sends
+            pass_.compute(instruction, seconds)  # a fusion may compute while it sends
             if not is_split and not name.startswith(_FUSED_START):
                 pass_.wait(key)
 
@@ -169,14 +178,20 @@ class _Pass:
         self.free = {"links": 0.0, "network": 0.0, "bus": 0.0}
         self.ends: dict[str, tuple[float, Collective | None]] = {}
 
-    def compute(self, seconds: float) -> None:
-        self.now += seconds
+    def compute(self, instruction: Instruction, seconds: float) -> None:
         self.timeline.compute_seconds += seconds
+        self._pass(instruction, seconds)
 
-    def run_kernel(self, seconds: float | None) -> None:
-        self.now += seconds or 0.0
+    def run_kernel(self, instruction: Instruction, seconds: float | None) -> None:
         self.timeline.kernel_seconds += seconds or 0.0
+        self._pass(instruction, seconds or 0.0)
         self.timeline.num_unknown_kernels += seconds is None
+
+    def _pass(self, instruction: Instruction, seconds: float) -> None:
+        names = _PART.findall(instruction.source)
+        part = names[-1] if names else "other"
+        self.timeline.parts[part] = self.timeline.parts.get(part, 0.0) + seconds
+        self.now += seconds
 
     def enter(self, nested: Timeline, times: int) -> None:
         self.now += nested.seconds * times

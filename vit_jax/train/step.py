@@ -43,16 +43,18 @@ def make_train_step(
         mixup_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), state.step))
         image, targets = _prepare(batch, mixup_key)
         sums, gradients = _accumulate(state.model, image, targets, dropout_key)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
-        model = optax.apply_updates(state.model, updates)
-        metrics = {
-            "train_loss": sums["loss"] / sums["weight"],
-            "train_accuracy": sums["correct"] / sums["weight"],
-            "learning_rate": schedule(state.step),
-            "gradient_norm": optax.tree.norm(gradients),
-            "update_norm": optax.tree.norm(updates),
-            "parameter_norm": optax.tree.norm(model),
-        }
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
+            model = optax.apply_updates(state.model, updates)
+        with jax.named_scope("metrics"):
+            metrics = {
+                "train_loss": sums["loss"] / sums["weight"],
+                "train_accuracy": sums["correct"] / sums["weight"],
+                "learning_rate": schedule(state.step),
+                "gradient_norm": optax.tree.norm(gradients),
+                "update_norm": optax.tree.norm(updates),
+                "parameter_norm": optax.tree.norm(model),
+            }
         step = state.step + 1
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
 
@@ -65,7 +67,9 @@ def make_train_step(
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            sums = objective.sums(_freeze(model)(image, dropout_key=key if drops else None), targets)
+            output = _freeze(model)(image, dropout_key=key if drops else None)
+            with jax.named_scope("loss"):
+                sums = objective.sums(output, targets)
             return sums["loss"], sums
 
         gradient = jax.grad(loss, has_aux=True)
@@ -93,6 +97,7 @@ def make_train_step(
             return model
         return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
 
+    @jax.named_scope("average")
     def _average(state: TrainState, model: Any, step: jax.Array) -> Any:
         if state.polyak is None or polyak.factor is None:
             return None
