@@ -2,8 +2,8 @@
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
 Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
-epoch. So the content depends on (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which a
-run was resumed.
+epoch. So the content depends on (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which
+a run was resumed.
 """
 
 import dataclasses
