@@ -121,3 +121,24 @@ def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, mo
     assert exit_.value.code == exits.PREEMPTED
     assert "stopped before the first step: there is nothing to save" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["folder:x", "--short_side=256"], "needs --output= too"),
+        (
+            ["folder:x", "--short_side=256", "--output=y", "--data_dir=z"],
+            "--data_dir= is not for a dataset of a f",
+        ),
+        (["cifar10", "--short_side=256"], "--short_side= is not for a dataset of the TFDS catalogue"),
+        (["folder:x", "--short_side=0", "--output=y"], "--short_side=0: must be a whole number from 1"),
+        (
+            ["folder:x", "--short_side=9", "--output=y", "--quality=101"],
+            "--quality=101: must be a whole number",
+        ),
+        (["folder:/nowhere", "--short_side=9", "--output=y"], "'/nowhere' is no folder with images"),
+    ],
+)
+def test_prepare_takes_what_its_kind_of_data_needs(words, message):
+    assert message in refused(["prepare", *words])

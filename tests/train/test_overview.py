@@ -1,6 +1,7 @@
 """What a run says of its data before it trains, and what it notes of them to find them again."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def test_what_is_said_before_training_and_after_an_evaluation():
     data = Datasets(runs.source(160, names), runs.source(1200, names))
     lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode().splitlines()
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
+    assert any(re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line) for line in lines)
     ten = b", ".join(b"'class %d'" % number for number in range(9))
     assert rb"classes  'caf\udce9', " + ten + b" and 2 more" in lines
     results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}

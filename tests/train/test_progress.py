@@ -23,14 +23,34 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     assert "mfu" not in TrainingClock(0, 8, 5.0, None).rates(1)  # of a chip that is not known
 
 
+def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
+    time = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
+
+    def batches():
+        for seconds in (1, 5, 3):
+            time[0] += seconds
+            yield seconds
+
+    clock, source = TrainingClock(0, 8, 5.0, None), batches()
+    found = [clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)]
+    time[0] += 1
+    assert found == [1, 5, 3]
+    assert clock.rates(3)["input_wait_fraction"] == 5 / 10
+
+
 def test_plain_lines_where_there_is_no_terminal(capsys):
     Display(100, 0, enabled=False).say("other processes are silent")
     display = Display(100, 0, enabled=True)
     display.advance()
     display.show(10, METRICS | {"mfu": 0.5}, seconds_left=75)
+    display.show(11, METRICS | {"input_wait_fraction": 0.004}, seconds_left=75)
+    display.show(12, METRICS | {"input_wait_fraction": 0.124}, seconds_left=75)
     display.close()
-    line = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left\n"
-    assert capsys.readouterr() == (line, "")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
+    assert lines[1].endswith("1,234 images/s  1m 15s left")
+    assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
     assert [duration_text(seconds) for seconds in (0.4, 3600, 7270)] == ["0s", "1h 00m", "2h 01m"]
 
 

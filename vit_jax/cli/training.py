@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from vit_jax.cli.words import UsageError, fail, split, whole
@@ -111,11 +112,32 @@ def show(words: Sequence[str]) -> None:
 
 
 def prepare(words: Sequence[str]) -> None:
-    """Writes a dataset as ArrayRecord files."""
-    from vit_jax.data.tfds_source import prepare
+    """Writes a dataset as ArrayRecord files, or a smaller copy of an image folder."""
+    from vit_jax.data.folder import folder_of
 
-    options, *_ = split(words, positional=("DATASET",), optional=("data_dir", "manual_dir"))
-    print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))
+    optional = ("data_dir", "manual_dir", "short_side", "quality", "output")
+    options, *_ = split(words, positional=("DATASET",), optional=optional)
+    folder = folder_of(options["DATASET"])
+    allowed, needed = (optional[2:], ("short_side", "output")) if folder else (optional[:2], ())
+    if wrong := [name for name in optional if name in options and name not in allowed]:
+        kind = "a folder" if folder else "the TFDS catalogue, only for folder:PATH"
+        raise UsageError(f"--{wrong[0]}= is not for a dataset of {kind}. Leave it out.")
+    if missing := [name for name in needed if name not in options]:
+        raise UsageError(f"A folder needs --{missing[0]}= too: prepare folder:PATH --short_side=256 --output=FOLDER.")
+    if folder is None:
+        from vit_jax.data.tfds_source import prepare
+
+        print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))
+        return
+    from vit_jax.data.prepared import QUALITY, prepare_folder
+
+    output = Path(options["output"]).expanduser()
+    options = {"quality": str(QUALITY)} | options
+    quality = whole(options, "quality")
+    if quality > 100:
+        raise UsageError(f"--quality={quality}: must be a whole number from 1 to 100.")
+    counts = prepare_folder(folder, output, short_side=whole(options, "short_side"), quality=quality)
+    print(f"{output}: {counts['reduced']:,} images made smaller, {counts['copied']:,} copied as they are")
 
 
 def bench(words: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
-_JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
+JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 _TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 16: "Q", 17: "q"}  # of whole numbers
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
 _PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
@@ -25,11 +25,11 @@ def stated_pixels(file: bytes) -> int:
 
 
 def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
-    """Markers before the first scan, and where the content of each begins; skips what libjpeg skips between them."""
+    """Markers up to the first scan, and where the content of each begins; skips what libjpeg skips between them."""
     place = 2
     while (place := file.find(b"\xff", place)) >= 0 and place + 4 <= len(file):
         marker = file[place + 1]
-        if marker in (_JPEG_SCAN, _JPEG_END):
+        if marker == _JPEG_END:
             return
         if marker == 0xFF:  # any number of these may precede a marker
             place += 1
@@ -37,12 +37,14 @@ def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
             place += 2
         else:
             yield marker, place + 4
-            place += 2 + max(int.from_bytes(file[place + 2 : place + 4], "big"), 2)
+            if marker == JPEG_SCAN:
+                return
+            place += 2 + max(file[place + 2] << 8 | file[place + 3], 2)
 
 
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:
     """Height, width and number of components of a JPEG; zeros where it has no frame."""
-    frames = (place for marker, place in jpeg_segments(file) if marker in _JPEG_FRAMES)
+    frames = (place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES)
     place = next(frames, None)
     height, width, components = (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
     return height, width, components

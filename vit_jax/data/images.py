@@ -1,9 +1,13 @@
 """From encoded bytes to pixels, and from pixels to another size; OpenCV on uint8 (H, W, 3) in RGB."""
 
+from collections.abc import Callable
+
 import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data import jpeg
+from vit_jax.data.crops import Box, cut
 from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
@@ -51,11 +55,7 @@ def decode(image: bytes | np.ndarray, max_image_megapixels: float = InputConfig.
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
     stated = stated_pixels(image)
-    if stated > max_image_megapixels * 1e6:
-        raise UnreadableImage(
-            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
-            "save it smaller, or raise the limit"
-        )
+    _require_size(stated, max_image_megapixels)
     try:
         pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
@@ -67,6 +67,45 @@ def decode(image: bytes | np.ndarray, max_image_megapixels: float = InputConfig.
             "The file is a CMYK JPEG without Adobe's marker, whose colours may be inverted: save as RGB"
         )
     return pixels
+
+
+def decode_crop(
+    image: bytes | np.ndarray,
+    choose: Callable[[int, int], Box],
+    size: tuple[int, int],
+    max_image_megapixels: float = InputConfig.max_image_megapixels,
+) -> np.ndarray:
+    """Decodes a part of a file or an array, of a JPEG little more than that.
+
+    Args:
+      image: as for `decode`.
+      choose: from height and width to the part; called once.
+      size: height and width that the caller wants. A JPEG may come at a half, a quarter or an eighth of its size,
+        averaged, where the part is still as large as this.
+      max_image_megapixels: as for `decode`.
+
+    Returns:
+      uint8 (H, W, 3), RGB.
+
+    Raises:
+      UnreadableImage: as for `decode`; damage outside the part may stay unnoticed.
+    """
+    layout = None if isinstance(image, np.ndarray) else jpeg.layout_of(image)
+    if layout is None or isinstance(image, np.ndarray):
+        pixels = decode(image, max_image_megapixels)
+        return cut(pixels, choose(*pixels.shape[:2]))
+    _require_size(layout.height * layout.width, max_image_megapixels)
+    box = choose(layout.height, layout.width)
+    part = jpeg.decode_crop(image, layout, box, size)
+    return cut(decode(image, max_image_megapixels), box) if part is None else part
+
+
+def _require_size(stated: int, max_image_megapixels: float) -> None:
+    if stated > max_image_megapixels * 1e6:
+        raise UnreadableImage(
+            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
+            "save it smaller, or raise the limit"
+        )
 
 
 def _to_rgb(pixels: np.ndarray) -> np.ndarray:
@@ -99,11 +138,14 @@ def _has_unmarked_inks(file: bytes) -> bool:
     return not any(marker == _JPEG_ADOBE and file.startswith(b"Adobe", at) for marker, at in jpeg_segments(file))
 
 
-def resize_bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """To `size` (height, width), bilinear without antialiasing, whose samples are pixel centres: TF's `resize`."""
+def resize_bilinear(image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None) -> np.ndarray:
+    """To `size` (height, width), bilinear without antialiasing, whose samples are pixel centres: TF's `resize`.
+
+    The result may be `out`, an array of this size, or the image itself.
+    """
     if image.shape[:2] == tuple(size):
         return image
-    return cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(image, (size[1], size[0]), dst=out, interpolation=cv2.INTER_LINEAR)
 
 
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

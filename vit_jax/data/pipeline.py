@@ -3,6 +3,7 @@
 A run resumes from its step alone: there is no iterator state to save.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from typing import Any
 import grain
 from absl import flags
 
-from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
+from vit_jax.data.stream import HostBatch, Stream
 from vit_jax.data.workers import Parallelism, initialize_worker, segment_prefix, start_workers
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
+_ROWS_AT_ONCE = 16  # that a thread takes
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
@@ -26,9 +28,7 @@ class LostWorker(RuntimeError):
 
 
 @contextlib.contextmanager
-def open_batches(
-    stream: TrainStream | EvaluationStream, parallelism: Parallelism = _THREADS_ONLY
-) -> Iterator[Iterator[HostBatch]]:
+def open_batches(stream: Stream, parallelism: Parallelism = _THREADS_ONLY) -> Iterator[Iterator[HostBatch]]:
     """The batches of a stream, once; threads and workers end with the context.
 
     Args:
@@ -42,7 +42,8 @@ def open_batches(
     """
     if not len(stream.source):
         raise ValueError("The source has no records; give at least one.")
-    with contextlib.closing(_prefetching(stream, parallelism)) as batches:
+    shared = _SharedRows(stream, parallelism.num_threads)
+    with contextlib.closing(shared), contextlib.closing(_prefetching(shared, parallelism)) as batches:
         yield _promised(batches, len(stream))
 
 
@@ -60,10 +61,36 @@ def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
         yield batch
 
 
-def _prefetching(stream: TrainStream | EvaluationStream, parallelism: Parallelism) -> Any:
-    """Grain's iterator over a stream, each thread preparing complete batches, in order."""
-    options = grain.ReadOptions(parallelism.num_threads, prefetch_buffer_size=parallelism.num_threads + 1)
-    dataset = grain.MapDataset.source(stream).to_iter_dataset(options)
+class _SharedRows:
+    """The batches of a stream; the threads share the rows of a batch, so that few batches have to be in memory."""
+
+    def __init__(self, stream: Stream, num_threads: int) -> None:
+        self._stream, self._num_threads = stream, num_threads
+        self._threads = concurrent.futures.ThreadPoolExecutor(num_threads, "rows")
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __getitem__(self, i: int) -> HostBatch:
+        batch = self._stream.empty_batch()
+        num_rows = len(batch.label)
+        parts = [range(start, min(start + _ROWS_AT_ONCE, num_rows)) for start in range(0, num_rows, _ROWS_AT_ONCE)]
+        for filled in [self._threads.submit(self._stream.fill, batch, i, part) for part in parts]:
+            filled.result()
+        return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._stream, self._num_threads)  # a worker has threads of its own
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> Any:
+    """Grain's iterator over batches, in order; the next but one is begun while threads still end the next."""
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
+    dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if parallelism.num_workers:
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain reads its flags when workers start; a library user has none

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.data.pipeline import open_batches
-from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
+from vit_jax.data.stream import HostBatch, Stream
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
 
@@ -46,7 +46,7 @@ def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], si
 
 @contextlib.contextmanager
 def open_placed(
-    stream: TrainStream | EvaluationStream,
+    stream: Stream,
     sharding: jax.sharding.Sharding,
     log: UnreadableLog,
     num_workers: int | None = None,

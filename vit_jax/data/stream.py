@@ -1,8 +1,9 @@
 """The order of examples: which record, with which random numbers, is in which row of which step.
 
-A stream is a random-access sequence of host batches. Row r of step t is position t x global_batch + r of one
-endless sequence, a fresh permutation of the records for each epoch. So the content depends on (seed, step,
-global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
+A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
+Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
+epoch. So the content depends on (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which
+a run was resumed.
 """
 
 import dataclasses
@@ -38,16 +39,49 @@ class HostBatch(NamedTuple):
     record_index: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainStream:
-    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch, for any length of training.
+class Stream:
+    """What both streams have in common; a subclass has the fields below and fills batch `i`.
 
     Attributes:
       source: at least one record.
       transform: from a record to uint8 (H, W, 3).
-      seed: 0 to 2**32 - 1, of order and augmentation.
       global_batch: examples in a step, over all processes.
       rows: (R,) positions in the global batch that this process supplies.
+    """
+
+    source: Source
+    transform: TrainTransform | EvaluationTransform
+    global_batch: int
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def fill(self, batch: HostBatch, i: int, part: range) -> None:
+        """Fills these of the R rows of an empty batch, which becomes batch `i`."""
+        raise NotImplementedError
+
+    def empty_batch(self) -> HostBatch:
+        """Every row is padding."""
+        return HostBatch(
+            image=np.zeros((len(self.rows), *self.transform.image_size, 3), np.uint8),
+            label=np.zeros(len(self.rows), np.int32),
+            mask=np.zeros(len(self.rows), np.float32),
+            record_index=np.full(len(self.rows), -1, np.int64),
+        )
+
+    def __getitem__(self, i: int) -> HostBatch:
+        batch = self.empty_batch()
+        self.fill(batch, i, range(len(self.rows)))
+        return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStream(Stream):
+    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch, for any length of training.
+
+    Attributes:
+      seed: 0 to 2**32 - 1, of order and augmentation.
       start_step: the step that is due.
       num_steps: of the complete run.
     """
@@ -67,18 +101,17 @@ class TrainStream:
     def __len__(self) -> int:
         return self.num_steps - self.start_step
 
-    def __getitem__(self, i: int) -> HostBatch:
-        batch = _empty_batch(len(self.rows), self.transform.image_size)
-        for row, position in enumerate((self.start_step + i) * self.global_batch + self.rows):
-            epoch, offset = divmod(int(position), len(self.source))
+    def fill(self, batch: HostBatch, i: int, part: range) -> None:
+        for row in part:
+            position = (self.start_step + i) * self.global_batch + int(self.rows[row])
+            epoch, offset = divmod(position, len(self.source))
             index = record_at(self.seed, epoch, offset, len(self.source))
             rng = augmentation_rng(self.seed, epoch, index)
-            _fill(batch, row, index, self.source, functools.partial(self.transform, rng=rng))
-        return batch
+            _fill(batch, row, index, self.source, functools.partial(self.transform, rng=rng, out=batch.image[row]))
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationStream:
+class EvaluationStream(Stream):
     """Batches that hold every record once over all processes, in order; the last has padding of mask 0 and index -1."""
 
     source: Source
@@ -89,12 +122,11 @@ class EvaluationStream:
     def __len__(self) -> int:
         return -(-len(self.source) // self.global_batch)
 
-    def __getitem__(self, i: int) -> HostBatch:
-        batch = _empty_batch(len(self.rows), self.transform.image_size)
-        for row, index in enumerate(i * self.global_batch + self.rows):
+    def fill(self, batch: HostBatch, i: int, part: range) -> None:
+        for row in part:
+            index = i * self.global_batch + int(self.rows[row])
             if index < len(self.source):
-                _fill(batch, row, int(index), self.source, self.transform)
-        return batch
+                _fill(batch, row, index, self.source, self.transform)
 
 
 def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
@@ -107,7 +139,8 @@ def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Random numbers of one record in one epoch."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, index, _AUGMENTATION))))
+    entropy = np.array((seed, epoch, index, _AUGMENTATION), np.uint32)  # the same as the tuple, and faster
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -131,15 +164,6 @@ def _shuffled(offset: int, key: int, num_records: int) -> int:
 def _epoch_key(seed: int, epoch: int) -> int:
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     return int(np.random.SeedSequence((seed, epoch, _ORDER)).generate_state(1)[0])
-
-
-def _empty_batch(num_rows: int, image_size: tuple[int, int]) -> HostBatch:
-    return HostBatch(
-        image=np.zeros((num_rows, *image_size, 3), np.uint8),
-        label=np.zeros(num_rows, np.int32),
-        mask=np.zeros(num_rows, np.float32),
-        record_index=np.full(num_rows, -1, np.int64),
-    )
 
 
 def _fill(batch: HostBatch, row: int, index: int, source: Source, transform: Callable[[Record], np.ndarray]) -> None:

@@ -38,16 +38,16 @@ class TrainTransform:
     def image_size(self) -> tuple[int, int]:
         return self.config.image_size
 
-    def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-        """Returns uint8 (height, width, 3), RGB.
+    def __call__(self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
+        """Returns uint8 (height, width, 3), RGB: a new array, or `out`, in which intermediate results may also stand.
 
         Raises:
           UnreadableImage: the record's.
           ValueError: an augmentation returned something else than such an image.
         """
-        image = self._crop(images.decode(record.image, self.config.max_image_megapixels), rng)
+        image = self._crop(record.image, rng, out)
         if self.config.flip and rng.random() < 0.5:
-            image = cv2.flip(image, 1)
+            image = cv2.flip(image, 1, dst=image if image is out else None)
         if layers := self.config.randaugment_layers:
             magnitude, arithmetic = self.config.randaugment_magnitude, self.config.randaugment_arithmetic
             image = augment.randaugment(rng, image, layers, magnitude, arithmetic)
@@ -55,12 +55,17 @@ class TrainTransform:
             image = _augmented(reference, image, rng)
         return image
 
-    def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None) -> np.ndarray:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
         if crop == "inception":
-            height, width = image.shape[:2]
-            box = crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
-            return images.resize_bilinear(crops.cut(image, box), config.image_size)
+
+            def choose(height: int, width: int) -> crops.Box:
+                fractions, distribution = config.crop_area_fraction, config.crop_distribution
+                return crops.sample_inception_box(rng, height, width, fractions, distribution)
+
+            part = images.decode_crop(stored, choose, config.image_size, config.max_image_megapixels)
+            return images.resize_bilinear(part, config.image_size, out)
+        image = images.decode(stored, config.max_image_megapixels)
         if pixels is not None:
             resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)

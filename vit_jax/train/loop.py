@@ -129,7 +129,7 @@ def train(
                 results = evaluate(start_step)
         for step in range(start_step + 1, total + 1):
             profiler.before_step(step)
-            state, metrics = train_step(state, next(batches))
+            state, metrics = train_step(state, clock.next_batch(batches, late.is_busy))
             late.push(step, metrics)
             profiler.after_step(step, metrics)
             watchdog.step_done(step)

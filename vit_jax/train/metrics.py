@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
@@ -16,6 +17,11 @@ class LateMetrics:
     def push(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step just dispatched and reports those of the step before."""
         self._exchange((step, metrics))
+
+    def is_busy(self) -> bool:
+        """Whether the devices still compute the newest step."""
+        newest: list[Any] = [] if self._pending is None else list(self._pending[1].values())
+        return not all(value.is_ready() for value in newest)
 
     def flush(self) -> None:
         """Reports what is held back, waiting for the device."""

@@ -13,7 +13,10 @@ from jax.experimental import multihost_utils
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.data.folder import folder_of, located
+from vit_jax.data.jpeg import DECODER
+from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
+from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -75,13 +78,22 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
-        f"{data.train.num_classes:,} classes",
+        f"{data.train.num_classes:,} classes{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
+        f"input    {_input(run)}",
         f"workdir  {folder}",
     ]
     return "\n".join(lines)
+
+
+def _input(run: Assembly) -> str:
+    config, (height, width) = run.config.input, run.config.input.image_size
+    local_bytes = run.config.global_batch // jax.process_count() * height * width * 3
+    workers, threads = choose_parallelism(config.num_workers, config.num_threads, batch_bytes=local_bytes)
+    kind = f"{workers} worker processes of {threads}" if workers else str(threads)
+    return f"{kind} thread(s) on {available_cores()} core(s), JPEG by {DECODER}"
 
 
 def _layout(run: Assembly) -> str:

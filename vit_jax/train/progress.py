@@ -3,11 +3,14 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tqdm import tqdm
 
 from vit_jax.files import printable_lines
+
+SHOWN_WAIT_FRACTION = 0.01  # of the time; less is in the metrics alone
 
 
 class TrainingClock:
@@ -20,7 +23,18 @@ class TrainingClock:
         self._start_step, self._global_batch = start_step, global_batch
         self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
         self._running_since = time.perf_counter()
-        self._seconds = 0.0
+        self._seconds = self._waited_seconds = 0.0
+
+    def next_batch(self, batches: Iterator[Any], is_busy: Callable[[], bool]) -> Any:
+        """The next batch. The time until it came counts as waiting for input where the devices have no work by then.
+
+        They may have ended their last step meanwhile, so the time counted is up to a step too long.
+        """
+        began = time.perf_counter()
+        batch = next(batches)
+        if not is_busy():
+            self._waited_seconds += time.perf_counter() - began
+        return batch
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -37,10 +51,11 @@ class TrainingClock:
         return self._seconds + time.perf_counter() - self._running_since
 
     def rates(self, step: int) -> dict[str, float]:
-        """Images per second since the start, and MFU where the chip is known."""
+        """Images per second since the start, the part of that time spent waiting for input, and MFU on a known chip."""
         images = (step - self._start_step) * self._global_batch
-        images_per_second = images / max(self.seconds, 1e-9)
-        rates = {"images_per_second": images_per_second}
+        seconds = max(self.seconds, 1e-9)
+        images_per_second = images / seconds
+        rates = {"images_per_second": images_per_second, "input_wait_fraction": self._waited_seconds / seconds}
         if self._peak_flops:
             rates["mfu"] = images_per_second * self._flops_per_image / self._peak_flops
         return rates
@@ -68,6 +83,8 @@ class Display:
         text += f"  {metrics['images_per_second']:,.0f} images/s"
         if "mfu" in metrics:
             text += f"  MFU {metrics['mfu']:.1%}"
+        if metrics.get("input_wait_fraction", 0.0) >= SHOWN_WAIT_FRACTION:
+            text += f"  waiting for input {metrics['input_wait_fraction']:.0%}"
         text += f"  {duration_text(seconds_left)} left"
         if self._bar.disable:
             self.say(f"step {step:>6}/{self._total_steps}  {text}")

@@ -1,0 +1,64 @@
+"""Smaller copies of image folders."""
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.data import images, jpeg, prepared
+from vit_jax.data.files import image_files
+from vit_jax.data.folder import open_folder
+
+LARGE = cv2.resize(np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120))
+
+
+@pytest.fixture
+def folder(make_folder):
+    """Two classes, one with a photograph, a small image and a broken file."""
+    photo, small = (cv2.imencode(".png", pixels)[1].tobytes() for pixels in (LARGE, LARGE[:40]))
+    tall = cv2.imencode(".jpg", np.rot90(LARGE))[1].tobytes()
+    return make_folder({"a/photo.png": photo, "a/small.png": small, "a/broken.jpg": b"rubbish", "b/c/tall.jpg": tall})
+
+
+def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
+    copy = tmp_path / "copy"
+    assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {"reduced": 2, "copied": 2}
+    before, after = (open_folder(path, "all", make_config(), 0) for path in (folder, copy))
+    assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]  # so the hold-out is the same
+    assert before.class_names == after.class_names
+    for name in ("a/broken.jpg", "a/small.png"):
+        assert (copy / name).read_bytes() == (folder / name).read_bytes()
+    for name, shape in (("a/photo.png", (60, 80)), ("b/c/tall.jpg", (80, 60))):
+        file, original = ((path / name).read_bytes() for path in (copy, folder))
+        exact = images.resize_to_cover(images.decode(original), (60, 60)).astype(int)
+        found = images.decode(file)
+        assert found.shape[:2] == exact.shape[:2] == shape
+        assert np.abs(found - exact).mean() <= 3  # strong colours at half the resolution
+        layout = jpeg.layout_of(file)
+        assert layout.interval * layout.unit[1] >= layout.width > (layout.interval - 1) * layout.unit[1]
+    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
+    assert prepared.preparation(f"folder:{folder}") == prepared.preparation("digits") == ""
+
+
+def test_an_interrupted_copy_goes_on(folder, tmp_path, monkeypatch):
+    copy, work = tmp_path / "copy", prepared._prepare_file
+    monkeypatch.setattr(prepared, "_prepare_file", lambda file, **how: None if "small" in file else work(file, **how))
+    prepared.prepare_folder(folder, copy, short_side=60)
+    monkeypatch.undo()
+    assert len(image_files(str(copy))) == 3
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1}
+
+
+def test_refusals(folder, tmp_path):
+    def prepare(source, output, **how):
+        prepared.prepare_folder(source, output, **{"short_side": 60} | how)
+
+    with pytest.raises(ValueError, match="is no folder with images"):
+        prepare(tmp_path / "missing", tmp_path / "copy")
+    with pytest.raises(ValueError, match="whose copy it would be"):
+        prepare(folder, folder / "copy")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="was not prepared with"):
+        prepare(folder, tmp_path / "other")
+    prepare(folder, tmp_path / "copy")
+    with pytest.raises(ValueError, match="'short_side': 61"):
+        prepare(folder, tmp_path / "copy", short_side=61)

@@ -1,0 +1,89 @@
+"""Smaller copies of image folders, which are read several times faster: the same files, each with a shorter side.
+
+The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` finds a crop without decoding what is
+above it. Which size and quality they have stands in a file beside them.
+"""
+
+import concurrent.futures
+import functools
+import json
+import os
+from pathlib import Path
+
+import cv2
+
+from vit_jax.data.files import image_files, read_file
+from vit_jax.data.folder import folder_of
+from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
+from vit_jax.data.workers import available_cores
+
+DESCRIPTION = "prepared.json"
+QUALITY = 90
+_UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
+
+
+def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int = QUALITY) -> dict[str, int]:
+    """Writes a copy of an image folder with the same names, classes and splits; goes on where it was interrupted.
+
+    An image whose short side is not longer than `short_side`, or that cannot be decoded, is copied as it is. Of a
+    larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name.
+
+    Returns:
+      How many images were made smaller and how many copied, in this call, as "reduced" and "copied".
+
+    Raises:
+      ValueError: there is no such folder, it has no images, or `output` is inside it or holds another copy.
+    """
+    files = image_files(str(folder)) if folder.is_dir() else []
+    if not files:
+        raise ValueError(f"{str(folder)!r} is no folder with images; give folder:PATH.")
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{str(output)!r} is inside {str(folder)!r}, whose copy it would be; give another --output=.")
+    description = {"short_side": short_side, "quality": quality}
+    if (found := description_of(output)) not in (None, description) or (found is None and output.exists()):
+        raise ValueError(f"{str(output)!r} exists and was not prepared with {description}; give another --output=.")
+    output.mkdir(parents=True, exist_ok=True)
+    (output / DESCRIPTION).write_text(json.dumps(description))
+    make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
+    with concurrent.futures.ThreadPoolExecutor(available_cores()) as threads:
+        done = list(threads.map(make, files))
+    return {kind: done.count(kind) for kind in ("reduced", "copied")}
+
+
+def description_of(folder: Path) -> dict[str, int] | None:
+    """The "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of."""
+    for place in (folder, folder.parent):
+        if (place / DESCRIPTION).is_file():
+            return json.loads((place / DESCRIPTION).read_text())
+    return None
+
+
+def preparation(data: str) -> str:
+    """Words on how the data of a run were prepared; empty where they were not."""
+    folder = folder_of(data)
+    found = folder and description_of(folder)
+    return f", prepared with short side {found['short_side']} and JPEG quality {found['quality']}" if found else ""
+
+
+def _prepare_file(file: str, folder: Path, output: Path, short_side: int, quality: int) -> str:
+    target = output / os.path.relpath(file, folder)
+    if target.exists():
+        return "done before"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        stored = read_file(file)
+        image = decode(stored)
+    except UnreadableImage:
+        stored, image = Path(file).read_bytes(), None
+    is_reduced = False
+    if image is not None and min(image.shape[:2]) > short_side:
+        is_reduced = True
+        smaller = cv2.cvtColor(resize_to_cover(image, (short_side, short_side)), cv2.COLOR_RGB2BGR)
+        sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
+        restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
+        options = (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
+        stored = cv2.imencode(".jpg", smaller, options)[1].tobytes()
+    new = target.with_name(f".{target.name}.new")  # hidden, so that no run reads half a file
+    new.write_bytes(stored)
+    new.rename(target)
+    return "reduced" if is_reduced else "copied"
