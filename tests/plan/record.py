@@ -155,7 +155,7 @@ def scaling_table(rows: dict[str, Row]) -> str:
 def spread_table(rows: dict[str, Row]) -> str:
     """Compiled memory and time beside arithmetic."""
     lines = []
-    for case in (case for case in CASES if rows[case.name]["memory"]):
+    for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
         row, plan = rows[case.name], plan_of(case, can_compile=False)
         compiled, formula = Memory(**row["memory"]), plan.memory
         lines.append(
