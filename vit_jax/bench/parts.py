@@ -17,6 +17,7 @@ from vit_jax.arrays import Batch, normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunConfig
 from vit_jax.cost.chips import find_chip
+from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
@@ -139,8 +140,9 @@ def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_ste
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     stamped = _Stamped(**fields, compiled=step, stamps=[])
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Interrupted), _silence():
-        stop = _After(WARM_UP_STEPS + num_steps + 1)
-        train(stamped, data, pathlib.Path(folder), lambda *_: (run.init_state(), ""), stop)
+        with workdirs.claim(folder, run.config) as workdir:
+            stop = _After(WARM_UP_STEPS + num_steps + 1)
+            train(stamped, data, workdir, lambda *_: (run.init_state(), ""), stop)
     yield Part("loop", _differences(stamped.stamps[WARM_UP_STEPS:]), size)
 
 
