@@ -47,6 +47,12 @@ def current_place() -> Place | None:
     return _place.get()
 
 
+def platform() -> str:
+    """Of the devices that the program being traced is for; outside of `placed_by` those that JAX uses."""
+    place = _place.get()
+    return jax.default_backend() if place is None else place.platform
+
+
 @contextlib.contextmanager
 def placed_by(place: Place) -> Iterator[None]:
     """Context, or decorator, of a step while it is traced: `place` gives every named activation its layout."""

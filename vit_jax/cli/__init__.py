@@ -41,8 +41,9 @@ vit-jax: train Vision Transformers in JAX.
       Write a copy of an image folder, each image with this short side, that training reads several times faster.
   vit-jax show --config=RECIPE[:ARGUMENT] [--config.SECTION.FIELD=VALUE ...]
       Print every effective value of a recipe.
-  vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--input] [--config.SECTION.FIELD=VALUE ...]
-      Time the recipe's training step on random images, or with --input its input pipeline.
+  vit-jax bench --config=RECIPE[:ARGUMENT] [--steps=20] [--data] [--json] [--config.SECTION.FIELD=VALUE ...]
+      Time the recipe's training step, evaluation and inference on random images, saving and restoring, and with --data
+      also its input, alone and with the step, and the complete loop: medians and quartiles, memory, versions.
 
 RECIPE is a file (configs/digits.py) or the name of a recipe that is installed with the package (digits).
 VIT_JAX_TRACEBACK=1 in the environment prints the traceback of an error.

@@ -141,15 +141,16 @@ def prepare(words: Sequence[str]) -> None:
 
 
 def bench(words: Sequence[str]) -> None:
-    """Times a recipe's step or input."""
+    """Times the parts of a recipe's run."""
+    import json
+
     from vit_jax.config import load_recipe
 
-    options, overrides, _ = split(words, required=("config",), optional=("steps",), switches=("input",))
+    options, overrides, _ = split(words, required=("config",), optional=("steps",), switches=("data", "json"))
     num_steps = whole({"steps": "20"} | options, "steps")
     config = load_recipe(options["config"], overrides)
 
-    from vit_jax.bench.step import bench_input, bench_step
+    from vit_jax.bench.parts import bench, to_text
 
-    results = (bench_input if "input" in options else bench_step)(config, num_steps=num_steps)
-    for name, value in results:
-        print(f"{name:<24} {value:,.4g}", flush=True)
+    result = bench(config, num_steps=num_steps, with_data="data" in options)
+    print(json.dumps(result, indent=2) + "\n" if "json" in options else to_text(result), end="")

@@ -45,7 +45,7 @@ class Architecture:
     standardization_epsilon_added_to: schema.AddedTo = "std"
     compute_dtype: schema.ComputeDtype = "float32"
     remat: schema.Remat = "none"
-    scan_unroll: int = 1
+    scan_unroll: int | None = None
     attention: schema.AttentionForm = "auto"
 
     @property
@@ -279,8 +279,9 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     lowest = {"width": 1, "num_classes": 0, "scan_unroll": 1}
     lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
     for field, low in lowest.items():
-        if getattr(a, field) < low:
-            yield f"{field}={getattr(a, field)}: must be at least {low}."
+        value = getattr(a, field)
+        if value is not None and value < low:
+            yield f"{field}={value}: must be at least {low}."
     for field in ("position_stddev", "layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
         if getattr(a, field) <= 0:
             yield f"{field}={getattr(a, field)}: must be positive."

@@ -42,7 +42,8 @@ class ModelConfig:
     head_bias_init: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"  # what the backward pass computes again
-    scan_unroll: int = 1  # blocks, or residual units, per iteration of the loop over them
+    # blocks, or residual units, per iteration of the loop over them; None: one, or on a CPU all units
+    scan_unroll: int | None = None
     attention: AttentionForm = "auto"  # how its core is computed: "pallas" on TPUs in bfloat16, else "xla"
     # of a transformer
     width: int | None = None
@@ -80,7 +81,7 @@ class AdaptConfig:
     stochastic_depth_fraction: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
-    scan_unroll: int = 1
+    scan_unroll: int | None = None
     attention: AttentionForm = "auto"
 
     def __post_init__(self) -> None:

@@ -161,7 +161,7 @@ class Encoder(nnx.Module):
         if self.remat != "none":
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
         layers = (self.blocks, fractions_L, keys_L)
-        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll)
+        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll or 1)
         return self.norm(x_BSD), blocks_LBSD, attention_LBTQS
 
 

@@ -158,11 +158,18 @@ def summary(
         "wall_seconds": 0.0,
         "images_per_second": train_metrics.get("images_per_second", 0.0),
         "unreadable_images": train_metrics.get("unreadable_images", 0),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
+        "parameters_sha256": parameters_sha256(state.model),
+        **machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The devices, and the versions of what a run depends on."""
+    return {
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
-        "parameters_sha256": parameters_sha256(state.model),
         **{f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES},
     }
 
