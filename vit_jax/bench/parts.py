@@ -139,10 +139,14 @@ def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_ste
         yield Part("input with step", _times(lambda: train_on.advance(next(batches)), num_steps), size)
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     stamped = _Stamped(**fields, compiled=step, stamps=[])
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Interrupted), _silence():
-        with workdirs.claim(folder, run.config) as workdir:
-            stop = _After(WARM_UP_STEPS + num_steps + 1)
-            train(stamped, data, workdir, lambda *_: (run.init_state(), ""), stop)
+    stop = _After(WARM_UP_STEPS + num_steps + 1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.suppress(Interrupted),
+        _silence(),
+        workdirs.claim(folder, run.config) as workdir,
+    ):
+        train(stamped, data, workdir, lambda *_: (run.init_state(), ""), stop)
     yield Part("loop", _differences(stamped.stamps[WARM_UP_STEPS:]), size)
 
 

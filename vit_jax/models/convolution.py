@@ -52,7 +52,9 @@ def _forward(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Pa
     return convolve(x_BHWI, kernel_HWIO, stride, padding), (x_BHWI, kernel_HWIO)
 
 
-def _backward(stride: int, padding: Padding, inputs: Any, y_BHWO: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(
+    stride: int, padding: tuple[tuple[int, int], ...], inputs: Any, y_BHWO: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Gradients of the input and of the kernel, from that of the output: convolutions in the same order too."""
     x_BHWI, kernel_HWIO = inputs
     sizes = zip(x_BHWI.shape[1:3], kernel_HWIO.shape[:2], y_BHWO.shape[1:3], padding, strict=True)
