@@ -47,13 +47,13 @@ _JFT, _S16 = "configs/pretrain_jft.py:", "configs/pretrain_s16_baseline.py:epoch
 _B16, _L16, _H14 = f"{_JFT}ViT-B/16", f"{_JFT}ViT-L/16,epochs=7", f"{_JFT}ViT-H/14"
 HEADLINES = (
     Case("H/14 on v5e:16x16", _H14, "v5e:16x16"),
-    Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8"),
-    Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", "model.name=ViT-G/14 sharding.num_replicas=4"),
     Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024"),
     Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096"),
     Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384"),
 )
 SPREAD = (
+    Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8"),
+    Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", "model.name=ViT-G/14 sharding.num_replicas=4"),
     Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
     Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none"),
     Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256"),

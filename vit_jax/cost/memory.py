@@ -21,6 +21,8 @@ _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
 
 WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
 """Memory that one block works with, as a multiple of what `none` keeps of it, by policy."""
+WORKING_WITH_KERNEL = 0.8
+"""The same where something is computed again and scores stay on the chip."""
 WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
 """The same of a residual unit."""
 ON_CHIP = 300_000_000
@@ -87,7 +89,8 @@ def passing_bytes(
     layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
     kept = list(itertools.accumulate(layers))
     num_units = len(layers) - depth
-    shares = [WORKING_UNIT[remat]] * num_units + [WORKING[remat]] * depth
+    working_share = WORKING_WITH_KERNEL if sizes.has_kernel and remat != "none" else WORKING[remat]
+    shares = [WORKING_UNIT[remat]] * num_units + [working_share] * depth
     spared = ON_CHIP if tiled else 0
     working = [max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)]
     peak = max(range(len(layers)), key=lambda layer: kept[layer] + working[layer])
