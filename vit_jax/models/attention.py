@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import current_place, named
+from vit_jax.activations import current_place, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_kernel
 
@@ -84,10 +84,9 @@ def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
 def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
     """The kernel, on every device's part of the batch and of the heads; off TPUs it is interpreted."""
     place = current_place()
-    platform = jax.default_backend() if place is None else place.platform
     on_parts = _on_the_whole if place is None else place.on_parts
     head_dim = projections.query_BQE.shape[-1] // num_heads
-    return attention_kernel.attention(*projections, head_dim, on_parts, platform != "tpu")
+    return attention_kernel.attention(*projections, head_dim, on_parts, platform() != "tpu")
 
 
 def _on_the_whole(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:

@@ -27,10 +27,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
-GOOD_BLOCK, MAX_BLOCK = (
-    210_000,
-    330_000,
-)  # numbers of one operand of a program, which holds ten or so; found by compiling
+GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
+MAX_BLOCK = 330_000
 LANES = 128
 MIXTURE, LOG_SUMS = "mixture", "log_sums"  # names of the results, by which rematerialisation may keep them
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
