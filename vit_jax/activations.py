@@ -42,9 +42,15 @@ def named(activation: jax.Array, name: str) -> jax.Array:
     return activation if place is None else place(name, activation)
 
 
-def current_place() -> Place | None:
-    """What `placed_by` has set; None outside of it, where nothing is known of the devices."""
-    return _place.get()
+def on_parts(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+    """`function` on the part of every device, as `Place` says; outside of `placed_by` on the whole."""
+    place = _place.get()
+    return function if place is None else place.on_parts(function, names, results)
+
+
+def is_placed() -> bool:
+    """Whether `placed_by` has set the devices; else nothing is known of how arrays are spread over them."""
+    return _place.get() is not None
 
 
 def platform() -> str:

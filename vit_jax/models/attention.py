@@ -3,15 +3,14 @@
 Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import current_place, named, platform
+from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_kernel
 
@@ -83,15 +82,8 @@ def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
 
 def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
     """The kernel, on every device's part of the batch and of the heads; off TPUs it is interpreted."""
-    place = current_place()
-    on_parts = _on_the_whole if place is None else place.on_parts
     head_dim = projections.query_BQE.shape[-1] // num_heads
-    return attention_kernel.attention(*projections, head_dim, on_parts, platform() != "tpu")
-
-
-def _on_the_whole(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
-    del names, results
-    return function
+    return attention_kernel.attention(*projections, head_dim, platform() != "tpu")
 
 
 def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
@@ -117,7 +109,7 @@ def _chosen(form: AttentionForm, projections: Projections, num_heads: int) -> st
         return "xla"
     if form != "auto":
         return form
-    place, (_, length, width) = current_place(), tokens.shape
-    is_on_tpus = place is not None and place.platform == "tpu"
+    _, length, width = tokens.shape
+    is_on_tpus = is_placed() and platform() == "tpu"  # a kernel cannot be spread over devices that nobody names
     fits = attention_kernel.heads_per_program(num_heads, width // num_heads, length) is not None
     return "pallas" if is_on_tpus and tokens.dtype == jnp.bfloat16 and fits else "xla"

@@ -6,8 +6,8 @@ flat projections write and read them, so that nothing is transposed in memory. W
 it has this form:
 
 * Keys lie along sublanes, so that a softmax reduces over sublanes, which is cheaper than over lanes.
-* A complete row of scores fits on the chip at every length of an image: no running maximum, unlike FlashAttention
-  (Dao et al., 2022), from which the kept logarithm of the sums and the scores computed twice are.
+* A complete row of scores fits on the chip at the lengths of images: no running maximum, unlike FlashAttention (Dao et
+  al., 2022), from which the kept logarithm of the sums and the scores computed twice are.
 * A matrix unit multiplies 128 numbers at once, and two heads of 64 share a tile of 128 lanes: queries are zeroed
   outside of their head, which costs less than moving the second head to the first lane.
 * Only what is as small as the operands is ever transposed, never scores.
@@ -17,7 +17,6 @@ Legend: B batch, S sequence length, T heads, h head dimension, E = T h; of one p
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,6 +24,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from vit_jax.activations import on_parts
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
 GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
@@ -36,17 +37,14 @@ LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 _NT = (((1,), (1,)), ((), ()))  # a @ b.T
 _NN = (((1,), (0,)), ((), ()))  # a @ b
 
-OnParts = Callable[..., Callable[..., Any]]  # (function, names of arguments, names of results) -> function
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def attention(
     query_BSE: jax.Array,
     key_BSE: jax.Array,
     value_BSE: jax.Array,
     bias_3E: jax.Array,
     head_dim: int,
-    on_parts: OnParts,
     interpret: bool,
 ) -> jax.Array:
     """Returns softmax((q + b_q) (k + b_k)^T / sqrt(h)) (v + b_v) for every head, (B, S, E).
@@ -57,14 +55,13 @@ def attention(
       value_BSE: likewise.
       bias_3E: of queries, keys and values, in the dtype of the projections.
       head_dim: h.
-      on_parts: runs a function on the part of every device, see `activations.Place`.
       interpret: run on any device, slowly, as the kernel would on a TPU.
     """
-    return _save(query_BSE, key_BSE, value_BSE, bias_3E, head_dim, on_parts, interpret)[0]
+    return _save(query_BSE, key_BSE, value_BSE, bias_3E, head_dim, interpret)[0]
 
 
 def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    *operands, head_dim, on_parts, interpret = arguments
+    *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E",)
     mixture_BSE, log_sums_BTGS = on_parts(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
@@ -73,7 +70,7 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
 
 
 def _differentiate(
-    head_dim: int, on_parts: OnParts, interpret: bool, saved: tuple[jax.Array, ...], gradient_BSE: jax.Array
+    head_dim: int, interpret: bool, saved: tuple[jax.Array, ...], gradient_BSE: jax.Array
 ) -> tuple[jax.Array, ...]:
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E", "rows_BTGS", "heads_BSE")

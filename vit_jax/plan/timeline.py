@@ -94,9 +94,8 @@ class _Walk:
         self.program, self.topology, self.collective_seconds = program, topology, collective_seconds
         every = (instruction for computation in program.computations.values() for instruction in computation)
         kernels = [instruction for instruction in every if instruction.is_kernel]
-        self.bundles = {
-            k.kernel: bundles[k.name] for k in kernels if k.name in bundles
-        }  # of equal ones XLA compiles one
+        # By program, not by instruction: of equal kernels XLA compiles one.
+        self.bundles = {kernel.kernel: bundles[kernel.name] for kernel in kernels if kernel.name in bundles}
         self.collective_of = functools.cache(self._collective_of)
 
     def run(self, computation: str) -> Timeline:

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 _BLOCK = re.compile(r"encoder/blocks/(\d+)/(.+)")
 _UNIT = re.compile(r"((?:body|stem)/stage\d+)/unit(\d+)/(.+)")
-_PROJECTION = re.compile(r".*attention/(query|key|value|out)/(kernel|bias)")
+_PROJECTION = re.compile(r".*attention/(?:(?:query|key|value)/(?:kernel|bias)|(out)/kernel)")
 _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 
@@ -79,11 +79,10 @@ def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, n
 def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
     """The shape of a parameter taken apart, (..., T, h) where it has all heads on one axis."""
     match = _PROJECTION.fullmatch(name)
-    if match is None or (match[1], match[2]) == ("out", "bias"):
+    if match is None:
         return shape
-    axis = -2 if match[1] == "out" else -1
-    before, after = shape[:axis], shape[axis:][1:]
-    return (*before, num_heads, shape[axis] // num_heads, *after)
+    axis = len(shape) - (2 if match[1] else 1)
+    return (*shape[:axis], num_heads, shape[axis] // num_heads, *shape[axis + 1 :])
 
 
 def _names_apart(name: str, shape: Shape) -> Iterator[tuple[str, int | None]]:
