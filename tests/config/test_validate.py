@@ -17,6 +17,7 @@ LION = {"optimizer.name": "optax:lion", "optimizer.weight_decay": 0.0}
 BIG_VISION = {"optimizer.weight_decay_meaning": "big_vision", "optimizer.weight_decay": 0.1}
 HEAD = {"optimizer.trained": "head"}
 ANY = {"v2": EvaluatorConfig()}
+FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
 
 FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objective.label_smoothing_fraction")
 FRACTIONS += ("input.holdout_fraction", "polyak.factor", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
@@ -67,6 +68,8 @@ def test_limits_are_allowed():
     validate(change(LION | {"optimizer.arguments": {"b1": 0.9}}))
     validate(change({"optimizer.frozen": ("embedding/*",), "optimizer.learning_rate_multipliers": {"head/*": 10}}))
     validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
+    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"}))
+    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"}))
     validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
     validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
     for fraction in (None, 0.0):  # not even that of the released configs
@@ -140,6 +143,11 @@ def test_a_setting_without_effect_is_refused(fields, name):
             for name in ("test", "validation", "train", "a-b")
         ),
         ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments have no effect with kind='classif"),
+        ({"evaluation.evaluators": {"v2": {"train_split": "x"}}}, "v2.train_split has no effect with kind='classif"),
+        (
+            {"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_1shot_accuracy"},
+            "no result .*: test_accuracy, test_loss, few_5shot_accuracy, few_10shot_accuracy, near_20nn_accuracy.",
+        ),
         ({"checkpoint.best_metric": "test_a"}, "best_metric='test_a' is no result .*: test_accuracy, test_loss."),
         ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
         ({"input.train_examples_per_class": 0}, "train_examples_per_class=0: give at least 1"),

@@ -13,6 +13,7 @@ from vit_jax.weights.saving import OWN, save_weights
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
 OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
+OPTIONS += ("evaluation.evaluators.few.kind=fewshot",)
 SHARDED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "sharding.num_replicas=2")
 
 
@@ -51,6 +52,7 @@ def assert_same_run(workdir, expected, steps):
     summary, wanted = commands.summary(workdir), commands.summary(expected)
     assert summary["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-4)
     assert summary["test_accuracy"] == wanted["test_accuracy"]
+    assert summary["few_5shot_accuracy"] == pytest.approx(wanted["few_5shot_accuracy"], abs=0.01)  # of 360 images
 
 
 def test_four_processes_train_as_one(data_dir, four_processes, tmp_path):

@@ -1,16 +1,26 @@
 """Several evaluations in one run: each with its split, prefix and cadence, resumed as if nothing had happened."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
 from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
+from vit_jax.api import from_weights
+from vit_jax.config import EvaluatorConfig
 from vit_jax.data.memory import MemorySource
+from vit_jax.data.transforms import build_fewshot_transform
+from vit_jax.evals.fewshot import FewShot, few_shot
+from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
-from vit_jax.train.assemble import Datasets
+from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.evaluations import build_evaluations
 from vit_jax.train.interruption import Interrupted
+from vit_jax.transfer.features import Extractor
+from vit_jax.weights import load_weights
 
 NAMES = tuple("0123456789")
 PIXELS = f"{__name__}:Pixels"
@@ -22,6 +32,11 @@ EVALUATORS = [
     "evaluation.evaluators.v2.every=2 steps",
     f"evaluation.evaluators.mine.kind={PIXELS}",
     "evaluation.evaluators.mine.arguments.factor=0.5",
+    "evaluation.evaluators.few.kind=fewshot",
+    "evaluation.evaluators.few.arguments.shots=1,2",
+    "evaluation.evaluators.near.kind=knn",
+    "evaluation.evaluators.near.arguments.neighbours=3",
+    "evaluation.evaluators.near.every=6 steps",
     "checkpoint.best_metric=v2_accuracy",
     "checkpoint.keep_latest=1",
 ]
@@ -54,7 +69,8 @@ def images(seed, count=20):
     return MemorySource(pixels, np.arange(count) % 10, NAMES), pixels
 
 
-DATA = Datasets(images(0, 160)[0], images(1)[0], {"v2": images(2, 24)[0], "mine": images(3)[0]})
+OTHERS = {"v2": images(2, 24)[0], "mine": images(3)[0], "few": images(4)[0], "near": images(4)[0]}
+DATA = Datasets(images(0, 160)[0], images(1)[0], OTHERS, {"few": images(5, 40)[0], "near": images(4)[0]})
 CONFIG = runs.config(*LENGTHS, *EVALUATORS, "input.shift_pixels=1")
 
 
@@ -68,7 +84,7 @@ def results(workdir):
     found = {}
     for line in commands.metrics(workdir):
         for name, value in line.items():
-            if name.startswith(("test_", "v2_", "mine_")):
+            if name.startswith(("test_", "v2_", "mine_", "few_", "near_")):
                 found.setdefault(name, []).append((line["step"], value))
     return found
 
@@ -87,6 +103,8 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     assert steps == {
         **{name: [3, 6] for name in ("test_loss", "test_accuracy", "test_images", "mine_pixel", "mine_at_step")},
         **{name: [2, 4, 6] for name in ("v2_loss", "v2_accuracy", "v2_images")},
+        **{f"few_{shots}shot_{name}": [3, 6] for shots in (1, 2) for name in ("accuracy", "spread")},
+        "near_3nn_accuracy": [6],
     }
     assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
     assert summary["mine_pixel"] == pytest.approx(0.5 * images(3)[1].mean(), rel=1e-6)
@@ -119,9 +137,43 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
     [
         ([f"kind={PIXELS}", "arguments.f=1"], r"called with \(split, run\) and arguments=\{'f': 1\}: .*'f'"),
         ([f"kind={__name__}:NoRun"], "kind='.*:NoRun' gives NoRun, which has no method run"),
+        (["kind=fewshot", "arguments.shot=1"], r"called with arguments=\{'shot': 1\}"),
+        (["kind=fewshot", "arguments.shots=0"], "shots"),
+        (["kind=knn", "arguments.layer=block:9"], "has 2 blocks"),
     ],
 )
 def test_what_is_no_evaluator_is_refused(options, message):
     run = runs.build(*(f"evaluation.evaluators.mine.{option}" for option in options))
-    with pytest.raises(ValueError, match=rf"config\.evaluation\.evaluators\.mine.*{message}"):
-        build_evaluations(run, DATA, "test", lambda: None)
+    both = dataclasses.replace(DATA, supports={"mine": DATA.others["mine"]})
+    with pytest.raises(ValueError, match=message):
+        build_evaluations(run, both, "test", lambda: None)
+
+
+def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
+    """The run's own few-shot accuracy, computed from its checkpoint: the average of parameters, not the last ones."""
+    workdir, summary = uninterrupted
+    model = from_weights(load_weights(str(workdir)))
+    transform = build_fewshot_transform((8, 8))
+    options = {"layer": "pre_logits", "global_batch": 16, "max_unreadable": 0, "cache": None}
+    model = dataclasses.replace(model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))))
+    extractor = Extractor(model=model, transform=transform, **options)
+    sides = [extractor.extract(source, "mine:x") for source in (DATA.supports["few"], DATA.others["few"])]
+    result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
+    for shots in (1, 2):
+        assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(result.of(shots, 1024.0).mean())
+
+
+def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
+    few = {"kind": "fewshot", "data": "digits", "train_split": "train[:50%]"}
+    config = runs.config(f"input.data_dir={data_dir}")
+    evaluation = dataclasses.replace(config.evaluation, evaluators={"few": EvaluatorConfig(**few)})
+    data = open_datasets(dataclasses.replace(config, evaluation=evaluation))
+    assert (len(data.supports["few"]), len(data.others["few"])) == (718, 360)
+    other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
+    with pytest.raises(ValueError, match=r"splits of .* have different classes"):
+        open_datasets(dataclasses.replace(config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})))
+
+
+def open_splits_that_differ(split, config, seed):
+    names = ("a", "b") if split == config.train_split else ("a", "c")
+    return MemorySource(np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), names)

@@ -185,15 +185,22 @@ class ShardingConfig:
     num_model_shards: int = 1  # tensor parallelism: devices that share each layer's heads and hidden units
 
 
+USUAL_SHOTS, USUAL_NEIGHBOURS = (5,), (20,)  # of the evaluators fewshot and knn
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """One more evaluation beside that of the test split; its results carry its name as a prefix."""
 
-    kind: Literal["classification"] | Reference = "classification"  # of one's own: (split, run, **arguments)
+    # fewshot and knn learn from frozen features of train_split; one's own is called with (split, run, **arguments)
+    kind: Literal["classification", "fewshot", "knn"] | Reference = "classification"
     data: str | None = None  # as in PretrainConfig; None: the run's
     split: str | None = None  # None: input.test_split
+    train_split: str | None = None  # of fewshot and knn; None: input.train_split
     every: Duration | None = None  # None: evaluation.every
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a reference, by name
+    # by name, of all kinds but classification: of fewshot those of `evals.fewshot.FewShot`, of knn neighbours and
+    # temperature, of both the layer
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

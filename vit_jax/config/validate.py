@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.load import flatten, references, to_dict
-from vit_jax.config.schema import EvaluationConfig, FinetuneConfig, InputConfig, RunConfig, ScheduleConfig
+from vit_jax.config.schema import (
+    USUAL_NEIGHBOURS,
+    USUAL_SHOTS,
+    EvaluationConfig,
+    EvaluatorConfig,
+    FinetuneConfig,
+    InputConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from vit_jax.references import is_reference, resolve
 
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
@@ -176,8 +185,13 @@ def _wrong_evaluations(config: EvaluationConfig, best_metric: str | None) -> Ite
                 f"{field}: the name is a prefix of results; use letters, digits and _, and neither test, validation "
                 "nor train."
             )
+        if evaluator.train_split is not None and evaluator.kind not in ("fewshot", "knn"):
+            yield f"{field}.train_split has no effect with kind={evaluator.kind!r}."
         if is_reference(evaluator.kind):
             own.append(f"{name}_")
+            continue
+        if evaluator.kind != "classification":
+            known += [f"{name}_{result}" for result in _frozen_results(evaluator)]
             continue
         known += [f"{name}_accuracy", f"{name}_loss"]
         if evaluator.arguments:
@@ -185,6 +199,14 @@ def _wrong_evaluations(config: EvaluationConfig, best_metric: str | None) -> Ite
     if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={best_metric!r} is no result of an evaluator; these are: {results}."
+
+
+def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
+    is_fewshot = config.kind == "fewshot"
+    field, usual = ("shots", USUAL_SHOTS) if is_fewshot else ("neighbours", USUAL_NEIGHBOURS)
+    given = config.arguments.get(field, usual)
+    for number in given if isinstance(given, list | tuple) else [given]:
+        yield f"{number}shot_accuracy" if is_fewshot else f"{number}nn_accuracy"
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:

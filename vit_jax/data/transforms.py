@@ -75,10 +75,13 @@ class TrainTransform:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
-    """Decode and resize, the same for every pass; fields as in `InputConfig`."""
+    """Decode and resize, the same for every pass; fields as in `InputConfig`.
+
+    With "direct_crop" both sides are resized, as with "direct", to a larger image, of which the middle is kept.
+    """
 
     image_size: tuple[int, int]
-    resize: Literal["short_side", "direct"]
+    resize: Literal["short_side", "direct", "direct_crop"]
     crop_fraction: float
     max_image_megapixels: float = InputConfig.max_image_megapixels
 
@@ -89,13 +92,21 @@ class EvaluationTransform:
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
         covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
-        return images.central_crop(images.resize_to_cover(image, covered), self.image_size)
+        resize = images.resize_to_cover if self.resize == "short_side" else images.resize_bilinear
+        return images.central_crop(resize(image, covered), self.image_size)
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation, of a valid config."""
     fraction, megapixels = config.test_crop_fraction, config.max_image_megapixels
     return EvaluationTransform(config.image_size, config.test_resize, fraction, megapixels)
+
+
+def build_fewshot_transform(
+    image_size: tuple[int, int], max_image_megapixels: float = InputConfig.max_image_megapixels
+) -> EvaluationTransform:
+    """That of the released few-shot evaluator: both sides to 256, of which the middle 224 stay, or in proportion."""
+    return EvaluationTransform(image_size, "direct_crop", 224 / 256, max_image_megapixels)
 
 
 @functools.cache

@@ -14,7 +14,8 @@ import numpy as np
 from vit_jax.arrays import Batch
 
 OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
-Sums = dict[str, jax.Array]
+Results = dict[str, jax.Array]
+Sums = Results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,22 +43,31 @@ class Evaluator(Protocol):
         """Yields the names and values of everything measured on a training state."""
 
 
+def results_of(
+    open_batches: OpenBatches, step: Callable[[Any, Batch], Results], evaluated: Any
+) -> Iterator[dict[str, np.ndarray]]:
+    """What `step` gives for every batch of a split, on the host, one batch late, so that the devices never wait.
+
+    The step takes what is evaluated, a training state or a model, and a batch.
+    """
+    pending: Results = {}
+    with open_batches() as batches:
+        for batch in batches:
+            results = step(evaluated, batch)
+            if pending:
+                yield jax.device_get(pending)
+            pending = results
+    if pending:
+        yield jax.device_get(pending)
+
+
 def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
     """Adds up, in float64, what `step` gives for every batch of a split; empty where there is no batch.
 
-    The step takes what is evaluated, a training state or a model, and a batch; it sums over the examples that count.
+    Arguments as for `results_of`; the step sums over the examples that count.
     """
     totals: dict[str, np.ndarray] = {}
-    pending: Sums = {}
-    with open_batches() as batches:
-        for batch in batches:
-            sums = step(evaluated, batch)
-            _add(totals, pending)  # read one batch late, so that the devices never wait
-            pending = sums
-    _add(totals, pending)
+    for sums in results_of(open_batches, step, evaluated):
+        for name, value in sums.items():
+            totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(value, np.float64)
     return totals
-
-
-def _add(totals: dict[str, np.ndarray], sums: Sums) -> None:
-    for name, value in jax.device_get(sums).items():
-        totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(value, np.float64)

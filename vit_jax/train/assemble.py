@@ -23,14 +23,13 @@ from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import EvaluationStream, TrainStream
-from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
+from vit_jax.data.transforms import EvaluationTransform, TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
 from vit_jax.objectives import Classification, build_objective
 from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
-from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
@@ -166,18 +165,22 @@ def assemble(
 
 @dataclasses.dataclass(frozen=True)
 class Datasets:
-    """The splits of a run, open: for training, for testing, and of each further evaluator by its name."""
+    """The splits of a run, open: for training, for testing, and of each further evaluator by its name.
+
+    `supports` are what evaluators on frozen features learn from.
+    """
 
     train: Source
     test: Source
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    supports: Mapping[str, Source] = dataclasses.field(default_factory=dict)
 
 
 def open_datasets(config: RunConfig) -> Datasets:
     """Opens every split and compares their classes.
 
     Raises:
-      ValueError: no dataset was chosen, one is missing, or the splits have different classes.
+      ValueError: no dataset was chosen, one is missing, or splits that belong together have different classes.
     """
     if config.data is None:
         raise ValueError(
@@ -187,18 +190,30 @@ def open_datasets(config: RunConfig) -> Datasets:
     inputs, seed = config.input, config.seed
     train = open_source(config.data, inputs.train_split, inputs, seed)
     test = open_source(config.data, inputs.test_split, inputs, seed)
+    evaluators = config.evaluation.evaluators
     others = {
         name: open_source(evaluator.data or config.data, evaluator.split or inputs.test_split, inputs, seed)
-        for name, evaluator in config.evaluation.evaluators.items()
+        for name, evaluator in evaluators.items()
     }
-    same = [name for name in others if not is_reference(config.evaluation.evaluators[name].kind)]
-    for name, source in {inputs.test_split: test, **{name: others[name] for name in same}}.items():
-        if train.class_names != source.class_names:
-            raise ValueError(
-                f"The splits of {config.data!r} have different classes: {inputs.train_split!r} has "
-                f"{list(train.class_names)}, {name!r} has {list(source.class_names)}."
-            )
-    return Datasets(train, test, others)
+    supports = {
+        name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, inputs, seed)
+        for name, evaluator in evaluators.items()
+        if evaluator.kind in ("fewshot", "knn")
+    }
+    same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | supports
+    _require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)
+    for name, source in same.items():
+        data = evaluators[name].data or config.data
+        _require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
+    return Datasets(train, test, others, supports)
+
+
+def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
+    if train.class_names != source.class_names:
+        raise ValueError(
+            f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
+            f"{name!r} has {list(source.class_names)}."
+        )
 
 
 @contextlib.contextmanager
@@ -218,9 +233,15 @@ def open_train_batches(
 
 
 @contextlib.contextmanager
-def open_evaluation_batches(assembly: Assembly, source: Source, log: UnreadableLog) -> Iterator[Iterator[Batch]]:
-    """Placed batches that hold every example of the split once; `log` is the split's, of all evaluations."""
+def open_evaluation_batches(
+    assembly: Assembly, source: Source, log: UnreadableLog, transform: EvaluationTransform | None = None
+) -> Iterator[Iterator[Batch]]:
+    """Placed batches that hold every example of the split once.
+
+    `log` is the split's, of all evaluations; without a `transform` images are prepared as the config says.
+    """
     inputs, batch, sharding = assembly.config.input, assembly.evaluation_batch, assembly.batch_sharding
-    stream = EvaluationStream(source, build_evaluation_transform(inputs), batch, local_rows(sharding, batch))
+    transform = transform or build_evaluation_transform(inputs)
+    stream = EvaluationStream(source, transform, batch, local_rows(sharding, batch))
     with open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads) as batches:
         yield batches

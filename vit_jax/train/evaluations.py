@@ -2,16 +2,30 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+from vit_jax import hosts
+from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig
 from vit_jax.data.records import Source
+from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
+from vit_jax.evals.features import Features, collect, make_feature_step
+from vit_jax.evals.fewshot import FewShotEvaluator
+from vit_jax.evals.neighbours import NeighbourEvaluator
 from vit_jax.references import called, is_reference, resolve
+from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
+
+FROZEN: Mapping[str, Callable[..., Evaluator]] = {"fewshot": FewShotEvaluator, "knn": NeighbourEvaluator}
+"""Evaluators on frozen features, called with what extracts them, the number of classes, and their own options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +49,10 @@ class Evaluation:
     cadence: Cadence
 
     def run(self, state: Any) -> dict[str, float]:
-        """The evaluator's results on a training state, under the prefix."""
-        return {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
+        """The evaluator's results on a training state, under the prefix: in every process those of the first."""
+        results = {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
+        agreed: dict[str, float] = json.loads(hosts.gather(json.dumps(results))[0])
+        return agreed
 
 
 def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]) -> list[Evaluation]:
@@ -45,11 +61,12 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
     `after_batch` is called after each batch of any evaluator; may raise, which ends the evaluation.
 
     Raises:
-      ValueError: a referenced evaluator that cannot be built or has no method `run`.
+      ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
+        `run`.
     """
+    inputs, further = run.config.input, run.config.evaluation.evaluators
 
-    def open_split(name: str, source: Source) -> Split:
-        inputs = run.config.input
+    def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
         log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels)  # of all evaluations together
 
         @contextlib.contextmanager
@@ -59,23 +76,54 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
                     yield batch
                     after_batch()
 
-            with open_evaluation_batches(run, source, log) as batches:
+            with open_evaluation_batches(run, source, log, transform) as batches:
                 yield interruptible()
 
         return Split(name, source.class_names, len(source), open_batches)
 
-    def evaluation(name: str, source: Source, every: int, config: EvaluatorConfig) -> Evaluation:
-        its_split = open_split(name, source)
-        evaluator: Evaluator = ClassificationEvaluator(its_split, run.evaluation_step)
+    def build(name: str, config: EvaluatorConfig) -> Evaluator:
+        if config.kind == "classification":
+            return ClassificationEvaluator(open_split(name, data.others[name]), run.evaluation_step)
+        field, given = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
         if is_reference(config.kind):
-            evaluator = _build_referenced(name, config, its_split, run)
-        return Evaluation(name, evaluator, Cadence(every, run.steps.total))
+            with called(f"{field}: {config.kind!r}", f"(split, run) and {given}"):
+                build_own = resolve(config.kind, f"{field}.kind")
+                return _with_run(
+                    build_own(open_split(name, data.others[name]), run, **config.arguments), config.kind, field
+                )
+        sides, num_classes = (data.supports[name], data.others[name]), data.others[name].num_classes
+        transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
+        splits = [(open_split(name, side, transform), side.labels) for side in sides]
+        with called(field, given):
+            options = {"layer": "pre_logits"} | dict(config.arguments)
+            extract = _make_extract(run, splits, options.pop("layer"))
+            return FROZEN[config.kind](extract, num_classes, **options)
 
-    further = run.config.evaluation.evaluators
     return [
-        evaluation(split, data.test, run.steps.evaluate_every, EvaluatorConfig()),
-        *(evaluation(name, data.others[name], run.steps.evaluators_every[name], further[name]) for name in further),
+        Evaluation(
+            split,
+            ClassificationEvaluator(open_split(split, data.test), run.evaluation_step),
+            Cadence(run.steps.evaluate_every, run.steps.total),
+        ),
+        *(
+            Evaluation(name, build(name, config), Cadence(run.steps.evaluators_every[name], run.steps.total))
+            for name, config in further.items()
+        ),
     ]
+
+
+def _make_extract(
+    run: Assembly, splits: Sequence[tuple[Split, np.ndarray]], layer: str
+) -> Callable[[Any], tuple[Features, ...]]:
+    """From a training state to the features of splits, given with their labels."""
+    mesh: Any = run.batch_sharding.mesh
+    step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
+    jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
+
+    def extract(state: Any) -> tuple[Features, ...]:
+        return tuple(collect(split.open_batches, jitted, state, labels) for split, labels in splits)
+
+    return extract
 
 
 def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
@@ -83,10 +131,7 @@ def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
     return {name: value for evaluation in evaluations for name, value in evaluation.run(state).items()}
 
 
-def _build_referenced(name: str, config: Any, split: Split, run: Assembly) -> Evaluator:
-    field = f"config.evaluation.evaluators.{name}"
-    with called(f"{field}: {config.kind!r}", f"(split, run) and arguments={dict(config.arguments)}"):
-        evaluator = resolve(config.kind, f"{field}.kind")(split, run, **config.arguments)
+def _with_run(evaluator: Any, kind: str, field: str) -> Evaluator:
     if not callable(getattr(evaluator, "run", None)):
-        raise ValueError(f"{field}.kind={config.kind!r} gives {type(evaluator).__name__}, which has no method run.")
+        raise ValueError(f"{field}.kind={kind!r} gives {type(evaluator).__name__}, which has no method run.")
     return evaluator  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""Few-shot evaluation: which examples are taken, and what is reported where a class has too few."""
+
+import numpy as np
+import pytest
+
+from vit_jax.evals.features import Features
+from vit_jax.evals.fewshot import FewShot, FewShotEvaluator, best_l2, choose_examples, few_shot, spread
+
+LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and three images
+
+
+def features(labels, seed=0, noise=0.1, unreadable=()):
+    """Around a corner of its own for each class."""
+    rng = np.random.default_rng(seed)
+    found = np.eye(4, dtype=np.float32)[labels] + noise * rng.normal(size=(len(labels), 4)).astype(np.float32)
+    is_read = np.ones(len(labels), bool)
+    is_read[list(unreadable)] = False
+    return Features(found * is_read[:, None], labels, is_read, np.arange(len(labels), dtype=np.uint64))
+
+
+def test_choice_is_that_of_the_released_evaluator():
+    rng = np.random.default_rng(1)
+    expected = [rng.permutation(np.flatnonzero(k == LABELS)) for k in range(4)]
+    found = choose_examples(LABELS, 4, seed=1)
+    assert [indices.tolist() for indices in found] == [indices.tolist() for indices in expected]
+    assert [indices.tolist() for indices in choose_examples(LABELS, 4, None)] == [
+        [1, 3, 6, 8, 9],
+        [2, 7],
+        [0, 4, 5],
+        [],
+    ]
+
+
+def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
+    seen = []
+    monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", recording(seen))
+    few_shot(FewShot(shots=(2, 4), seeds=(0,)), features(LABELS), features(LABELS, 1), 4)
+    assert [np.bincount(labels, minlength=4).tolist() for labels in seen] == [[2, 2, 2, 0], [4, 2, 3, 0]]
+
+
+def recording(seen):
+    from vit_jax.evals.least_squares import LeastSquares
+
+    class Recording(LeastSquares):
+        def __init__(self, feature_ND, label_N, num_classes):
+            seen.append(label_N)
+            super().__init__(feature_ND, label_N, num_classes)
+
+    return Recording
+
+
+def test_accuracies_and_short_classes():
+    test = features(np.repeat(np.arange(4), 5).astype(np.int32), 1, noise=0.01)
+    protocol = FewShot(shots=(1, 3), seeds=(0, 1), l2=(1e-3, 1.0))
+    result = few_shot(protocol, features(LABELS, noise=0.01), test, 4)
+    assert result.num_test == 20
+    assert result.short == {1: (3,), 3: (1, 3)}
+    assert set(result.accuracy) == {(shots, seed, l2) for shots in (1, 3) for seed in (0, 1) for l2 in (1e-3, 1.0)}
+    assert result.of(3, 1e-3).tolist() == [0.75, 0.75]  # the class without an example is never predicted
+
+
+def test_unreadable_images_are_neither_learnt_from_nor_counted():
+    support, test = features(LABELS, unreadable=(0, 4, 5)), features(LABELS, 1, unreadable=(1,))
+    result = few_shot(FewShot(shots=(1,), seeds=(0,)), support, test, 3)
+    assert (result.num_test, result.short) == (9, {1: (2,)})
+    nothing = features(LABELS, unreadable=range(10))
+    with pytest.raises(ValueError, match="one side has none"):
+        few_shot(FewShot(), nothing, test, 3)
+
+
+def test_one_penalty_for_all_datasets():
+    """The best mean over datasets, not the best of one."""
+    protocol = FewShot(shots=(1,), seeds=(0,), l2=(1.0, 2.0))
+    results = [
+        type("Result", (), {"of": staticmethod(lambda shots, l2, values=values: np.array([values[l2]]))})
+        for values in ({1.0: 0.9, 2.0: 0.8}, {1.0: 0.5, 2.0: 0.7})
+    ]
+    assert best_l2(results, protocol, 1) == 2.0
+
+
+def test_evaluator_yields_mean_and_spread():
+    support, test = features(LABELS, noise=1.0), features(LABELS, 1, noise=1.0)
+    evaluator = FewShotEvaluator(lambda state: (support, test), 3, shots=(1, 2), seeds=(0, 1, 2))
+    found = dict(evaluator.run(None))
+    values = few_shot(FewShot(shots=(1, 2)), support, test, 3).of(2, 1024.0)
+    assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
+    assert found["2shot_accuracy"] == pytest.approx(values.mean())
+    assert found["2shot_spread"] == pytest.approx(np.std(values, ddof=1))
+    assert spread([0.5]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": ()}, "shots=().*whole numbers from 1"),
+        ({"shots": (5, 5)}, "different"),
+        ({"seeds": (-1,)}, "from 0"),
+        ({"l2": (0.0,)}, "positive"),
+        ({"sampling": "last"}, "random or first"),
+        ({"sampling": "first"}, "seeds=.*without effect"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        FewShot(**options)

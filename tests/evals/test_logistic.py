@@ -1,0 +1,54 @@
+"""Logistic regression against scikit-learn's, and the search of its penalty."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from vit_jax.evals import logistic
+from vit_jax.evals.logistic import PENALTIES, choose_penalty, fit_logistic
+
+NUM, WIDTH, CLASSES = 150, 12, 4
+
+
+def examples():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, NUM)
+    return (rng.normal(size=(CLASSES, WIDTH))[labels] + 2 * rng.normal(size=(NUM, WIDTH))).astype(np.float32), labels
+
+
+def objective(weight, bias, features, labels, penalty):
+    logits = features.astype(np.float64) @ weight + bias
+    logits -= logits.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(NUM), labels]
+    return losses.sum() + penalty / 2 * np.square(weight).sum()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1000.0])
+def test_reaches_the_minimum_of_scikit_learn(penalty, monkeypatch):
+    monkeypatch.setattr(logistic, "CHUNK", 64)  # three parts, the last padded
+    features, labels = examples()
+    found = fit_logistic(features, labels, CLASSES, penalty)
+    reference = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=2000).fit(features.astype(np.float64), labels)
+    expected = objective(reference.coef_.T, reference.intercept_, features, labels, penalty)
+    # The gradient's largest number is below 1e-5 a mean loss: the value is that of the minimum to six digits.
+    assert objective(found.weight_DK, found.bias_K, features, labels, penalty) == pytest.approx(expected, rel=1e-5)
+    assert (found.predict(features) == reference.predict(features)).mean() > 0.98
+    assert 0 < found.iterations < logistic.MAX_ITERATIONS
+
+
+@pytest.mark.parametrize("best", [3e-5, 0.7, 1e6])
+def test_search_finds_the_best_penalty(best):
+    calls = []
+
+    def accuracy(penalty):
+        calls.append(penalty)
+        return -abs(np.log(penalty / best))
+
+    found, tried = choose_penalty(accuracy)
+    assert abs(np.log10(found / best)) <= 1 / 16 + 1e-9  # half of the finest step
+    assert len(calls) == len(tried) <= len(PENALTIES) + 8
+    assert set(PENALTIES) <= set(tried)
+
+
+def test_of_equal_accuracies_the_larger_penalty():
+    assert choose_penalty(lambda penalty: 0.5)[0] == PENALTIES[-1]

@@ -1,0 +1,66 @@
+"""Nearest neighbours against NumPy over all pairs, in several parts."""
+
+import numpy as np
+import pytest
+
+from vit_jax.evals import neighbours
+from vit_jax.evals.features import Features
+from vit_jax.evals.neighbours import NeighbourEvaluator, nearest, neighbour_accuracy, vote
+
+
+def features(num, seed, num_classes=5, width=16):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, num_classes, num).astype(np.int32)
+    centres = np.random.default_rng(9).normal(size=(num_classes, width))
+    found = (centres[labels] + 2 * rng.normal(size=(num, width))).astype(np.float32)
+    return Features(found, labels, np.ones(num, bool), np.arange(num, dtype=np.uint64))
+
+
+def by_hand(train, test, k, temperature):
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    similarity = unit(test.feature_ND.astype(np.float64)) @ unit(train.feature_ND.astype(np.float64)).T
+    correct = 0
+    for row, label in zip(similarity, test.label_N, strict=True):
+        weights = np.zeros(5)
+        for index in np.argsort(-row)[:k]:
+            weights[train.label_N[index]] += np.exp(row[index] / temperature)
+        correct += weights.argmax() == label
+    return correct / len(test)
+
+
+@pytest.mark.parametrize("temperature", [0.07, 1.0])
+def test_equals_numpy_over_all_pairs(temperature, monkeypatch):
+    monkeypatch.setattr(neighbours, "_QUERIES", 16)
+    monkeypatch.setattr(neighbours, "_KEYS", 30)  # fewer than the neighbours that are wanted
+    train, test = features(130, 0), features(41, 1)
+    found = neighbour_accuracy(train, test, 5, neighbours=(1, 20, 50), temperature=temperature)
+    assert found == pytest.approx({k: by_hand(train, test, k, temperature) for k in (1, 20, 50)})
+    assert 0.2 < found[20] < 1
+
+
+def test_the_greatest_come_first_and_of_equal_ones_the_lower_index():
+    keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
+    similarity, index = next(nearest(keys, np.array([[3, 0]], np.float32), 4))
+    assert index.tolist() == [[1, 2, 3, 0]]
+    assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0])
+
+
+def test_votes_are_weighted():
+    similarity, label = np.array([[0.9, 0.8, 0.7]]), np.array([[1, 0, 0]])
+    assert vote(similarity, label, 2, temperature=0.05).tolist() == [1]  # 1 against e^-2 + e^-4
+    assert vote(similarity, label, 2, temperature=1.0).tolist() == [0]
+
+
+def test_too_few_images():
+    train, test = features(12, 0), features(5, 1)
+    assert list(neighbour_accuracy(train, test, 5)) == [10]
+    with pytest.raises(ValueError, match="12 readable training images and 5 test images are too few for 20 neighbours"):
+        neighbour_accuracy(train, test, 5, neighbours=(20,))
+    with pytest.raises(ValueError, match="must be positive"):
+        neighbour_accuracy(train, test, 5, temperature=0.0)
+
+
+def test_evaluator():
+    train, test = features(60, 0), features(20, 1)
+    evaluator = NeighbourEvaluator(lambda state: (train, test), 5, neighbours=3)
+    assert dict(evaluator.run(None)) == {"3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]}

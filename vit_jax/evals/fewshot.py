@@ -1,0 +1,155 @@
+"""Few-shot evaluation: a linear classifier in closed form on the frozen features of a few images of each class.
+
+Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fewshot_lsr`) for everything that the
+paper does not state. The first examples of each class and a list of penalties are the older variant (scenic).
+
+Legend: N images, D numbers of a feature.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from vit_jax.config.schema import USUAL_SHOTS
+from vit_jax.evals.features import Features
+from vit_jax.evals.least_squares import L2, LeastSquares
+
+SHOTS = (1, 5, 10, 25)
+SEEDS = (0, 1, 2)
+Sampling = Literal["random", "first"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShot:
+    """How few-shot accuracy is measured.
+
+    Attributes:
+      shots: images of each class, each a classifier of its own; a larger choice contains the smaller ones.
+      seeds: of the choice; one each.
+      l2: penalties on the weights; each is one result.
+      sampling: "random" of each class, or the "first" in the order of the records, for which seeds mean nothing.
+    """
+
+    shots: tuple[int, ...] = SHOTS
+    seeds: tuple[int, ...] = SEEDS
+    l2: tuple[float, ...] = (L2,)
+    sampling: Sampling = "random"
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("shots", 1), ("seeds", 0)):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values) or not all(type(v) is int and v >= lowest for v in values):
+                raise ValueError(f"{name}={values!r}: give one or more different whole numbers from {lowest}.")
+        if not self.l2 or not all(value > 0 for value in self.l2):
+            raise ValueError(f"l2={self.l2!r}: give one or more positive numbers.")
+        if self.sampling not in ("random", "first"):
+            raise ValueError(f"sampling={self.sampling!r}: choose random or first.")
+        if self.sampling == "first" and len(self.seeds) > 1:
+            raise ValueError(f"seeds={self.seeds} with sampling='first': without effect; give one.")
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotResult:
+    """Accuracies and what they are made of.
+
+    Attributes:
+      accuracy: fraction of the readable test images, by (shots, seed, l2).
+      num_test: of these images.
+      short: for each number of shots, the classes with fewer images; all they have are used.
+    """
+
+    accuracy: Mapping[tuple[int, int, float], float]
+    num_test: int
+    short: Mapping[int, tuple[int, ...]]
+
+    def of(self, shots: int, l2: float) -> np.ndarray:
+        """The accuracies of the seeds."""
+        return np.array([value for (s, _, penalty), value in self.accuracy.items() if (s, penalty) == (shots, l2)])
+
+
+def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
+    """For each class the indices of its examples in the order in which they are taken: random, or with None as stored.
+
+    As released: one NumPy generator permutes the classes one after another.
+    """
+    order = np.argsort(label_N, kind="stable")
+    starts = np.searchsorted(label_N[order], np.arange(num_classes + 1))
+    members = [order[first:last] for first, last in itertools.pairwise(starts)]
+    if seed is None:
+        return members
+    rng = np.random.default_rng(seed)
+    return [rng.permutation(indices) for indices in members]
+
+
+def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: int) -> FewShotResult:
+    """Measures the accuracy of every choice of examples and every penalty.
+
+    Raises:
+      ValueError: no readable image on one of the sides, or too little memory.
+    """
+    support, test = support.readable(), test.readable()
+    if not len(support) or not len(test):
+        raise ValueError("Few-shot evaluation needs readable images to learn from and to test on; one side has none.")
+    sizes = np.bincount(support.label_N, minlength=num_classes)
+    accuracy = {}
+    for seed in protocol.seeds:
+        members = choose_examples(support.label_N, num_classes, None if protocol.sampling == "first" else seed)
+        for shots in protocol.shots:
+            chosen = np.concatenate([indices[:shots] for indices in members])
+            examples = LeastSquares(support.feature_ND[chosen], support.label_N[chosen], num_classes)
+            for l2 in protocol.l2:
+                is_correct = examples.solve(l2).predict(test.feature_ND) == test.label_N
+                accuracy[shots, seed, l2] = float(is_correct.mean())
+    short = {shots: tuple(np.flatnonzero(sizes < shots).tolist()) for shots in protocol.shots}
+    return FewShotResult(accuracy, len(test), short)
+
+
+class FewShotEvaluator:
+    """Few-shot accuracy of a training state.
+
+    Args:
+      extract: from a state to the features of the examples to learn from, and of the test images.
+      num_classes: of both.
+      shots: one or several; 5 unless given.
+      **options: as for `FewShot`; one penalty.
+    """
+
+    def __init__(
+        self,
+        extract: Callable[[Any], tuple[Features, ...]],
+        num_classes: int,
+        *,
+        shots: int | Sequence[int] = USUAL_SHOTS,
+        seeds: int | Sequence[int] = SEEDS,
+        l2: float = L2,
+        sampling: Sampling = "random",
+    ):
+        self._extract, self._num_classes = extract, num_classes
+        self._protocol = FewShot(shots=_tuple(shots), seeds=_tuple(seeds), l2=(l2,), sampling=sampling)
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yields "5shot_accuracy", the mean over the seeds, and "5shot_spread", their standard deviation, and so on."""
+        support, test = self._extract(state)
+        result = few_shot(self._protocol, support, test, self._num_classes)
+        for shots in self._protocol.shots:
+            values = result.of(shots, self._protocol.l2[0])
+            yield f"{shots}shot_accuracy", float(values.mean())
+            yield f"{shots}shot_spread", spread(values)
+
+
+def spread(values: Sequence[float] | np.ndarray) -> float:
+    """Standard deviation over seeds, with one less than their number below; 0 of a single one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def best_l2(results: Sequence[FewShotResult], protocol: FewShot, shots: int) -> float:
+    """The penalty with the highest mean accuracy over datasets, for all of them; of several the largest."""
+    means = {l2: float(np.mean([result.of(shots, l2).mean() for result in results])) for l2 in protocol.l2}
+    return max(means, key=lambda l2: (means[l2], l2))
+
+
+def _tuple(values: int | Sequence[int]) -> tuple[int, ...]:
+    return (values,) if isinstance(values, int) else tuple(values)

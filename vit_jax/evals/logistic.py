@@ -1,0 +1,118 @@
+"""Multinomial logistic regression on frozen features by L-BFGS, with the penalty chosen on a held-out part.
+
+The protocol is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the
+penalty from 1e-6 to 1e6. It is found on a grid that starts with seven values, one every second power of ten, and halved
+around the best one until there are eight values to a power of ten.
+
+Legend: N examples, C of them at a time, D numbers of a feature, K classes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
+_FINEST_STEP = 10 ** (1 / 8)
+MAX_ITERATIONS = 1000
+GRADIENT_TOLERANCE = 1e-5  # of the largest number of the gradient
+CHUNK = 8192  # examples whose logits are in memory at a time
+Parameters = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogisticClassifier:
+    """Logits are features times weight_DK plus bias_K.
+
+    Attributes:
+      weight_DK, bias_K: float32.
+      iterations: of L-BFGS; `MAX_ITERATIONS` where it did not converge.
+    """
+
+    weight_DK: np.ndarray
+    bias_K: np.ndarray
+    iterations: int
+
+    def predict(self, feature_ND: np.ndarray) -> np.ndarray:
+        """The class of each example, (N,)."""
+        parts = (feature_ND[first : first + CHUNK] for first in range(0, len(feature_ND), CHUNK))
+        return np.concatenate([(np.asarray(part) @ self.weight_DK + self.bias_K).argmax(axis=1) for part in parts])
+
+
+def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
+    """Minimises the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
+
+    That is scikit-learn's `LogisticRegression(C=1 / penalty)`. The bias is free of the penalty.
+    """
+    batches = _chunked(feature_ND, label_N)
+    start = jnp.zeros((feature_ND.shape[1], num_classes)), jnp.zeros(num_classes)
+    (weight_DK, bias_K), iterations = _minimise(start, batches, penalty / len(label_N), len(label_N))
+    return LogisticClassifier(np.asarray(weight_DK), np.asarray(bias_K), int(iterations))
+
+
+def choose_penalty(accuracy_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
+    """The penalty of the best accuracy on a held-out part, the larger of equal ones; and all that were tried.
+
+    Args:
+      accuracy_of: fits with a penalty, and measures.
+    """
+    tried = {penalty: accuracy_of(penalty) for penalty in PENALTIES}
+
+    def best() -> float:
+        return max(tried, key=lambda penalty: (tried[penalty], penalty))
+
+    step = PENALTIES[1] / PENALTIES[0]
+    while step > _FINEST_STEP * 1.001:
+        step = math.sqrt(step)
+        middle = best()
+        for penalty in (middle / step, middle * step):
+            if PENALTIES[0] <= penalty <= PENALTIES[-1]:
+                tried[penalty] = accuracy_of(penalty)
+    return best(), dict(sorted(tried.items()))
+
+
+def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Features (parts, C, D) and labels (parts, C), padded with the label -1."""
+    size = min(CHUNK, len(label_N))
+    padding = -len(label_N) % size
+    features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])
+    return jnp.asarray(features), jnp.asarray(np.pad(label_N, (0, padding), constant_values=-1).reshape(-1, size))
+
+
+@jax.jit
+def _minimise(start: Parameters, batches: Any, penalty: float, num: int) -> tuple[Parameters, jax.Array]:
+    def mean_loss(parameters: Parameters) -> jax.Array:
+        weight_DK, bias_K = parameters
+
+        @jax.checkpoint  # the logits of all examples need not be kept
+        def part(feature_CD: jax.Array, label_C: jax.Array) -> jax.Array:
+            logits_CK = jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
+            losses_C = optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(label_C, 0))
+            return jnp.sum(jnp.where(label_C >= 0, losses_C, 0.0))
+
+        total, _ = jax.lax.scan(lambda total, batch: (total + part(*batch), None), jnp.zeros(()), batches)
+        return total / num + penalty / 2 * jnp.sum(jnp.square(weight_DK))
+
+    optimizer = optax.lbfgs()
+    value_and_gradient = optax.value_and_grad_from_state(mean_loss)
+
+    def improve(carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
+        parameters, state = carry
+        value, gradient = value_and_gradient(parameters, state=state)
+        arguments = {"value": value, "grad": gradient, "value_fn": mean_loss}
+        updates, state = optimizer.update(gradient, state, parameters, **arguments)
+        return optax.apply_updates(parameters, updates), state
+
+    def goes_on(carry: tuple[Parameters, Any]) -> jax.Array:
+        state = carry[1]
+        count, gradient = optax.tree.get(state, "count"), optax.tree.get(state, "grad")
+        largest = optax.tree.norm(gradient, ord="inf")
+        return (count == 0) | ((count < MAX_ITERATIONS) & (largest > GRADIENT_TOLERANCE))
+
+    parameters, state = jax.lax.while_loop(goes_on, improve, (start, optimizer.init(start)))
+    return parameters, optax.tree.get(state, "count")

@@ -1,0 +1,123 @@
+"""k nearest neighbours: a test image is of the class whose training images are nearest to it.
+
+Features are scaled to length 1. Each of the k training images with the greatest cosine similarity votes for its class
+with exp(similarity / temperature). Sources: instance discrimination (Wu et al., 2018), section 3.4; DINO (Caron et al.,
+2021), section 4.1, which uses k = 10, 20, 100 and 200, and the temperature 0.07.
+
+Legend: N training images, Q test images, C of them at a time, D numbers of a feature, K classes, k neighbours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config.schema import USUAL_NEIGHBOURS
+from vit_jax.evals.features import Features
+
+NUM_NEIGHBOURS = (10, 20, 100)
+TEMPERATURE = 0.07
+_QUERIES, _KEYS = 1024, 65536  # at a time
+
+
+def nearest(feature_ND: np.ndarray, query_QD: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For one part of the queries after another the k greatest cosine similarities and their indices, both (C, k).
+
+    The greatest comes first; of equal ones the lower index. k is at most N.
+    """
+    for first in range(0, len(query_QD), _QUERIES):
+        query_CD = _unit(jnp.asarray(query_QD[first : first + _QUERIES]))
+        similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
+        index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
+        for start in range(0, len(feature_ND), _KEYS):
+            keys_CD = jnp.asarray(feature_ND[start : start + _KEYS])
+            found = _merge(query_CD, keys_CD, start, similarity_Ck, index_Ck, min(k, index_Ck.shape[1] + len(keys_CD)))
+            similarity_Ck, index_Ck = found
+        yield np.asarray(similarity_Ck), np.asarray(index_Ck)
+
+
+def vote(
+    similarity_Ck: np.ndarray, label_Ck: np.ndarray, num_classes: int, temperature: float = TEMPERATURE
+) -> np.ndarray:
+    """The class with the most weight among the neighbours, (C,); of equal ones the lower."""
+    votes_CK = np.zeros((len(label_Ck), num_classes))
+    rows = np.arange(len(label_Ck))[:, None]
+    np.add.at(
+        votes_CK, (rows, label_Ck), np.exp((similarity_Ck - similarity_Ck.max(axis=1, keepdims=True)) / temperature)
+    )
+    return votes_CK.argmax(axis=1)
+
+
+def neighbour_accuracy(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    *,
+    neighbours: Sequence[int] = NUM_NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> dict[int, float]:
+    """The accuracy on the readable test images, for each number of neighbours that there are images for.
+
+    Raises:
+      ValueError: no readable image on one of the sides, fewer training images than the least number of neighbours, or
+        a number or temperature that is not positive.
+    """
+    if not neighbours or min(neighbours) < 1 or not temperature > 0:
+        raise ValueError(f"neighbours={tuple(neighbours)}, temperature={temperature}: all must be positive.")
+    train, test = train.readable(), test.readable()
+    possible = [k for k in neighbours if k <= len(train)]
+    if not possible or not len(test):
+        raise ValueError(
+            f"{len(train):,} readable training images and {len(test):,} test images are too few for "
+            f"{', '.join(map(str, neighbours))} neighbours."
+        )
+    correct = dict.fromkeys(possible, 0)
+    first = 0
+    for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):
+        label_C, label_Ck = test.label_N[first : first + len(index_Ck)], train.label_N[index_Ck]
+        for k in possible:
+            found = vote(similarity_Ck[:, :k], label_Ck[:, :k], num_classes, temperature)
+            correct[k] += int((found == label_C).sum())
+        first += len(index_Ck)
+    return {k: count / len(test) for k, count in correct.items()}
+
+
+class NeighbourEvaluator:
+    """The accuracy of nearest neighbours of a training state; arguments as for `FewShotEvaluator` and above."""
+
+    def __init__(
+        self,
+        extract: Callable[[Any], tuple[Features, ...]],
+        num_classes: int,
+        *,
+        neighbours: int | Sequence[int] = USUAL_NEIGHBOURS,
+        temperature: float = TEMPERATURE,
+    ):
+        self._extract, self._num_classes, self._temperature = extract, num_classes, temperature
+        self._neighbours = (neighbours,) if isinstance(neighbours, int) else tuple(neighbours)
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yields "20nn_accuracy" and so on."""
+        train, test = self._extract(state)
+        options: Any = {"neighbours": self._neighbours, "temperature": self._temperature}
+        for k, accuracy in neighbour_accuracy(train, test, self._num_classes, **options).items():
+            yield f"{k}nn_accuracy", accuracy
+
+
+def _unit(feature_ND: jax.Array) -> jax.Array:
+    return feature_ND / jnp.maximum(jnp.linalg.norm(feature_ND, axis=1, keepdims=True), 1e-12)
+
+
+@jax.jit(static_argnames=("k",))
+def _merge(
+    query_CD: jax.Array, keys_ND: jax.Array, start: int, similarity_Ck: jax.Array, index_Ck: jax.Array, k: int
+) -> tuple[jax.Array, jax.Array]:
+    """The best k of those that were found before and of more keys, which count from `start`."""
+    similarity_CN = jnp.matmul(query_CD, _unit(keys_ND).T, precision=jax.lax.Precision.HIGHEST)
+    index_CN = jnp.broadcast_to(start + jnp.arange(len(keys_ND), dtype=jnp.int32), similarity_CN.shape)
+    similarities = jnp.concatenate([similarity_Ck, similarity_CN], axis=1)
+    indices = jnp.concatenate([index_Ck, index_CN], axis=1)
+    best, places = jax.lax.top_k(similarities, k)  # of equal ones the lower place
+    return best, jnp.take_along_axis(indices, places, axis=1)
