@@ -22,7 +22,7 @@ RANKS = (
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals", "weights"),
     ("train", "api"),
-    ("plan", "analysis", "bench", "inference"),
+    ("plan", "analysis", "bench", "inference", "transfer"),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

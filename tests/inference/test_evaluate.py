@@ -18,8 +18,9 @@ from tests.inference.samples import (
 from vit_jax.api import from_weights
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.per_class import PerClassResult
-from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
+from vit_jax.inference.evaluate import evaluate, report
 from vit_jax.inference.labelled import open_labelled
+from vit_jax.sharding import build_mesh, replicated
 
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
 PIXELS = sample_pixels(len(LABELS))
@@ -46,7 +47,7 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     weights = sample_weights()
-    model = from_weights(weights, sharding=replicated_everywhere(jax.devices()))
+    model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     source = MemorySource(PIXELS, LABELS, NAMES)
     found = evaluate(model, source, global_batch=global_batch, max_unreadable=0)
     expected = expected_of(weights, PIXELS, LABELS)
@@ -67,7 +68,7 @@ def write_folder(folder, names, labels, pixels):
 
 def evaluate_folder(weights, data, max_unreadable=0):
     source = open_labelled(data, weights).source
-    model = from_weights(weights, sharding=replicated_everywhere(jax.devices()))
+    model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     return evaluate(model, source, global_batch=16, max_unreadable=max_unreadable)
 
 

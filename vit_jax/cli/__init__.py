@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.cli import planning, training, weights
+from vit_jax.cli import planning, training, transfer, weights
 from vit_jax.cli.words import fail
 
 HELP = """\
@@ -22,6 +22,17 @@ vit-jax: train Vision Transformers in JAX.
       that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all of
       a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out.
       Further --train_split=, --global_batch=, --max_unreadable=.
+  vit-jax fewshot CHECKPOINT --data=DATA,... [--shots=1,5,10,25] [--seeds=0,1,2] [--l2=1024] [--sampling=random|first]
+      Accuracy of a linear classifier in closed form on the frozen features of a few images of each class.
+  vit-jax probe CHECKPOINT --data=DATA,... [--method=logistic|least_squares] [--penalty=P]
+      The same on all training images: logistic regression (its penalty searched on a held-out part) or closed form.
+  vit-jax knn CHECKPOINT --data=DATA,... [--neighbours=10,20,100] [--temperature=0.07]
+      Accuracy of the nearest neighbours among the training images, by the cosine similarity of features.
+  vit-jax features CHECKPOINT --data=DATA --output=FILE.npz [--split=test]
+      The features themselves, with labels and names.
+      All four: DATA is that of a recipe, or caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet (released
+      for all seven); --train_split=, --test_split=, --classes=A,B, --data_dir=, --layer=pre_logits|pooled|token|mean|
+      block:N|stage:N, --preprocessing=fewshot|own, --cache=FOLDER|none, --global_batch=, --max_unreadable=, --json.
   vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
       Classes of image files, of all in a folder, or of those that match a pattern. For weights without
       preprocessing: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
@@ -52,8 +63,11 @@ configs/README.md lists the commands for the rows of the paper.
 
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
+_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features)
 _OTHERS = (training.prepare, training.show, training.bench, planning.plan)
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _OTHERS}
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _OTHERS
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

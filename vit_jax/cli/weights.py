@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from vit_jax.api import Model
     from vit_jax.weights import Weights
 
-_READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
+READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
 _CHOOSING = ("split", "data_dir", "train_split", "classes", "seed", "holdout_fraction")  # of labelled images
 
 
 def convert(words: Sequence[str]) -> None:
     """Reads weights in one format and writes them in another."""
     switches = ("without_head", "overwrite")
-    options, _ = _split_weights(words, ("SOURCE", "DESTINATION"), optional=("to", "class_names"), switches=switches)
+    options, _ = split_weights(words, ("SOURCE", "DESTINATION"), optional=("to", "class_names"), switches=switches)
     _convert(options, options["SOURCE"], options["DESTINATION"], options.get("to"))
 
 
@@ -42,8 +42,8 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
 
 def evaluate(words: Sequence[str]) -> None:
     """Accuracy of weights on a labelled dataset."""
-    optional = (*_CHOOSING, "global_batch", "csv", "max_unreadable", *_READING)
-    options, _ = _split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional)
+    optional = (*_CHOOSING, "global_batch", "csv", "max_unreadable", *READING)
+    options, _ = split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional)
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
 
@@ -55,11 +55,9 @@ def evaluate(words: Sequence[str]) -> None:
 
 
 def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
-    import jax
-
     from vit_jax import hosts
     from vit_jax.files import write_atomically
-    from vit_jax.inference.evaluate import evaluate, replicated_everywhere, report
+    from vit_jax.inference.evaluate import evaluate, report
     from vit_jax.inference.labelled import Choice, open_labelled
 
     choice = Choice(
@@ -70,7 +68,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
         holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
         data_dir=options.get("data_dir"),
     )
-    model, weights = _model(options, sharding=replicated_everywhere(jax.devices()))
+    model, weights = load_placed_model(options)
     source, words, notes = open_labelled(options["data"], weights, choice)
     result = evaluate(model, source, global_batch=global_batch, max_unreadable=max_unreadable)
     if not hosts.is_first():
@@ -85,7 +83,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
 
 def predict(words: Sequence[str]) -> None:
     """Classes of image files."""
-    options, paths = _split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *_READING), switches=("json",))
+    options, paths = split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *READING), switches=("json",))
     top = whole({"top": "3"} | options, "top")
     from vit_jax.data.files import list_images
 
@@ -107,8 +105,8 @@ def predict(words: Sequence[str]) -> None:
 
 def export(words: Sequence[str]) -> None:
     """One file for the world outside: weights, or a program."""
-    options, _ = _split_weights(
-        words, ("CHECKPOINT",), required=("to",), optional=("output", "names", *_READING), switches=("overwrite",)
+    options, _ = split_weights(
+        words, ("CHECKPOINT",), required=("to",), optional=("output", "names", *READING), switches=("overwrite",)
     )
     kind = options["to"]
     if kind not in ("npz", "safetensors", "stablehlo"):
@@ -144,7 +142,7 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
         raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
 
 
-def _split_weights(
+def split_weights(
     words: Sequence[str],
     positional: Sequence[str],
     *,
@@ -160,7 +158,25 @@ def _split_weights(
     return options, more
 
 
-def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" = None) -> "tuple[Model, Weights]":
+def load_placed_model(
+    options: Mapping[str, str], *, needs_classes: bool = True, needs_transform: bool = True
+) -> "tuple[Model, Weights]":
+    """The model of the options, complete on every device of all processes."""
+    import jax
+
+    from vit_jax.sharding import build_mesh, replicated
+
+    sharding = replicated(build_mesh(jax.devices()))
+    return _model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
+
+
+def _model(
+    options: Mapping[str, str],
+    sharding: "jax.sharding.Sharding | None" = None,
+    *,
+    needs_classes: bool = True,
+    needs_transform: bool = True,
+) -> "tuple[Model, Weights]":
     from vit_jax import hosts
     from vit_jax.api import from_weights
     from vit_jax.weights import load_weights
@@ -175,8 +191,10 @@ def _model(options: Mapping[str, str], sharding: "jax.sharding.Sharding | None" 
         crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
         sharding=sharding,
     )
-    model.require_classes()
-    model.require_transform()
+    if needs_classes:
+        model.require_classes()
+    if needs_transform:
+        model.require_transform()
     return model, weights
 
 

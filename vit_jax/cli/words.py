@@ -99,6 +99,26 @@ def fraction(options: Mapping[str, str], name: str) -> float:
     return value
 
 
+def wholes(options: Mapping[str, str], name: str, lowest: int = 1) -> tuple[int, ...]:
+    """The option as integers with commas between them."""
+    texts = options[name].split(",")
+    if not all(text.isdecimal() and int(text) >= lowest for text in texts):
+        raise UsageError(f"--{name}={options[name]}: must be whole numbers from {lowest}, with commas between them.")
+    return tuple(map(int, texts))
+
+
+def positive(options: Mapping[str, str], name: str, text: str | None = None) -> float:
+    """The option, or one `text` of it, as a positive number."""
+    text = options[name] if text is None else text
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"--{name}={options[name]}: must be a positive number.")
+    return value
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Ends the program with a message."""
     print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)

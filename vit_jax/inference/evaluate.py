@@ -1,6 +1,5 @@
 """Accuracy of weights on a labelled dataset."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,16 +15,11 @@ from vit_jax.files import printable
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
 
 
-def replicated_everywhere(devices: Sequence[jax.Device]) -> jax.sharding.NamedSharding:
-    """Where `evaluate` expects the parameters: all of them on every device."""
-    return replicated(build_mesh(devices))
-
-
 def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable: int) -> PerClassResult:
     """Evaluates on all devices of all processes.
 
     Args:
-      model: with its parameters placed as `replicated_everywhere(jax.devices())`.
+      model: its parameters lie complete on every device of all processes.
       source: labels numbered as the model's classes.
       global_batch: examples of one step; rounded up to a multiple of the devices.
       max_unreadable: images that may be left out, over all processes.

@@ -1,0 +1,68 @@
+"""The verbs on frozen features, from the words of the command to what they print."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.inference.samples import NAMES, sample_pixels, sample_weights, to_png
+from tests.integration.commands import run as run_words
+from tests.integration.commands import succeed
+from vit_jax.weights.saving import OWN, save_weights
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Weights, and the data of 40 images in two splits, as words of a command."""
+    folder = tmp_path_factory.mktemp("transfer")
+    save_weights(sample_weights(), folder / "weights", OWN)
+    for split, seed in (("train", 0), ("test", 1)):
+        for number, pixels in enumerate(sample_pixels(21, seed=seed)):
+            path = folder / "images" / split / NAMES[number % 7] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(to_png(pixels))
+    return [str(folder / "weights"), f"--data=folder:{folder / 'images'}", f"--cache={folder / 'cache'}"]
+
+
+def test_fewshot(words):
+    out = succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"])
+    found = json.loads(out)
+    (dataset,) = found["datasets"].values()
+    assert list(dataset) == ["1", "3"]
+    assert len(dataset["1"]["seeds"]) == 2
+    assert dataset["1"]["test_images"] == 21
+    text = succeed(["fewshot", *words, "--shots=2", "--sampling=first", "--l2=1,100"])
+    assert "the best of 2" in text
+
+
+def test_probe_knn_and_features(words, tmp_path):
+    assert "least_squares, penalty 1024" in succeed(["probe", *words, "--method=least_squares"])
+    assert "logistic, penalty 3" in succeed(["probe", *words, "--penalty=3", "--layer=block:1"])
+    captured = run_words(["knn", *words, "--neighbours=2,50"])
+    assert "2 neighbours" in captured.out
+    assert "too few training images for 50 neighbours" in captured.err
+    output = tmp_path / "f.npz"
+    assert "21 x 16 float32" in succeed(["features", *words, f"--output={output}", "--split=train"])
+    with np.load(output) as arrays:
+        assert all("/train/" in name for name in arrays["names"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "message"),
+    [
+        ("fewshot", ["--shots=0"], "--shots=0: must be whole numbers from 1"),
+        ("fewshot", ["--shots=1,x"], "must be whole numbers"),
+        ("fewshot", ["--l2=-1"], "--l2=-1: must be a positive number"),
+        ("fewshot", ["--sampling=last"], "choose random or first"),
+        ("fewshot", ["--layer=logits"], "choose one of pre_logits"),
+        ("fewshot", ["--shot=5"], "Did you mean --shots="),
+        ("probe", ["--method=svm"], "choose logistic or least_squares"),
+        ("probe", ["--preprocessing=mine"], "choose fewshot or own"),
+        ("knn", ["--neighbours=500"], "too few for 500 neighbours"),
+        ("features", ["--output=f.txt"], "ends in .npz"),
+    ],
+)
+def test_mistakes(words, verb, arguments, message):
+    outcome = run_words([verb, *words, *arguments])
+    assert outcome.code == 2
+    assert message in outcome.err

@@ -1,0 +1,68 @@
+"""Both sides of a dataset: the released names, own folders split as in training, and mistakes."""
+
+import pytest
+
+from tests.inference.samples import sample_pixels, write_pngs
+from vit_jax.transfer import datasets
+from vit_jax.transfer.datasets import RELEASED, Choice, open_pair
+from vit_jax.weights.description import TrainingData
+
+
+def test_released_datasets_have_their_splits(monkeypatch):
+    opened = []
+
+    def open_source(data, split, config, seed):
+        opened.append((data, split, config.data_dir))
+        return type("Fake", (), {"class_names": ("a", "b")})()
+
+    monkeypatch.setattr(datasets, "open_source", open_source)
+    for name in RELEASED:
+        open_pair(name, Choice(data_dir="/data"))
+    assert len(RELEASED) == 7
+    assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
+    assert ("tfds:uc_merced", "train[1000:]", "/data") in opened
+    assert ("tfds:imagenet2012", "train[:65000]", "/data") in opened
+    assert ("tfds:cars196:2.1.0", "test", "/data") in opened
+
+
+def test_digits_with_classes_and_parts(data_dir):
+    pair = open_pair("digits", Choice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"))
+    assert pair.train.class_names == pair.test.class_names == ("5", "7")
+    assert 0 < len(pair.train) < len(pair.test) * 3
+
+
+def test_a_flat_folder_is_split_as_in_training(tmp_path):
+    for name in ("a", "b"):
+        write_pngs(tmp_path / "images" / name, sample_pixels(10))
+    data = f"folder:{tmp_path}/images"
+    then = TrainingData(
+        data=f"folder:{tmp_path}/./images",
+        seed=3,
+        holdout_fraction=0.4,
+        train_split="train",
+        test_split="test",
+        classes=(),
+    )
+    as_then, fresh = open_pair(data, Choice(), then), open_pair(data, Choice())
+    assert (len(as_then.test), len(fresh.test)) == (8, 2)
+    assert not {as_then.train.key_of(i) for i in range(12)} & {as_then.test.key_of(i) for i in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "message"),
+    [
+        ("cifar10", Choice(), "--data=cifar10 is not known. Did you mean cifar100"),
+        ("digits", Choice(test_split="train"), "both 'train'"),
+        ("folder:nowhere", Choice(), "no folder"),
+    ],
+)
+def test_mistakes(name, choice, message):
+    with pytest.raises(ValueError, match=message):
+        open_pair(name, choice)
+
+
+def test_splits_of_other_classes(tmp_path, monkeypatch):
+    kinds = iter([("a", "b"), ("a", "c")])
+    monkeypatch.setattr(datasets, "open_source", lambda *_: type("Fake", (), {"class_names": next(kinds)})())
+    with pytest.raises(ValueError, match="splits of mine:x have different classes"):
+        open_pair("mine:x", Choice())

@@ -1,0 +1,93 @@
+"""What is fitted on features, and what readers of the results are told."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.evals.test_fewshot import features
+from vit_jax.data.memory import MemorySource
+from vit_jax.evals.fewshot import FewShot
+from vit_jax.transfer.datasets import Pair
+from vit_jax.transfer.frozen import features_of, probe, run_each, run_few_shot, to_text
+
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+class Found:
+    """In the place of an extractor: features made of the labels, the same images where the data say so."""
+
+    def __init__(self, unreadable=()):
+        self._unreadable = unreadable
+
+    def extract(self, source, data):
+        seed = 0 if data == "same" else source.seed
+        found = features(source.labels.astype(np.int32), seed, unreadable=self._unreadable if source.seed else ())
+        return dataclasses.replace(found, hash_N=found.hash_N + np.uint64(1000 * seed))
+
+
+def pair(name, train_labels, test_labels, data="other"):
+    sides = []
+    for seed, labels in enumerate((train_labels, test_labels)):
+        source = MemorySource(np.zeros((len(labels), 1, 1, 1), np.uint8), np.array(labels), NAMES)
+        source.seed = seed
+        sides.append(source)
+    return Pair(name, data, *sides)
+
+
+BALANCED = [0, 1, 2, 3] * 12
+
+
+def test_notes_say_what_a_reader_should_know():
+    _, _, notes = features_of(pair("x", [0, 0, 1, 3], [0, 1, 2, 3, 3], "same"), Found(unreadable=(0,)))
+    assert notes == [
+        "x: 1 test images cannot be read and are left out.",
+        "x: 3 of 5 test images are among the training images too.",
+        "x: no training image of cat; their test images count as wrong.",
+    ]
+
+
+def test_few_shot_table():
+    pairs = [pair("first", BALANCED, BALANCED), pair("second", [0, 1, 2, 3, 3], [0, 1, 2, 3])]
+    table = run_few_shot(pairs, Found(), FewShot(shots=(1, 2), seeds=(0, 1)))
+    found = table.to_dict()
+    seeds = found["datasets"]["first"]["2"]["seeds"]
+    assert len(seeds) == 2
+    assert found["datasets"]["first"]["2"]["mean"] == pytest.approx(np.mean(seeds))
+    means = [found["datasets"][name]["2"]["mean"] for name in ("first", "second")]
+    assert found["average"]["2"] == pytest.approx(np.mean(means))
+    lines = table.to_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["data", "first", "first", "second", "second", "average", "average"]
+    assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
+
+
+def test_one_penalty_is_chosen_for_all():
+    protocol = FewShot(shots=(2,), seeds=(0,), l2=(1e-3, 1.0), sampling="first")
+    table = run_few_shot([pair("first", BALANCED, BALANCED)], Found(), protocol)
+    assert table.to_dict()["l2_used"] in (1e-3, 1.0)
+    assert "the best of 2 over these datasets" in table.to_text()
+
+
+def test_probes():
+    train, test = Found().extract(pair("x", BALANCED, BALANCED).train, "other"), features(np.array(BALANCED), 1)
+    closed = probe(train, test, 4, "least_squares", None)
+    fixed = probe(train, test, 4, "logistic", 0.5)
+    searched = probe(train, test, 4, "logistic", None)
+    assert (closed["penalty"], fixed["penalty"]) == (1024.0, 0.5)
+    assert closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0  # the classes lie far apart
+    assert "validation" not in fixed
+    assert len(searched["validation"]) > 7
+    few = features(np.array([0, 1, 2, 3], np.int32))
+    with pytest.raises(ValueError, match=r"No class has enough images .* give --penalty="):
+        probe(few, test, 4, "logistic", None)
+
+
+def test_each_dataset_and_its_text():
+    pairs = [pair("first", BALANCED, BALANCED)]
+    options = {"neighbours": (3, 100), "temperature": 0.07}
+    ((name, result, notes),) = run_each(pairs, Found(), "knn", **options)
+    assert (name, result) == ("first", {"accuracy": {3: 1.0}, "test_images": 48})
+    assert notes == ["first: too few training images for 100 neighbours."]
+    assert "3 neighbours" in to_text({name: result})
+    ((name, result, _),) = run_each(pairs, Found(), "probe", method="least_squares", penalty=2.0)
+    assert "least_squares, penalty 2" in to_text({name: result})

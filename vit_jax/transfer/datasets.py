@@ -1,0 +1,103 @@
+"""The data that few-shot evaluation and probes take: images to learn from, and images to test on."""
+
+import dataclasses
+import difflib
+from typing import NamedTuple
+
+from vit_jax.config import InputConfig
+from vit_jax.data.folder import located
+from vit_jax.data.records import Source
+from vit_jax.data.sources import open_source
+from vit_jax.weights.description import TrainingData
+
+
+class Known(NamedTuple):
+    """A dataset of the released few-shot evaluation (big_vision, `common_fewshot`)."""
+
+    data: str
+    train_split: str
+    test_split: str
+
+
+RELEASED = {
+    "caltech101": Known("tfds:caltech101", "train", "test"),
+    "cars196": Known("tfds:cars196:2.1.0", "train", "test"),
+    "cifar100": Known("tfds:cifar100", "train", "test"),
+    "dtd": Known("tfds:dtd", "train", "test"),
+    "pets": Known("tfds:oxford_iiit_pet", "train", "test"),
+    "uc_merced": Known("tfds:uc_merced", "train[:1000]", "train[1000:]"),
+    "imagenet": Known("tfds:imagenet2012", "train[:65000]", "validation"),  # 65,000 images hold 30 of each class
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the user chooses, named as the options of the command line; None leaves it open."""
+
+    train_split: str | None = None
+    test_split: str | None = None
+    classes: tuple[str, ...] = ()
+    data_dir: str | None = None
+
+
+class Pair(NamedTuple):
+    """Images to learn from and images to test on, of the same classes."""
+
+    name: str
+    data: str
+    train: Source
+    test: Source
+
+
+def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -> Pair:
+    """Opens both sides of a dataset.
+
+    Args:
+      name: one of `RELEASED`, or data as in a recipe.
+      choice: of splits and classes.
+      training: the data of the run that made the weights. A folder that it held images out of is split as then.
+
+    Raises:
+      ValueError: an unknown name (the nearest are named), sides that are the same or of other classes, or as
+        `open_source`.
+    """
+    data, config, seed = _how(name, choice, training)
+    if config.train_split == config.test_split:
+        raise ValueError(f"{name}: the training and the test split are both {config.train_split!r}; name two.")
+    train, test = (open_source(data, split, config, seed) for split in (config.train_split, config.test_split))
+    if train.class_names != test.class_names:
+        raise ValueError(
+            f"The splits of {name} have different classes: {config.train_split!r} {list(train.class_names)}, "
+            f"{config.test_split!r} {list(test.class_names)}."
+        )
+    return Pair(name, data, train, test)
+
+
+def open_split(
+    name: str, split: str | None, choice: Choice, training: TrainingData | None = None
+) -> tuple[str, Source]:
+    """Data as in a recipe, and any split of it, the one to test on unless it is named; arguments as for `open_pair`."""
+    data, config, seed = _how(name, choice, training)
+    return data, open_source(data, split or config.test_split, config, seed)
+
+
+def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str, InputConfig, int]:
+    known = RELEASED.get(name)
+    if known is None and ":" not in name and name != "digits":
+        near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
+            "folder:PATH, tfds:NAME."
+        )
+    known = known or Known(name, "train", "test")
+    then = training if training and located(training.data) == located(known.data) else None
+    config = InputConfig(
+        train_split=choice.train_split or (then.train_split if then else known.train_split),
+        test_split=choice.test_split or (then.test_split if then else known.test_split),
+        image_size=(1, 1),  # not used to open data
+        data_dir=choice.data_dir,
+        classes=choice.classes,
+        holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
+    )
+    return known.data, config, then.seed if then else 0

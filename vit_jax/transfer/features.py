@@ -1,0 +1,206 @@
+"""The frozen features of a split: computed on all devices, streamed into a file, and kept for the next time.
+
+They depend on the parameters, the network, the layer, the preparation of images, and the records: where one of these is
+another, they are computed again.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from vit_jax import hosts
+from vit_jax.activations import placed_by
+from vit_jax.api import Model
+from vit_jax.data.folder import folder_of
+from vit_jax.data.placement import local_rows, open_placed
+from vit_jax.data.records import Source, few
+from vit_jax.data.stream import EvaluationStream
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.evals.features import Features, feature_rows, hashes, make_feature_step
+from vit_jax.files import WriteError, open_atomically
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+from vit_jax.train.overview import parameters_sha256
+
+FORM = 1  # of the files below; another number never reads them
+_FEATURE, _IS_READ, _HASH, _ABOUT = "feature.npy", "is_read.npy", "hash.npy", "about.json"
+_NEVER_CHANGED = ("digits", "tfds", "vtab")  # kinds of data whose version says what they are
+
+
+def default_cache() -> pathlib.Path:
+    """The user's folder for features: $XDG_CACHE_HOME/vit_jax/features, or that in ~/.cache."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax" / "features"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Extractor:
+    """Computes features of a model, or finds those of an earlier time.
+
+    Attributes:
+      model: its parameters lie complete on every device of all processes.
+      layer: one of `evals.features.LAYERS`.
+      transform: of the images.
+      global_batch: images at a time on all devices; rounded up to a multiple of them.
+      max_unreadable: images of a split that may be left out, over all processes.
+      cache: where features are kept; None keeps none.
+    """
+
+    model: Model
+    layer: str
+    transform: EvaluationTransform
+    global_batch: int
+    max_unreadable: int
+    cache: pathlib.Path | None
+
+    def __post_init__(self) -> None:
+        self._mesh = build_mesh(jax.devices())
+        step = placed_by(Placement(self._mesh))(make_feature_step(self.layer, self.model.architecture))
+        self._step = jax.jit(step, out_shardings=replicated(self._mesh))
+        self._parameters_sha256 = "" if self.cache is None else parameters_sha256(self.model.module)
+
+    def extract(self, source: Source, data: str) -> Features:
+        """The features of every image of a source, in every process.
+
+        Args:
+          source: of the images.
+          data: what it was opened from, as in a recipe.
+
+        Raises:
+          ValueError: more images than `max_unreadable` cannot be read, features are not finite, or the cache cannot be
+            written.
+        """
+        about = self._about(source, data)
+        if self.cache is None or about is None:
+            with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
+                self._compute(source, pathlib.Path(scratch))
+                return _read(pathlib.Path(scratch), source)  # what is mapped outlives the name of its file
+        folder = self.cache / hashlib.sha256(about.encode()).hexdigest()[:32]
+        if "no" in hosts.gather("yes" if _is_complete(folder, about) else "no"):  # computing takes all processes
+            with _new_folder(folder, about) as unfinished:
+                self._compute(source, unfinished)
+        return _read(folder, source)
+
+    def _compute(self, source: Source, folder: pathlib.Path) -> None:
+        sharding = batch_sharding(self._mesh)
+        batch = -(-min(self.global_batch, len(source)) // self._mesh.size) * self._mesh.size
+        stream = EvaluationStream(source, self.transform, batch, local_rows(sharding, batch))
+        log = UnreadableLog(source, len(source), self.transform.max_image_megapixels)  # counted at the end, by all
+        is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
+        feature_ND: Any = None
+        progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
+        with progress:
+            rows = feature_rows(lambda: open_placed(stream, sharding, log), self._step, self.model.module, len(source))
+            for part, values in rows:
+                if feature_ND is None:
+                    shape = (len(source), values["feature_BD"].shape[1])
+                    feature_ND = np.lib.format.open_memmap(folder / _FEATURE, "w+", np.float32, shape)
+                feature_ND[part] = values["feature_BD"]
+                is_read_N[part], hash_N[part] = values["mask_B"] > 0, hashes(values["hash_B2"])
+                progress.update(part.stop - part.start)
+        feature_ND.flush()
+        if (missing := int((~is_read_N).sum())) > self.max_unreadable:
+            names = few([source.name_of(index) for index in log.met])
+            raise ValueError(
+                f"{missing} images cannot be read, and --max_unreadable is {self.max_unreadable}"
+                f"{names and f': {names}'}. Replace or remove them, or raise it."
+            )
+        np.save(folder / _IS_READ, is_read_N)
+        np.save(folder / _HASH, hash_N)
+
+    def _about(self, source: Source, data: str) -> str | None:
+        """Everything that the features depend on, as JSON; None where that cannot be told, or nothing is kept."""
+        is_folder = folder_of(data) is not None
+        if self.cache is None or not (is_folder or data.partition(":")[0] in _NEVER_CHANGED):
+            return None  # a source of the user's own: its code may give other images tomorrow
+        about = {
+            "form": FORM,
+            "parameters_sha256": self._parameters_sha256,
+            "architecture": dataclasses.asdict(self.model.architecture),
+            "layer": self.layer,
+            "transform": dataclasses.asdict(self.transform),
+            "data": data,
+            "records": source.records_sha256,
+            "files": _files_sha256(source) if is_folder else None,
+            "platform": jax.default_backend(),
+        }
+        return json.dumps(about, sort_keys=True)
+
+
+def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, Any]:
+    """Writes, in the first process, the features of the readable images; returns what was written, in words.
+
+    The file holds "features" (N, D) float32, "labels" (N,) int32, "names" (N,) of the records, "class_names".
+    """
+    kept = np.flatnonzero(features.is_read_N)
+    if hosts.is_first():
+        arrays: dict[str, Any] = {
+            "features": features.feature_ND[kept],
+            "labels": features.label_N[kept],
+            "names": np.array([source.name_of(index) for index in kept.tolist()]),
+            "class_names": np.array(source.class_names),
+        }
+        with open_atomically(path) as file:
+            np.savez(file, **arrays)
+    shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
+    return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
+
+
+def _files_sha256(source: Source) -> str:
+    """Changes when an image file is replaced: over name, size and time of change of each, without reading any."""
+    digest = hashlib.sha256()
+    for index in range(len(source)):
+        name = source.name_of(index)
+        try:
+            found = os.stat(name)
+            digest.update(f"{found.st_size} {found.st_mtime_ns} ".encode())
+        except OSError:
+            digest.update(b"unreadable ")
+        digest.update(os.fsencode(name) + b"\0")
+    return digest.hexdigest()
+
+
+def _read(folder: pathlib.Path, source: Source) -> Features:
+    feature_ND = np.load(folder / _FEATURE, mmap_mode="r")
+    return Features(
+        feature_ND, np.asarray(source.labels, np.int32), np.load(folder / _IS_READ), np.load(folder / _HASH)
+    )
+
+
+def _is_complete(folder: pathlib.Path, about: str) -> bool:
+    try:
+        return (folder / _ABOUT).read_text() == about
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _new_folder(folder: pathlib.Path, about: str) -> Iterator[pathlib.Path]:
+    """Yields an empty folder that takes the place of `folder` at the end, or is removed after an error."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=".unfinished_", dir=folder.parent))
+        try:
+            yield unfinished
+            (unfinished / _ABOUT).write_text(about)
+            if not _is_complete(folder, about):  # another process may have finished the same
+                shutil.rmtree(folder, ignore_errors=True)
+            try:
+                unfinished.rename(folder)
+            except OSError:
+                if not _is_complete(folder, about):
+                    raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(error.filename or folder)) from error

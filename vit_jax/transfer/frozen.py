@@ -1,0 +1,169 @@
+"""What is fitted on frozen features: few-shot classifiers, probes, nearest neighbours; and how results are printed."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from vit_jax.data.records import few
+from vit_jax.evals.features import Features, num_in_both
+from vit_jax.evals.fewshot import FewShot, FewShotResult, best_l2, choose_examples, few_shot, spread
+from vit_jax.evals.least_squares import L2, LeastSquares
+from vit_jax.evals.logistic import choose_penalty, fit_logistic
+from vit_jax.evals.neighbours import neighbour_accuracy
+from vit_jax.transfer.datasets import Pair
+from vit_jax.transfer.features import Extractor
+
+VALIDATION_FRACTION = 0.2
+Method = Literal["logistic", "least_squares"]
+
+
+def features_of(pair: Pair, extractor: Extractor) -> tuple[Features, Features, list[str]]:
+    """Features of the training and of the test images, and what readers of a result on them should know."""
+    train, test = extractor.extract(pair.train, pair.data), extractor.extract(pair.test, pair.data)
+    notes = []
+    for side, found in (("training", train), ("test", test)):
+        if missing := int((~found.is_read_N).sum()):
+            notes.append(f"{pair.name}: {missing:,} {side} images cannot be read and are left out.")
+    if same := num_in_both(train, test):
+        notes.append(f"{pair.name}: {same:,} of {len(test):,} test images are among the training images too.")
+    sizes = np.bincount(train.label_N[train.is_read_N], minlength=pair.train.num_classes)
+    if absent := [pair.train.class_names[k] for k in np.flatnonzero(sizes == 0)]:
+        notes.append(f"{pair.name}: no training image of {few(absent)}; their test images count as wrong.")
+    return train, test, notes
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotTable:
+    """Few-shot accuracies of several datasets: by name, with the penalty that was chosen for all of them."""
+
+    protocol: FewShot
+    results: dict[str, FewShotResult]
+    l2: float
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: per dataset and number of shots the accuracy of each seed, their mean and spread."""
+        datasets = {
+            name: {
+                str(shots): _summary(result.of(shots, self.l2)) | {"test_images": result.num_test}
+                for shots in self.protocol.shots
+            }
+            for name, result in self.results.items()
+        }
+        average = {str(shots): self._average(shots) for shots in self.protocol.shots}
+        return {**dataclasses.asdict(self.protocol), "l2_used": self.l2, "datasets": datasets, "average": average}
+
+    def to_text(self) -> str:
+        """A line for each dataset and number of shots, and the averages over the datasets."""
+        lines = [f"{'data':<24} {'shots':>5} {'accuracy':>9} {'spread':>7}  seeds"]
+        for name, result in self.results.items():
+            for shots in self.protocol.shots:
+                values = result.of(shots, self.l2)
+                seeds = " ".join(f"{value:.2%}" for value in values)
+                lines.append(f"{name:<24} {shots:>5} {values.mean():>9.2%} {spread(values):>7.2%}  {seeds}")
+        if len(self.results) > 1:
+            lines += [f"{'average':<24} {shots:>5} {self._average(shots):>9.2%}" for shots in self.protocol.shots]
+        if len(self.protocol.l2) > 1:
+            lines.append(f"penalty {self.l2:g}, the best of {len(self.protocol.l2)} over these datasets")
+        return "\n".join(lines)
+
+    def _average(self, shots: int) -> float:
+        return float(np.mean([result.of(shots, self.l2).mean() for result in self.results.values()]))
+
+
+def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot) -> FewShotTable:
+    """Few-shot evaluation of every dataset; of several penalties one is chosen for all, by the most shots."""
+    results, notes = {}, []
+    for pair in pairs:
+        train, test, found = features_of(pair, extractor)
+        result = few_shot(protocol, train, test, pair.train.num_classes)
+        notes += found
+        for shots, classes in result.short.items():
+            if classes:
+                names = few([pair.train.class_names[k] for k in classes])
+                notes.append(f"{pair.name}: fewer than {shots} images of {names}; those there are are used.")
+        results[pair.name] = result
+    return FewShotTable(protocol, results, best_l2(list(results.values()), protocol, max(protocol.shots)), notes)
+
+
+def probe(
+    train: Features, test: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
+) -> dict[str, Any]:
+    """Accuracy of a linear classifier on all training images.
+
+    Args:
+      train: to fit on.
+      test: to measure on.
+      num_classes: of both.
+      method: "logistic" regression, or "least_squares" in closed form.
+      penalty: of the weights; None: of logistic regression the one that is best on `VALIDATION_FRACTION` of each class,
+        of least squares that of few-shot evaluation.
+      seed: of that part.
+
+    Returns:
+      "accuracy", "test_images", "penalty", and of a search "validation": the accuracies by penalty.
+    """
+    train, test = train.readable(), test.readable()
+    if not len(train) or not len(test):
+        raise ValueError("A probe needs readable images to learn from and to test on; one side has none.")
+    found: dict[str, Any] = {"method": method}
+    if method == "least_squares":
+        penalty = L2 if penalty is None else penalty
+        classifier: Any = LeastSquares(train.feature_ND, train.label_N, num_classes).solve(penalty)
+    else:
+        if penalty is None:
+            penalty, tried = _search_penalty(train, num_classes, seed)
+            found["validation"] = {f"{value:.4g}": accuracy for value, accuracy in tried.items()}
+        classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
+        found["iterations"] = classifier.iterations
+    accuracy = float((classifier.predict(test.feature_ND) == test.label_N).mean())
+    return found | {"penalty": penalty, "accuracy": accuracy, "test_images": len(test)}
+
+
+def run_each(
+    pairs: Sequence[Pair], extractor: Extractor, kind: Literal["probe", "knn"], **options: Any
+) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """A probe, or nearest neighbours, on one dataset after another: its name, the results, and notes."""
+    for pair in pairs:
+        train, test, notes = features_of(pair, extractor)
+        if kind == "probe":
+            yield pair.name, probe(train, test, pair.train.num_classes, **options), notes
+            continue
+        accuracies = neighbour_accuracy(train, test, pair.train.num_classes, **options)
+        if left_out := [k for k in options["neighbours"] if k not in accuracies]:
+            notes.append(f"{pair.name}: too few training images for {', '.join(map(str, left_out))} neighbours.")
+        yield pair.name, {"accuracy": accuracies, "test_images": int(test.is_read_N.sum())}, notes
+
+
+def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each dataset and accuracy."""
+    lines = []
+    for name, result in results.items():
+        images, accuracy = result["test_images"], result["accuracy"]
+        rows = accuracy if isinstance(accuracy, dict) else {result["method"]: accuracy}
+        for key, value in rows.items():
+            what = f"{key} neighbours" if isinstance(accuracy, dict) else f"{key}, penalty {result['penalty']:.4g}"
+            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  of {images:,} images")
+    return "\n".join(lines)
+
+
+def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
+    members = choose_examples(train.label_N, num_classes, seed)
+    counts = [round(len(indices) * VALIDATION_FRACTION) for indices in members]
+    held = np.concatenate([indices[:count] for indices, count in zip(members, counts, strict=True)])
+    rest = np.concatenate([indices[count:] for indices, count in zip(members, counts, strict=True)])
+    if not len(held):
+        raise ValueError(f"No class has enough images to hold {VALIDATION_FRACTION:.0%} out: give --penalty=.")
+    fitted, validation = train.take(rest), train.take(held)
+
+    def accuracy(penalty: float) -> float:
+        classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
+        return float((classifier.predict(validation.feature_ND) == validation.label_N).mean())
+
+    return choose_penalty(accuracy)
+
+
+def _summary(values: np.ndarray) -> dict[str, Any]:
+    return {"seeds": values.tolist(), "mean": float(values.mean()), "spread": spread(values)}
