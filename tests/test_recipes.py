@@ -61,6 +61,8 @@ FINETUNING = {
 RECIPES = {
     **{f"finetune.py:{recipe}": dataset for recipe, dataset in FINETUNING.items()},
     **{f"digits_transfer.py:{s}": Dataset(718, 5) for s in ("pretrain", "untrained", "finetune", "scratch")},
+    **{f"digits_masked.py:{s}": DIGITS for s in ("pretrain", "untrained", "finetune", "scratch")},
+    "masked_patch.py:ViT-B/16": JFT,
     **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
     **{f"pretrain_imagenet1k.py:ViT-{size}": IMAGENET for size in ("B/16", "B/32", "L/16", "L/32")},

@@ -30,16 +30,36 @@ class Batch:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Corruption:
+    """What a network sees in the place of some patches (ViT, sec. 4.6).
+
+    Attributes:
+      is_masked_BN: bool, patches replaced by the learned [mask] embedding.
+      source_BN: int32, for every other patch the one of the same image whose embedding stands there; mostly itself.
+    """
+
+    is_masked_BN: Any
+    source_BN: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Targets:
     """What an objective compares the model's output with.
 
     Attributes:
-      label_BK: float32 class probabilities; one-hot unless mixed.
+      label_BK: float32 class probabilities; one-hot unless mixed. None where patches are predicted.
       mask_B: float32, as in `Batch`.
+      corruption: what the network is to see; None for the images as they are.
+      patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
+      is_corrupted_BN: bool, the patches whose targets count.
     """
 
     label_BK: Any
     mask_B: Any
+    corruption: Corruption | None = None
+    patch_BNT: Any = None
+    is_corrupted_BN: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +71,7 @@ class ModelOutput:
 
     Attributes:
       logits_BK: float32; None of a network without classes.
+      patches_BNO: float32, of a network that predicts patches: `Architecture.patch_outputs` numbers for each.
       features_BD: input of the last linear layer (after the hidden layer of the head, if there is one).
       pooled_BD: the image's representation: class token, average or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
@@ -68,6 +89,7 @@ class ModelOutput:
     blocks_LBSD: Any = None
     attention_LBTQS: Any = None
     stages_BHWC: Any = None
+    patches_BNO: Any = None
 
 
 def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:

@@ -5,13 +5,17 @@ import pytest
 
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import ObjectiveConfig
-from vit_jax.objectives import Classification, build_objective
+from vit_jax.objectives.classification import Classification, build_classification
+
+
+def prepared(objective, labels, mask):
+    return objective.prepare(None, labels, mask, None)  # classification needs neither pixels nor random numbers
 
 
 def sums(objective, logits, labels, mask=None):
     labels = jnp.asarray(labels, jnp.float32)
     mask = jnp.ones(labels.shape[0]) if mask is None else jnp.asarray(mask, jnp.float32)
-    return objective.sums(ModelOutput(jnp.asarray(logits, jnp.float32)), objective.prepare(labels, mask))
+    return objective.sums(ModelOutput(jnp.asarray(logits, jnp.float32)), prepared(objective, labels, mask))
 
 
 def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
@@ -32,7 +36,7 @@ def test_losses_equal_numpy():
 
 
 def test_label_smoothing_spreads_evenly():
-    targets = Classification("softmax", 0.1).prepare(jnp.eye(4), jnp.ones(4))
+    targets = prepared(Classification("softmax", 0.1), jnp.eye(4), jnp.ones(4))
     np.testing.assert_allclose(targets.label_BK[0], [0.925, 0.025, 0.025, 0.025], rtol=1e-6)
 
 
@@ -55,7 +59,7 @@ def mean_margin(logits_BK, label_BK):
 
 def test_a_reference_is_the_loss_and_gives_the_gradient():
     """Logits 1 and 5 where 2 x label is 2 and 0: (1 - 2)**2 + 5**2, gradients -2 and 10; a masked example has none."""
-    objective = build_objective(ObjectiveConfig(loss=f"{__name__}:margin"))
+    objective = build_classification(ObjectiveConfig(loss=f"{__name__}:margin"))
     logits, labels = np.array([[1.0, 5.0], [7.0, 7.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
     value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(jnp.float32(logits))
     assert float(value) == pytest.approx(26.0)
@@ -72,4 +76,4 @@ def test_a_reference_is_the_loss_and_gives_the_gradient():
 )
 def test_what_is_no_loss_is_refused(loss, message):
     with pytest.raises(ValueError, match=message):
-        sums(build_objective(ObjectiveConfig(loss=loss)), np.zeros((2, 3)), np.eye(3)[:2])
+        sums(build_classification(ObjectiveConfig(loss=loss)), np.zeros((2, 3)), np.eye(3)[:2])

@@ -22,6 +22,7 @@ class Architecture:
     image_size: tuple[int, int]  # height and width of the input in pixels
     patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
     num_classes: int  # K, length of the logits; 0 for a network that ends in its features
+    patch_outputs: int = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
     width: int  # D, length of the representation of an image
     depth: int  # as mlp_dim and num_heads of the transformer; 0 for a ResNet
     mlp_dim: int
@@ -95,7 +96,9 @@ class Architecture:
         return self.grid[0] * self.grid[1] + (self.pool == "token")
 
 
-def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
+def build_architecture(
+    config: ModelConfig, *, image_size: tuple[int, int], num_classes: int, patch_outputs: int = 0
+) -> Architecture:
     """Fills in the numbers that the name stands for.
 
     Raises:
@@ -111,7 +114,7 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
         **vars(RESIDUAL_UNITS[form]),
         "residual_unit": form,
         "pool": "gap" if family == "resnet" else "token",
-        "head": "linear" if family == "resnet" else "mlp",
+        "head": "linear" if family == "resnet" or patch_outputs else "mlp",
     }
     if name.size is None:
         width = round(ROOT_CHANNELS * name.width_factor) * BOTTLENECK * 2 ** (len(units) - 1)
@@ -127,6 +130,7 @@ def build_architecture(config: ModelConfig, *, image_size: tuple[int, int], num_
             image_size=image_size,
             patch_size=patch_size,
             num_classes=num_classes,
+            patch_outputs=patch_outputs,
             **defaults,
         )
     )
@@ -162,6 +166,7 @@ def adapt_architecture(
             a,
             image_size=image_size,
             num_classes=num_classes,
+            patch_outputs=0,
             head="linear" if config.head == "zero" else a.head,
             head_bias_init=0.0,
             dropout_fraction=dropout,
@@ -276,7 +281,7 @@ def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
 
 
 def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
-    lowest = {"width": 1, "num_classes": 0, "scan_unroll": 1}
+    lowest = {"width": 1, "num_classes": 0, "patch_outputs": 0, "scan_unroll": 1}
     lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
     for field, low in lowest.items():
         value = getattr(a, field)
@@ -312,6 +317,11 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
                 f"{image}: use an input.image_size of {sizes}, or another patch size"
                 + (", or in fine-tuning model.uncovered_border=drop." if a.family == "vit" else ".")
             )
+    if a.patch_outputs and (a.num_classes or a.family != "vit" or a.head != "linear"):
+        yield (
+            f"name={a.name!r} cannot predict masked patches: that takes a ViT without ResNet, since one sees beyond a "
+            "patch, model.head=linear or None, and no classes."
+        )
     if a.has_transformer and a.width % a.num_heads:
         yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."
     if a.position_embedding == "sincos2d" and a.width % 4:

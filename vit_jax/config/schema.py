@@ -122,10 +122,16 @@ class InputConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What is minimised."""
+    """What is minimised: a loss of class labels, or of the looks of patches that are hidden (ViT, sec. 4.6)."""
 
+    name: Literal["classification", "masked_patch"] = "classification"
     loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
     label_smoothing_fraction: float = 0.0
+    # of masked_patch
+    corrupted_fraction: float = 0.5  # of the patches
+    corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # to [mask], to another of the image, left as it is
+    # the mean colour of a patch in 3 bits a channel (512 classes), that of each of its 4 x 4 parts, or its pixels (L2)
+    patch_target: Literal["mean_colour", "colours_4x4", "pixels"] = "mean_colour"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from vit_jax.config.load import flatten, references, to_dict
 from vit_jax.config.schema import (
     USUAL_NEIGHBOURS,
     USUAL_SHOTS,
-    EvaluationConfig,
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
@@ -47,9 +46,10 @@ def validate(config: RunConfig) -> None:
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),
         _wrong_input(config.input),
+        _wrong_objective(config),
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
-        _wrong_evaluations(config.evaluation, config.checkpoint.best_metric if config.checkpoint.keep_best else None),
+        _wrong_evaluations(config),
         _wrong_start(config),
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
@@ -84,7 +84,16 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
     ours = not is_reference(kind)
     ends = decay in ("linear", "cosine")
+    hides = config.objective.name == "masked_patch"
     conditions = (
+        (
+            "objective",
+            ("corrupted_fraction", "corruption_shares", "patch_target"),
+            hides,
+            "objective.name='masked_patch'",
+        ),
+        ("objective", ("label_smoothing_fraction",), not hides, "objective.name='classification'"),
+        ("input", ("mixup_alpha",), not hides, "objective.name='classification'"),
         ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
         ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
@@ -145,6 +154,22 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
         )
 
 
+def _wrong_objective(config: RunConfig) -> Iterator[str]:
+    objective, shares = config.objective, config.objective.corruption_shares
+    if objective.name != "masked_patch":
+        return
+    if isinstance(config, FinetuneConfig):
+        yield "objective.name='masked_patch': only pre-training predicts patches; fine-tuning takes labels."
+    if objective.loss != "softmax":
+        yield f"objective.loss={objective.loss!r}: masked_patch has a loss of its own; leave it at 'softmax'."
+    if not 0 < objective.corrupted_fraction <= 1:
+        yield f"objective.corrupted_fraction={objective.corrupted_fraction}: must lie between 0 and 1."
+    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        yield f"objective.corruption_shares={shares}: must be three shares, not negative, that sum to 1."
+    if config.optimizer.trained == "head":
+        yield "optimizer.trained='head': with masked_patch the patches' head alone would learn from frozen features."
+
+
 def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
     optimizer = config.optimizer
     for pattern, factor in optimizer.learning_rate_multipliers.items():
@@ -176,9 +201,14 @@ def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
         )
 
 
-def _wrong_evaluations(config: EvaluationConfig, best_metric: str | None) -> Iterator[str]:
-    known, own = ["test_accuracy", "test_loss"], []  # results; prefixes of evaluators whose results may have any name
-    for name, evaluator in config.evaluators.items():
+def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
+    best_metric = config.checkpoint.best_metric if config.checkpoint.keep_best else None
+    objective = config.objective
+    has_accuracy = objective.name == "classification" or objective.patch_target != "pixels"
+    usual = ["accuracy", "loss"] if has_accuracy else ["loss"]
+    known = [f"test_{result}" for result in usual]
+    own = []  # prefixes of evaluators whose results may have any name
+    for name, evaluator in config.evaluation.evaluators.items():
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
             yield (
@@ -193,7 +223,7 @@ def _wrong_evaluations(config: EvaluationConfig, best_metric: str | None) -> Ite
         if evaluator.kind != "classification":
             known += [f"{name}_{result}" for result in _frozen_results(evaluator)]
             continue
-        known += [f"{name}_accuracy", f"{name}_loss"]
+        known += [f"{name}_{result}" for result in usual]
         if evaluator.arguments:
             yield f"{field}.arguments have no effect with kind={evaluator.kind!r}."
     if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):

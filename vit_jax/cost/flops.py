@@ -32,7 +32,8 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     if a.has_transformer:
         patch_values = math.prod(a.patch_size) * a.map_channels
         network += math.prod(a.grid) * patch_values * a.width + a.depth * _block(a) + _pooling(a)
-    return network + (a.width * a.width if a.head == "mlp" else 0) + a.width * a.num_classes
+    head = (a.width * a.width if a.head == "mlp" else 0) + a.width * a.num_classes
+    return network + head + math.prod(a.grid) * a.width * a.patch_outputs
 
 
 def _resnet(a: Architecture, count_padding: bool) -> int:

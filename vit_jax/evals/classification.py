@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.sums import Split, Sums, sum_over
+from vit_jax.evals.sums import Split, Sums, means_of, sum_over
 
 
 class ClassificationEvaluator:
@@ -12,7 +12,8 @@ class ClassificationEvaluator:
 
     Args:
       split: the examples.
-      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count.
+      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count, as an objective has
+        them; of masked patches over these.
     """
 
     def __init__(self, split: Split, step: Callable[[Any, Batch], Sums]):
@@ -27,6 +28,5 @@ class ClassificationEvaluator:
         totals = sum_over(self._split.open_batches, self._step, state)
         if not totals.get("weight"):
             raise ValueError(f"No image of the {self._split.name} split could be read: there is nothing to evaluate.")
-        yield "loss", float(totals["loss"] / totals["weight"])
-        yield "accuracy", float(totals["correct"] / totals["weight"])
-        yield "images", float(totals["weight"])
+        yield from means_of(totals).items()
+        yield "images", float(totals.get("images", totals["weight"]))

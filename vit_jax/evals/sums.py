@@ -4,7 +4,7 @@ When an evaluator runs, and under which prefix its results appear, is not its bu
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -34,6 +34,15 @@ class Split:
     class_names: tuple[str, ...]
     num_examples: int
     open_batches: OpenBatches
+
+
+def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """What sums over examples, or patches, are reported as: each divided by "weight", their number.
+
+    "images" is the number of images, where the weight is not.
+    """
+    reported = {"correct": "accuracy", "majority": "majority_accuracy"}
+    return {reported.get(name, name): sums[name] / sums["weight"] for name in sums if name not in ("weight", "images")}
 
 
 class Evaluator(Protocol):

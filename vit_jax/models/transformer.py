@@ -5,6 +5,7 @@ Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP di
 
 import functools
 from collections.abc import Callable, Collection
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import named
+from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
@@ -205,3 +207,27 @@ class Head(nnx.Module):
         if self.hidden is not None:
             features_BD = jnp.tanh(self.hidden(features_BD))
         return (self.linear(features_BD) if self.has_classes else None), features_BD
+
+
+class PatchHead(nnx.Module):
+    """What a network for masked patches has in the place of a classifier: the [mask] embedding, and predictions.
+
+    The last layer begins at zero, as that of a classifier, and gives float32.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        zeros = nnx.initializers.zeros_init()
+        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=zeros, rngs=rngs)
+        self.mask = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 1, a.width)))
+
+    @jax.named_scope("embedding")
+    def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
+        """The embeddings of patches with some of them replaced, before positions are added."""
+        moved_BND = jnp.take_along_axis(tokens_BND, corruption.source_BN[..., None], axis=1)
+        return jnp.where(corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND)
+
+    @jax.named_scope("head")
+    def __call__(self, tokens_BND: jax.Array) -> jax.Array:
+        """Returns patches_BNO, float32."""
+        kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
+        return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]

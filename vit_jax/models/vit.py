@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.activations import named
-from vit_jax.arrays import ModelOutput, validate_taps
+from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.models.dropout import dropout
 from vit_jax.models.embed import PatchEmbedding, build_positions
 from vit_jax.models.resnet import ResNetBody
-from vit_jax.models.transformer import AttentionPooling, Encoder, Head
+from vit_jax.models.transformer import AttentionPooling, Encoder, Head, PatchHead
 
 
 class VisionTransformer(nnx.Module):
@@ -36,11 +36,16 @@ class VisionTransformer(nnx.Module):
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
         self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
-        self.head = Head(a, rngs=head_rngs)
+        self.head = PatchHead(a, rngs=head_rngs) if a.patch_outputs else Head(a, rngs=head_rngs)
         self.dropout_fraction = a.dropout_fraction
 
     def __call__(
-        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
+        self,
+        image_BHWC: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+        taps: Collection[str] = (),
+        corruption: Corruption | None = None,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -48,25 +53,36 @@ class VisionTransformer(nnx.Module):
           image_BHWC: float, in [-1, 1], of the architecture's image size.
           dropout_key: given in training only; without it nothing is dropped.
           taps: inner results to return: "blocks", "attention", of a hybrid "stages"; see `ModelOutput`.
+          corruption: of a network that predicts patches, what it sees in the place of some.
         """
         validate_taps(taps, ("blocks", "attention", *([] if self.stem is None else ["stages"])))
         keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
         map_BHWC, stages_BHWC = (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
-        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(self._embed(map_BHWC, keys[0]), keys[1], taps)
+        embedded_BSD = self._embed(map_BHWC, keys[0], corruption)
+        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps)
+        tokens_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
         pooled_BD = self._pool(tokens_BSD)
-        logits_BK, features_BD = self.head(pooled_BD)
+        logits_BK, patches_BNO, features_BD = None, None, pooled_BD.astype(jnp.float32)
+        if isinstance(self.head, PatchHead):
+            patches_BNO = self.head(tokens_BND)
+        else:
+            logits_BK, features_BD = self.head(pooled_BD)
         return ModelOutput(
             logits_BK=logits_BK,
+            patches_BNO=patches_BNO,
             features_BD=features_BD,
             pooled_BD=pooled_BD,
-            tokens_BND=tokens_BSD if self.class_token is None else tokens_BSD[:, 1:],
+            tokens_BND=tokens_BND,
             blocks_LBSD=blocks_LBSD,
             attention_LBTQS=attention_LBTQS,
             stages_BHWC=stages_BHWC,
         )
 
-    def _embed(self, map_BHWC: jax.Array, key: jax.Array | None) -> jax.Array:
+    def _embed(self, map_BHWC: jax.Array, key: jax.Array | None, corruption: Corruption | None) -> jax.Array:
         tokens = self.embedding(map_BHWC)
+        if corruption is not None:
+            assert isinstance(self.head, PatchHead), "only a network that predicts patches learns a [mask] embedding"
+            tokens = self.head.corrupt(tokens, corruption)
         if self.class_token is not None:
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))

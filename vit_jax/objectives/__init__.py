@@ -1,5 +1,33 @@
 """What is minimised, and how a batch is prepared for it. An objective knows neither its model nor its loop."""
 
-from vit_jax.objectives.classification import Classification, build_objective
+from typing import Any, Protocol
 
-__all__ = ["Classification", "build_objective"]
+import jax
+
+from vit_jax.arrays import Batch, ModelOutput, Targets
+from vit_jax.config import Architecture, ObjectiveConfig
+from vit_jax.objectives.classification import Classification, Sums, build_classification
+from vit_jax.objectives.masked_patch import build_masked_patch, patch_outputs
+
+__all__ = ["Classification", "Objective", "build_objective", "patch_outputs"]
+
+
+class Objective(Protocol):
+    """What a step minimises: the sum "loss" divided by the sum "weight"."""
+
+    def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
+        """What the output is compared with; labels and mask are the batch's, mixed if the run mixes images."""
+
+    def sums(self, output: ModelOutput, targets: Targets) -> Sums:
+        """Float32 totals over what counts; each but "images" is divided by the one named "weight", and reported."""
+
+
+def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Objective:
+    """The objective that the config names.
+
+    Raises:
+      ValueError: a loss that cannot be called, or patches that cannot be predicted.
+    """
+    if config.name == "masked_patch":
+        return build_masked_patch(config, architecture)
+    return build_classification(config)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.arrays import ModelOutput, Targets
+from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
 from vit_jax.references import is_reference, resolve
 
@@ -32,8 +32,9 @@ class Classification:
     loss: str | Callable[[jax.Array, jax.Array], jax.Array]
     label_smoothing_fraction: float = 0.0
 
-    def prepare(self, label_BK: jax.Array, mask_B: jax.Array) -> Targets:
+    def prepare(self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array) -> Targets:
         """Smooths the labels."""
+        del batch, key
         return Targets(optax.smooth_labels(label_BK, self.label_smoothing_fraction), mask_B)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
@@ -55,8 +56,8 @@ class Classification:
         return {"loss": (loss_B * mask_B).sum(), "correct": (correct_B * mask_B).sum(), "weight": mask_B.sum()}
 
 
-def build_objective(config: ObjectiveConfig) -> Classification:
-    """The objective that the config names.
+def build_classification(config: ObjectiveConfig) -> Classification:
+    """Classification with the loss that the config names.
 
     Raises:
       ValueError: a reference to something that cannot be called.

@@ -50,7 +50,7 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*head/(hidden|linear)/kernel", Split(data=-2)),  # (D, K): D, since K is rarely divisible
     (r".*positions/table", Split(data=-1)),  # (1, S, D)
     (r".*positions/(row_table|column_table|class_row)", WHOLE),
-    (r".*(class_token|probe)", WHOLE),
+    (r".*(class_token|probe|head/mask)", WHOLE),
     (r".*/(bias|scale)", WHOLE),
     (r".*", OTHER),
 )

@@ -18,6 +18,7 @@ from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture, named_architecture
 from vit_jax.config.resolve import RunSteps, resolve
 from vit_jax.config.schema import ModelConfig, RunConfig
+from vit_jax.config.variants import parse_name
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
@@ -26,7 +27,7 @@ from vit_jax.data.stream import EvaluationStream, TrainStream
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
-from vit_jax.objectives import Classification, build_objective
+from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
@@ -67,7 +68,9 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     """
     model, image_size = config.model, config.input.image_size
     if isinstance(model, ModelConfig):
-        return build_architecture(model, image_size=image_size, num_classes=num_classes)
+        outputs = patch_outputs(config.objective, parse_name(model.name).patch)
+        sizes: dict[str, Any] = {"num_classes": 0 if outputs else num_classes, "patch_outputs": outputs}
+        return build_architecture(model, image_size=image_size, **sizes)
     if model.name is None:
         raise ValueError(
             "This recipe fine-tunes weights of any network, so without them its network is not known: name one, "
@@ -83,7 +86,7 @@ def assemble(
     num_examples: int,
     devices: Sequence[jax.Device],
     network: Callable[[Architecture, jax.Array], Any] | None = None,
-    objective: Classification | None = None,
+    objective: Objective | None = None,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Assembly:
@@ -118,7 +121,7 @@ def assemble(
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     elif is_trained is not None:
         optimizer = train_only(optimizer, is_trained)
-    objective = objective or build_objective(config.objective)
+    objective = objective or build_objective(config.objective, architecture)
     build = network or build_model
 
     def state_of(model: Any) -> TrainState:

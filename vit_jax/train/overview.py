@@ -133,7 +133,9 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         classes=config.input.classes,
     )
     return {
-        **describe(architecture, data.train.class_names, preprocessing, training_data),
+        **describe(
+            architecture, data.train.class_names if architecture.num_classes else None, preprocessing, training_data
+        ),
         "config": to_dict(config),
         "data": config.data,
         "num_examples": len(data.train),
@@ -176,8 +178,10 @@ def machine() -> dict[str, Any]:
 
 def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
     """How good it got, at what cost, and where everything is."""
+    accuracy = summary.get(f"{split}_accuracy")  # there is none of patches whose pixels are predicted
+    found = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
     return (
-        f"{split} accuracy {summary[f'{split}_accuracy']:.2%}, {split} loss {summary[f'{split}_loss']:.4f}\n"
+        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
         f"checkpoints, metrics and summary.json are in {folder}"

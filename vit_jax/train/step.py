@@ -3,6 +3,7 @@
 Legend: B global batch, A micro-batches, H W C image, K classes.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, Targets, normalise
+from vit_jax.arrays import Batch, Corruption, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixup import mixup
-from vit_jax.objectives import Classification
+from vit_jax.evals.sums import means_of
+from vit_jax.objectives import Objective
 from vit_jax.optim import ema
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.train.state import TrainState
@@ -26,7 +28,7 @@ def make_train_step(
     config: RunConfig,
     steps: RunSteps,
     architecture: Architecture,
-    objective: Classification,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: Callable[[jax.Array], jax.Array],
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -48,8 +50,7 @@ def make_train_step(
             model = optax.apply_updates(state.model, updates)
         with jax.named_scope("metrics"):
             metrics = {
-                "train_loss": sums["loss"] / sums["weight"],
-                "train_accuracy": sums["correct"] / sums["weight"],
+                **{f"train_{name}": value for name, value in means_of(sums).items()},
                 "learning_rate": schedule(state.step),
                 "gradient_norm": optax.tree.norm(gradients),
                 "update_norm": optax.tree.norm(updates),
@@ -63,11 +64,11 @@ def make_train_step(
         label_BK, mask_B = jax.nn.one_hot(batch.label_B, architecture.num_classes), batch.mask_B
         if config.input.mixup_alpha > 0:
             image, label_BK, mask_B = mixup(key, image, label_BK, mask_B, config.input.mixup_alpha)
-        return image, objective.prepare(label_BK, mask_B)
+        return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            output = _freeze(model)(image, dropout_key=key if drops else None)
+            output = _freeze(model)(image, dropout_key=key if drops else None, **_corruption(targets))
             with jax.named_scope("loss"):
                 sums = objective.sums(output, targets)
             return sums["loss"], sums
@@ -107,15 +108,22 @@ def make_train_step(
     return train_step
 
 
-def make_evaluation_step(
-    architecture: Architecture, objective: Classification
-) -> Callable[[TrainState, Batch], Metrics]:
-    """Returns (state, batch) -> sums over the batch's examples that count."""
+def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
+    """Returns (state, batch) -> sums over the batch's examples that count.
+
+    What an objective draws at random depends on the place in the batch alone, so that every evaluation draws the same.
+    """
 
     def evaluation_step(state: TrainState, batch: Batch) -> Metrics:
         image = normalise(batch.image_BHWC, architecture.compute_dtype)
-        output = state.evaluated_model()(image)  # type: ignore[operator]
         label_BK = jax.nn.one_hot(batch.label_B, architecture.num_classes)
-        return objective.sums(output, Targets(label_BK, batch.mask_B))
+        targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
+        targets = dataclasses.replace(targets, label_BK=label_BK)  # not smoothed
+        return objective.sums(state.evaluated_model()(image, **_corruption(targets)), targets)
 
     return evaluation_step
+
+
+def _corruption(targets: Targets) -> dict[str, Corruption]:
+    """A further argument of a network that predicts patches; other networks need not know of it."""
+    return {} if targets.corruption is None else {"corruption": targets.corruption}

@@ -44,6 +44,7 @@ def save_weights(
     """
     into_folder = names_folder(path)
     path = pathlib.Path(path).expanduser()
+    without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
     statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
     weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights

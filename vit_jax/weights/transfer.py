@@ -23,6 +23,9 @@ PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
 The others see samples as the middles of cells, as image libraries and PyTorch ports do, and smooth when they shrink."""
 
 
+_NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
+
+
 @dataclasses.dataclass(frozen=True)
 class Fitted:
     """Parameters for another network."""
@@ -92,12 +95,15 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     With `keep_hidden` a hidden layer stays, for a target that has one; else the network ends in what is pooled.
     """
     a = weights.architecture
-    architecture = dataclasses.replace(a, num_classes=0, head=a.head if keep_hidden else "linear")
-    left_out = "head/linear/" if keep_hidden else "head/"
+    architecture = dataclasses.replace(a, num_classes=0, patch_outputs=0, head=a.head if keep_hidden else "linear")
+    left_out = ("head/linear/", "head/mask") if keep_hidden else "head/"
     kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
-    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty, class_names=None)
+    notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
+    return dataclasses.replace(
+        weights, architecture=architecture, parameters=kept | empty, class_names=None, notes=notes
+    )
 
 
 def with_position_table(weights: Weights) -> Weights:
