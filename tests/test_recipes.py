@@ -177,7 +177,10 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """Traced, which takes no memory. A recipe for weights of any network is given those of ViT-B/16."""
     config, dataset = load(recipe), RECIPES[recipe]
     if config.model.name is None:
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, name="ViT-B/16"))
+        model, inputs = dataclasses.replace(config.model, name="ViT-B/16"), config.input
+        if inputs.image_size[0] % 16:  # for weights with smaller patches
+            inputs = dataclasses.replace(inputs, image_size=(32, 32))
+        config = dataclasses.replace(config, model=model, input=inputs)
     architecture = architecture_of(config, dataset.num_classes)
     run = assemble(config, architecture, num_examples=dataset.num_examples, devices=jax.devices()[:1])
     batch = abstract_batch(config.global_batch, architecture.image_size, run.batch_sharding)
