@@ -1,10 +1,20 @@
 """A suite that trains in seconds: three tasks on made-up images of 4 x 4 pixels, whose brightness is their class."""
 
+import re
+
 import numpy as np
 
+from tests.integration import commands
 from vit_jax.data.memory import MemorySource
 from vit_jax.transfer.vtab.suite import Task
 
+MODULE = "tests.transfer.vtab.small_suite"
+TINY = ("model.width=16", "model.mlp_dim=32", "model.depth=1", "model.num_heads=2")
+RECIPE = [
+    "--config=finetune:any,vtab,image_size=4",
+    *(f"--config.{field}" for field in ("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False")),
+]
+GRID = ["--learning_rates=0.0001,0.2", "--lengths=12:2"]
 SIZES = {"train800": 32, "val200": 16, "train800val200": 48, "test": 24}
 
 
@@ -46,3 +56,29 @@ UNPUBLISHED = [_task("bright", "light"), _task("shade", "light")]
 WITH_ABSENT = [*SUITE, _task("absent", "nothing")]
 TWICE = [*SUITE, SUITE[2]]
 NOT_A_SUITE = ["bright"]
+
+
+def make_weights(folder):
+    """A workdir with a small network that has learnt nothing; returns it."""
+    fields = ("total=1 steps", "global_batch=16", "schedule.warmup=0 steps", "input.image_size=4,4")
+    fields += (f"data={MODULE}:shade", "input.train_split=train800", "input.train_crop=none", "input.shift_pixels=0")
+    fields += ("logging.tensorboard=False", "evaluation.every=1 steps", *TINY)
+    overrides = [f"--config.{field}" for field in fields]
+    commands.succeed(["pretrain", f"--config={commands.RECIPE}", f"--workdir={folder}", *overrides])
+    return folder
+
+
+def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
+    """Words of a sweep."""
+    suite = f"--suite={MODULE}:{suite}"
+    return ["vtab", str(weights), f"--tasks={tasks}", suite, f"--workdir={folder}", *RECIPE, *settings, *more]
+
+
+def begun(out):
+    """The runs that were begun, in order."""
+    return re.findall(r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE)
+
+
+def files_of_runs(folder):
+    """Every run's files but locks, with the time of their last change."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/*/*") if path.is_file()}

@@ -33,9 +33,9 @@ def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
 
 
 def test_a_final_run_trains_on_all_and_is_tested_once():
-    always = {"evaluation.every": "2500 steps", "checkpoint.keep_best": 0}
+    always = {"evaluation.every": "2500 steps", "checkpoint.keep_best": 0, "checkpoint.keep_latest": 1}
     assert differing(by_name("pets"), "final") == always | {"data": "vtab:pets"}
-    trial = {"input.train_split": "train800", "input.test_split": "val200", "checkpoint.keep_latest": 1}
+    trial = {"input.train_split": "train800", "input.test_split": "val200"}
     assert differing(by_name("pets"), "trials") == always | trial | {"data": "vtab:pets"}
 
 

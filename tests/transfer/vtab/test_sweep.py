@@ -11,62 +11,37 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.transfer.vtab import small_suite
+from tests.transfer.vtab.small_suite import MODULE, begun, files_of_runs, words_of
 from vit_jax.train import workdir
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.writers import write_summary
 from vit_jax.transfer.vtab import sweep
 
-MODULE = "tests.transfer.vtab.small_suite"
-TINY = [f"--config.{word}" for word in ("width=16", "mlp_dim=32", "depth=1", "num_heads=2")]
-TINY = [word.replace("config.", "config.model.") for word in TINY]
-RECIPE = [
-    "--config=finetune:any,vtab,image_size=4",
-    *(f"--config.{field}" for field in ("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False")),
-]
-GRID = ["--learning_rates=0.0001,0.2", "--lengths=12:2"]
-
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A workdir with a small network that has learnt nothing."""
-    folder = tmp_path_factory.mktemp("weights") / "random"
-    fields = ("total=1 steps", "global_batch=16", "schedule.warmup=0 steps", "input.image_size=4,4")
-    fields += (f"data={MODULE}:shade", "input.train_split=train800", "input.train_crop=none", "input.shift_pixels=0")
-    overrides = [f"--config.{field}" for field in (*fields, "logging.tensorboard=False", "evaluation.every=1 steps")]
-    succeed(["pretrain", f"--config={commands.RECIPE}", f"--workdir={folder}", *TINY, *overrides])
-    return folder
-
-
-def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
-    suite = f"--suite={MODULE}:{suite}"
-    return ["vtab", str(weights), f"--tasks={tasks}", suite, f"--workdir={folder}", *RECIPE, *settings, *more]
+    return small_suite.make_weights(tmp_path_factory.mktemp("weights") / "random")
 
 
 def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def files_of_runs(folder):
-    """Every run's files but locks, with the time of their last change."""
-    return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/*/*") if path.is_file()}
+REAL = "bright,dull"  # of which the runs really train
 
 
 @pytest.fixture(scope="module")
 def swept(weights, tmp_path_factory):
     """A finished sweep and what it printed."""
     folder = tmp_path_factory.mktemp("sweep") / "vtab"
-    return folder, succeed(words_of(weights, folder))
-
-
-def begun(out):
-    """The runs that were begun, in order."""
-    return re.findall(r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE)
+    return folder, succeed(words_of(weights, folder, tasks=REAL))
 
 
 def test_all_trials_come_first_and_then_the_final_runs(swept):
     _, out = swept
-    trials = [(task, "trial", rate, "12") for task in ("bright", "shade", "dull") for rate in ("0.0001", "0.2")]
-    assert begun(out) == trials + [(task, "final run", "0.2", "12") for task in ("bright", "shade", "dull")]
+    trials = [(task, "trial", rate, "12") for task in ("bright", "dull") for rate in ("0.0001", "0.2")]
+    assert begun(out) == trials + [(task, "final run", "0.2", "12") for task in ("bright", "dull")]
 
 
 def test_the_table_shows_tasks_means_and_the_paper(swept):
@@ -78,29 +53,29 @@ def test_the_table_shows_tasks_means_and_the_paper(swept):
     assert rows["task"][:6] == ["task", "group", "top-1 %", "test images", "learning rate", "steps"]
     assert rows["bright"][1:] == ["light", "100.00", "24", "0.2", "12", "90.0", "80.0", "70.0"]
     assert rows["dull"][2] == "50.00"
-    assert rows["**light**"][3:] == ["2 of 2 tasks", "", "", "80.00", "70.00", "60.00"]
-    assert rows["**all tasks**"][3:] == ["3 of 3 tasks", "", "", "70.00", "60.00", "51.00"]
+    assert rows["**light**"][3:] == ["1 of 1 tasks", "", "", "90.00", "80.00", "70.00"]
+    assert rows["**all tasks**"][3:] == ["2 of 2 tasks", "", "", "70.00", "60.00", "51.50"]
     found = results(folder)
     accuracies = [task["test_accuracy"] for task in found["tasks"]]
-    assert found["means"][-1]["accuracy"] == pytest.approx(sum(accuracies) / 3)
+    assert found["means"][-1]["accuracy"] == pytest.approx(sum(accuracies) / 2)
     assert [mean["name"] for mean in found["means"]] == ["light", "nothing", "all tasks"]
-    assert len(found["trials"]) == 6
+    assert len(found["trials"]) == 4
     # The setting is that of the higher mean over the tasks' validation images.
     means = dict.fromkeys((0.0001, 0.2), 0.0)
     for trial in found["trials"]:
-        means[trial["learning_rate"]] += trial["validation_accuracy"] / 3
-    assert means[0.2] > means[0.0001]
-    assert rows["0.2"] == ["0.2", "12", "3", f"{100 * means[0.2]:.2f} (chosen)"]
+        means[trial["learning_rate"]] += trial["validation_accuracy"] / 2
+    assert means[0.2] >= means[0.0001]
+    assert rows["0.2"] == ["0.2", "12", "2", f"{100 * means[0.2]:.2f} (chosen)"]
     with open(folder / "results.csv") as file:
         lines = list(csv.DictReader(file))
-    assert [line["task"] for line in lines] == ["bright", "shade", "dull"]
+    assert [line["task"] for line in lines] == ["bright", "dull"]
     assert float(lines[0]["test_accuracy"]) == accuracies[0]
-    assert lines[1]["paper_percent: ViT-L/16, JFT-300M"] == "60.0"
+    assert lines[1]["paper_percent: ViT-L/16, JFT-300M"] == "40.0"
 
 
 def test_runs_are_on_the_splits_that_they_should(swept):
     folder, _ = swept
-    for task in small_suite.SUITE:
+    for task in (small_suite.SUITE[0], small_suite.SUITE[2]):
         (final,), trials = folder.glob(f"{task.name}/final/*"), folder.glob(f"{task.name}/trials/*")
         inputs = json.loads((final / "config.json").read_text())["input"]
         assert (inputs["train_split"], inputs["test_split"]) == ("train800val200", "test")
@@ -116,7 +91,7 @@ def test_runs_are_on_the_splits_that_they_should(swept):
 def test_the_same_command_again_repeats_nothing(swept, weights):
     folder, out = swept
     before = files_of_runs(folder)
-    table = succeed(words_of(weights, folder))
+    table = succeed(words_of(weights, folder, tasks=REAL))
     assert out.endswith(table)
     assert begun(table) == []
     assert files_of_runs(folder) == before
@@ -124,7 +99,7 @@ def test_the_same_command_again_repeats_nothing(swept, weights):
 
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
-    outcome = run(words_of(weights, folder, "--config.seed=1"))
+    outcome = run(words_of(weights, folder, "--config.seed=1", tasks=REAL))
     assert outcome.code == 2
     assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", outcome.err)
 
@@ -145,26 +120,6 @@ def test_final_weights_are_evaluated_like_any_others(swept):
     (final,) = folder.glob("bright/final/*")
     out = succeed(["evaluate", str(final), f"--data={MODULE}:bright", "--split=test"])
     assert re.search(r"^top1_accuracy +100.00%$", out, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_killed_in_the_middle_it_ends_with_the_same_table(swept, weights, tmp_path):
-    folder = tmp_path / "killed"
-    process = commands.start(words_of(weights, folder))
-    commands.wait_until(lambda: len(list(folder.glob("*/trials/*/summary.json"))) == 2, process)
-    commands.wait_until(lambda: list(folder.glob("shade/trials/*/config.json")), process)  # the third has begun
-    commands.kill(process)
-    done = {path: time for path, time in files_of_runs(folder).items() if (path.parent / "summary.json").exists()}
-    out = succeed(words_of(weights, folder))
-    assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
-    assert ("bright", "trial", "0.0001", "12") not in begun(out)
-    assert files_of_runs(folder).items() >= done.items()
-    hashes = [
-        [json.loads(path.read_text()).get("parameters_sha256") for path in sorted(place.glob("*/*/*/summary.json"))]
-        for place in (folder, swept[0])
-    ]
-    assert hashes[0] == hashes[1]
 
 
 # What comes in which order, with runs that only leave a result.

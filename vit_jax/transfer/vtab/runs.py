@@ -71,7 +71,7 @@ def config_of_run(config: FinetuneConfig, task: Task, part: Part, setting: Setti
         input=_inputs(config.input, task, part),
         schedule=dataclasses.replace(config.schedule, warmup=Duration(f"{setting.warmup_steps} steps")),
         evaluation=dataclasses.replace(config.evaluation, every=total),
-        checkpoint=dataclasses.replace(config.checkpoint, keep_best=0),
+        checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0),
     )
     make = trial_config if part == "trials" else with_learning_rate
     return make(config, setting.learning_rate)

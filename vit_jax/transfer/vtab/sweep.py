@@ -83,10 +83,9 @@ def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str
     """Why a task's data cannot be opened, of those whose data cannot."""
     problems = {}
     for task in tasks:
-        trial = config_of_run(config, task, "final", Setting(2, 1, 1.0))
         try:
             for split in (task.train, task.validation, task.train_and_validation, task.test):
-                open_source(task.data, split, trial.input, trial.seed)
+                open_source(task.data, split, config.input, config.seed)
         except ValueError as error:
             problems[task] = str(error)
     return problems
