@@ -22,10 +22,13 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
     "schedule.warmup": "--lengths=",
     "schedule.learning_rate": "--learning_rates=",
     "search.learning_rates": "--learning_rates=",
+    "search.validation_fraction": "the validation split of a suite's tasks",
     "input.train_split": "the tasks of a suite",
     "input.test_split": "the tasks of a suite",
     "input.data_dir": "--data_dir=",
     "evaluation.every": "nothing: a run is evaluated once, at its end",
+    "checkpoint.keep_latest": "nothing: a run keeps its last checkpoint",
+    "checkpoint.keep_best": "nothing: a run keeps its last checkpoint",
 }
 
 
@@ -76,17 +79,18 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
     config = load_recipe(recipe, [*overrides, *data_dir])
     if not isinstance(config, FinetuneConfig):
         raise UsageError(f"{recipe} is a recipe for {type(config).__name__}, not for fine-tuning.")
-    tasks = select_tasks(load_suite(options.get("suite")), options["tasks"])
-    problems = unavailable(tasks, config)
-    if problems and "available" in options and len(problems) < len(tasks):
-        tasks = tuple(task for task in tasks if task not in problems)
+    asked = select_tasks(load_suite(options.get("suite")), options["tasks"])
+    problems = unavailable(asked, config)
+    tasks = tuple(task for task in asked if task not in problems)
+    if tasks and "available" in options:
         for task, problem in problems.items() if hosts.is_first() else ():
             print(f"note: {task.name} is left out. {problem}", file=sys.stderr, flush=True)
     elif problems:
         lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
         hint = "" if "available" in options else "\nWith --available the other tasks are run."
-        raise UsageError(f"Data of {len(problems)} of {len(tasks)} tasks cannot be opened:\n{lines}{hint}")
+        raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
     return Sweep(
+        asked=asked,
         tasks=tasks,
         own=tasks[index::count],
         settings=_settings(options),

@@ -36,14 +36,16 @@ class Sweep:
     """Which runs there are.
 
     Attributes:
-      tasks: all that count, on every machine.
-      own: those of them whose runs this machine does.
+      asked: for in the command.
+      tasks: those of them whose data are there, on every machine.
+      own: those whose runs this machine does.
       settings: that are compared; a single one needs no trials.
       is_shared: one setting for all tasks, by the mean over their validation examples; else each task has its own.
       config: a recipe for fine-tuning, with `init_from`; what depends on task and setting is replaced.
       folder: the workdir of the sweep.
     """
 
+    asked: tuple[Task, ...]
     tasks: tuple[Task, ...]
     own: tuple[Task, ...]
     settings: tuple[Setting, ...]

@@ -50,11 +50,11 @@ def results_of(sweep: Sweep) -> list[Result]:
 
 def means_of(sweep: Sweep, results: Sequence[Result]) -> list[Mean]:
     """Unweighted means of each group of several, and of all tasks."""
-    groups = list(dict.fromkeys(task.group for task in sweep.tasks))
+    groups = list(dict.fromkeys(task.group for task in sweep.asked))
     means = []
     for group in [*(groups if len(groups) > 1 else []), None]:
         members = [result for result in results if group in (result.task.group, None)]
-        of = len([task for task in sweep.tasks if group in (task.group, None)])
+        of = len([task for task in sweep.asked if group in (task.group, None)])
         if members:
             figures = [result.task.published for result in members]
             published = tuple(map(_mean, zip(*figures, strict=True))) if all(figures) else ()
@@ -81,8 +81,8 @@ def to_markdown(sweep: Sweep) -> str:
         ]
         for mean in means_of(sweep, results)
     ]
-    missing = [task.name for task in sweep.tasks if task not in {result.task for result in results}]
-    note = f"\nWithout a result yet, or diverged: {', '.join(missing)}.\n" if missing else ""
+    missing = [task.name for task in sweep.asked if task not in {result.task for result in results}]
+    note = f"\nWithout a result: {', '.join(missing)}.\n" if missing else ""
     return _aligned([*_HEAD, *columns], lines) + note
 
 
