@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.cli.training import preemptible, run_training
-from vit_jax.cli.words import UsageError, split
+from vit_jax.cli.words import UsageError, positive, split
 
 if TYPE_CHECKING:
     from vit_jax.transfer.vtab.runs import Setting
@@ -112,19 +112,19 @@ def _settings(options: Mapping[str, str]) -> "tuple[Setting, ...]":
     from vit_jax.transfer.vtab.runs import LEARNING_RATES, LENGTHS, grid
 
     rates, lengths = list(LEARNING_RATES), list(LENGTHS)
-    try:
-        if "learning_rates" in options:
-            rates = [float(word) for word in options["learning_rates"].split(",")]
-        if "lengths" in options:
-            pairs = [tuple(map(int, word.split(":"))) for word in options["lengths"].split(",")]
-            lengths = [(steps, warmup) for steps, warmup in pairs]
-    except ValueError:
-        rates = []
-    if not rates or any(not 0 < rate < 100 for rate in rates) or any(not 0 <= warm < steps for steps, warm in lengths):
-        raise UsageError(
-            "--learning_rates= takes positive numbers with commas between them, --lengths= pairs STEPS:WARMUP such as "
-            "500:100,2500:200, each warm-up shorter than its run."
-        )
-    if len({*rates}) < len(rates) or len({steps for steps, _ in lengths}) < len(lengths):
-        raise UsageError("--learning_rates= and --lengths=: no rate, and no number of steps, may occur twice.")
+    if "learning_rates" in options:
+        texts = options["learning_rates"].split(",")
+        rates = [positive(options, "learning_rates", text) for text in texts]
+    if "lengths" in options:
+        pairs = [text.split(":") for text in options["lengths"].split(",")]
+        are_pairs = all(len(pair) == 2 and all(map(str.isdecimal, pair)) for pair in pairs)
+        lengths = [(int(steps), int(warmup)) for steps, warmup in pairs] if are_pairs else []
+        if not lengths or any(warmup >= steps for steps, warmup in lengths):
+            raise UsageError(
+                f"--lengths={options['lengths']}: give pairs STEPS:WARMUP, each warm-up shorter than its run, with "
+                "commas between them: 500:100,2500:200."
+            )
+    for name, values in (("learning_rates", rates), ("lengths", [steps for steps, _ in lengths])):
+        if len({*values}) < len(values):
+            raise UsageError(f"--{name}={options[name]}: a value occurs twice.")
     return grid(rates, lengths)

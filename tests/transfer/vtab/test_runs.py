@@ -94,5 +94,4 @@ def test_the_mean_over_tasks_decides():
 def test_a_trial_that_diverged_counts_as_nothing_right():
     assert choose({LONG: [*outcomes(0.9), LOST], SHORT: outcomes(0.5, 0.5)}) == SHORT
     assert choose({LONG: [*outcomes(0.9), LOST], SHORT: outcomes(0.3, 0.3)}) == LONG
-    with pytest.raises(ValueError, match="No trial's loss stayed finite: try lower learning rates"):
-        choose({LONG: [LOST], SHORT: [LOST]})
+    assert choose({LONG: [LOST], SHORT: [LOST]}) == SHORT

@@ -223,6 +223,18 @@ def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path)
     assert ran == []
 
 
+def test_where_all_trials_diverge(pretended, weights, tmp_path):
+    ran, special = pretended
+    special |= {name: FloatingPointError("Step 3: the loss is nan") for names in TRIALS.values() for name in names}
+    outcome = run(words_of(weights, tmp_path / "shared", settings=SETTINGS))
+    assert outcome.code == 2
+    assert "No trial's loss stayed finite: try lower learning rates" in outcome.err
+    special |= {name: FloatingPointError("Step 3: the loss is nan") for name in TRIALS["shade"]}
+    out = succeed(words_of(weights, tmp_path / "each", "--sweep=per_task", settings=SETTINGS))
+    assert ran[-4:] == ["shade final 0.1", *TRIALS["dull"], "dull final 0.1"]  # the others go on
+    assert "3 of 3 tasks" in out
+
+
 def test_data_that_is_not_there(pretended, weights, tmp_path):
     ran, _ = pretended
     words = words_of(weights, tmp_path, suite="WITH_ABSENT", settings=SETTINGS)
@@ -259,11 +271,13 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
         (["--sweep=each"], "--sweep=each: choose shared or per_task"),
         (["--task_index=3"], "give I/N"),
         (["--task_index=3/3"], "give I/N"),
-        (["--learning_rates=0.1,x"], "positive numbers"),
-        (["--learning_rates=-1"], "positive numbers"),
-        (["--learning_rates=0.1,0.1"], "may occur twice"),
-        (["--lengths=500"], "pairs STEPS:WARMUP"),
+        (["--learning_rates=0.1,x"], "must be a positive number"),
+        (["--learning_rates=-1"], "must be a positive number"),
+        (["--learning_rates=0.1,0.1"], "--learning_rates=0.1,0.1: a value occurs twice"),
+        (["--lengths=500"], "give pairs STEPS:WARMUP"),
+        (["--lengths=500:x"], "give pairs STEPS:WARMUP"),
         (["--lengths=500:500"], "warm-up shorter than its run"),
+        (["--lengths=500:100,500:50"], "a value occurs twice"),
         (["--config.total=5 steps"], "Use --lengths="),
         (["--config.data=digits"], "Use --tasks= and --suite="),
         (["--config.search.learning_rates=1"], "Use --learning_rates="),

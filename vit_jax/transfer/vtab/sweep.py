@@ -7,7 +7,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
@@ -57,19 +57,31 @@ class Sweep:
         """What a run came to; None while it has not ended."""
         return outcome_of(folder_of_run(self.folder, task, part, setting))
 
-    def missing_trials(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Setting]]:
-        """Those that have not ended, task by task."""
-        for task in tasks if len(self.settings) > 1 else ():
-            yield from ((task, setting) for setting in self.settings if self.outcome(task, "trials", setting) is None)
+    @property
+    def tried(self) -> tuple[Setting, ...]:
+        """The settings of trials."""
+        return self.settings if len(self.settings) > 1 else ()
+
+    def untried(self, task: Task) -> list[Setting]:
+        """Those whose trial has not ended."""
+        return [setting for setting in self.tried if self.outcome(task, "trials", setting) is None]
 
     def chosen(self, task: Task) -> Setting | None:
-        """The setting of a task's final run; None while trials are missing."""
-        if len(self.settings) == 1:
+        """The setting of a task's final run; None while trials are missing.
+
+        Raises:
+          ValueError: not one trial of any task stayed finite.
+        """
+        if not self.tried:
             return self.settings[0]
         tasks = self.tasks if self.is_shared else (task,)
-        trials = {setting: [self.outcome(task, "trials", setting) for task in tasks] for setting in self.settings}
-        complete = {setting: [o for o in outcomes if o is not None] for setting, outcomes in trials.items()}
-        return choose(complete) if all(len(outcomes) == len(tasks) for outcomes in complete.values()) else None
+        trials = {setting: [self.outcome(task, "trials", setting) for task in tasks] for setting in self.tried}
+        ended = {setting: [outcome for outcome in found if outcome is not None] for setting, found in trials.items()}
+        if any(len(outcomes) < len(tasks) for outcomes in ended.values()):
+            return None
+        if self.is_shared and all(outcome.accuracy is None for outcomes in ended.values() for outcome in outcomes):
+            raise ValueError("No trial's loss stayed finite: try lower learning rates (--learning_rates=).")
+        return choose(ended)
 
     def finals(self) -> dict[Task, tuple[Setting, Outcome]]:
         """Settings and outcomes of the final runs that have ended."""
@@ -105,12 +117,11 @@ def run_sweep(sweep: Sweep) -> None:
     """
     _require_same_weights(sweep)
     for tasks in [sweep.own] if sweep.is_shared else [(task,) for task in sweep.own]:
-        for task in tasks if len(sweep.settings) > 1 else ():
-            for setting in sweep.settings:
+        for task in tasks:
+            for setting in sweep.tried:
                 _run(sweep, task, "trials", setting)
         for task in tasks:
-            setting = _agreed_choice(sweep, task)
-            _run(sweep, task, "final", setting)
+            _run(sweep, task, "final", _agreed_choice(sweep, task))
 
 
 def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
@@ -118,7 +129,7 @@ def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
     setting = sweep.chosen(task)
     found = json.loads(hosts.gather(json.dumps(setting and dataclasses.astuple(setting)))[0])
     if found is None:
-        missing = dict.fromkeys(task.name for task, _ in sweep.missing_trials(sweep.tasks))
+        missing = [task.name for task in sweep.tasks if sweep.untried(task)]
         raise Unfinished(
             "The trials of this machine's tasks have ended. The setting is chosen over all tasks, and trials of "
             f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when the machines that "

@@ -89,7 +89,7 @@ def to_markdown(sweep: Sweep) -> str:
 def trials_to_markdown(sweep: Sweep) -> str:
     """The mean validation accuracy of each setting over the tasks, whose best is taken for all of them."""
     lines = []
-    for setting in sweep.settings:
+    for setting in sweep.tried:
         outcomes = [sweep.outcome(task, "trials", setting) for task in sweep.tasks]
         accuracies = [outcome.rank[0] for outcome in outcomes if outcome is not None]
         mark = " (chosen)" if setting == sweep.chosen(sweep.tasks[0]) else ""
@@ -101,16 +101,15 @@ def trials_to_markdown(sweep: Sweep) -> str:
 def plan_to_markdown(sweep: Sweep) -> str:
     """What a sweep has done and has to do, by task; and what is left for this machine."""
     lines, steps_left = [], 0
-    trials = sweep.settings if len(sweep.settings) > 1 else ()
     for task in sweep.tasks:
-        left = [setting for setting in trials if sweep.outcome(task, "trials", setting) is None]
+        left = sweep.untried(task)
         chosen = sweep.chosen(task)
         is_done = chosen is not None and sweep.outcome(task, "final", chosen) is not None
         own = task in sweep.own
         longest = max(setting.num_steps for setting in sweep.settings)
         final = 0 if is_done else chosen.num_steps if chosen else longest
         steps_left += own * (sum(setting.num_steps for setting in left) + final)
-        done = f"{len(trials) - len(left)} of {len(trials)}"
+        done = f"{len(sweep.tried) - len(left)} of {len(sweep.tried)}"
         lines.append([task.name, task.group, task.data, "yes" if own else "no", done, "done" if is_done else "to do"])
     batch, (height, width) = sweep.config.global_batch, sweep.config.input.image_size
     return _aligned(["task", "group", "data", "this machine", "trials done", "final run"], lines) + (
@@ -162,8 +161,7 @@ def to_json(sweep: Sweep) -> dict[str, Any]:
 
 def write_results(sweep: Sweep) -> str:
     """Writes the results that are there in each format; returns the Markdown."""
-    table = "" if len(sweep.settings) == 1 or not sweep.is_shared else f"{trials_to_markdown(sweep)}\n"
-    table += to_markdown(sweep)
+    table = (f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else "") + to_markdown(sweep)
     contents = {"md": table, "csv": to_csv(sweep), "json": json.dumps(to_json(sweep), indent=2) + "\n"}
     for ending, content in contents.items():
         write_atomically(sweep.folder / f"{FILE}.{ending}", content)
