@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from docs.examples import augmentation, dataset, loss, schedule, training_loop
+from docs.examples import augmentation, dataset, loss, schedule, training_loop, vtab_suite
 from tests.integration import commands
 from tests.train import small_runs as runs
 from vit_jax.train.pretrain import pretrain
@@ -36,7 +36,7 @@ ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"
 
 def test_every_file_is_run_here():
     options = {re.search(r"docs\.examples\.(\w+):", option)[1] for option in TOGETHER + ALONE if "docs." in option}
-    assert options | {"training_loop"} == {path.stem for path in EXAMPLES.glob("*.py")}
+    assert options | {"training_loop", "vtab_suite"} == {path.stem for path in EXAMPLES.glob("*.py")}
     for path in EXAMPLES.glob("*.py"):
         table = (EXAMPLES / "README.md").read_text()
         assert f"[`{path.name}`]({path.name})" in table
@@ -66,6 +66,24 @@ def test_a_network_and_a_loop_of_ones_own(tmp_path):
     assert summary["exaflops"] > 0
     results = training_loop.main("digits", *(f"--config.{option}" for option in [*runs.SHRUNK, *options]))
     assert {f"test_{name}": value for name, value in results.items()}.items() <= summary.items()
+
+
+def test_a_suite_of_ones_own(data_dir, tmp_path):
+    """The command of its first lines, for one task and two steps."""
+    pretrain(runs.config(*UNCROPPED, "total=1 steps", "schedule.warmup=0 steps"), str(tmp_path / "small"))
+    command = re.search(r"    vit-jax (vtab .*)\n", vtab_suite.__doc__)[1]
+    words = [word.replace("runs/", f"{tmp_path}/") for word in command.split()]
+    words += ["--tasks=ink", "--learning_rates=0.1", "--lengths=2:1", f"--data_dir={data_dir}"]
+    out = commands.succeed([*words, "--config.logging.tensorboard=False", "--config.global_batch=48"])
+    assert re.search(r"^\| ink +\| appearance .*\| +360 \|", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "label"), [("digit", 8), ("parity", 0), ("loop", 1), ("ink", 0), ("side", 1)])
+def test_answers_of_the_suite_by_hand(name, label):
+    """For an 8 with ink in its right half alone, a quarter of all."""
+    pixels = np.zeros((8, 8))
+    pixels[:, 4:] = 0.5
+    assert getattr(vtab_suite, name).answer(8, pixels) == label
 
 
 def test_focal_loss_by_hand():

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.cli import planning, training, transfer, weights
+from vit_jax.cli import planning, training, transfer, vtab, weights
 from vit_jax.cli.words import fail
 
 HELP = """\
@@ -33,6 +33,12 @@ vit-jax: train Vision Transformers in JAX.
       All four: DATA is that of a recipe, or caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet (released
       for all seven); --train_split=, --test_split=, --classes=A,B, --data_dir=, --layer=pre_logits|pooled|token|mean|
       block:N|stage:N, --preprocessing=fewshot|own, --cache=FOLDER|none, --global_batch=, --max_unreadable=, --json.
+  vit-jax vtab WEIGHTS --tasks=all|GROUP|NAME,... --workdir=FOLDER [--data_dir=FOLDER] [--available] [--dry-run]
+      Fine-tune on each task of VTAB-1k (natural, specialized, structured; 19 in all) and test it: settings tried on 800
+      images and compared on 200, by their mean over the tasks or, with --sweep=per_task, for each; then 1,000 images.
+      --learning_rates= and --lengths=STEPS:WARMUP,... are the settings; --task_index=I/N deals the tasks to N machines;
+      --suite=package.module:name has other tasks; --config=RECIPE and --config.… change the fine-tuning. The same
+      command goes on after an interruption, and writes a table with the paper's results beside.
   vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
       Classes of image files, of all in a folder, or of those that match a pattern. For weights without
       preprocessing: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
@@ -63,7 +69,7 @@ configs/README.md lists the commands for the rows of the paper.
 
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
-_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features)
+_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
 _OTHERS = (training.prepare, training.show, training.bench, planning.plan)
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _OTHERS

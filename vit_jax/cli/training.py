@@ -19,7 +19,7 @@ smaller global_batch. JAX says:"""
 
 def pretrain(words: Sequence[str]) -> None:
     """Trains from scratch, or resumes."""
-    with _preemptible():
+    with preemptible():
         from vit_jax.config import PretrainConfig
 
         _train("pretrain", PretrainConfig, words)
@@ -27,14 +27,14 @@ def pretrain(words: Sequence[str]) -> None:
 
 def finetune(words: Sequence[str]) -> None:
     """Fine-tunes given weights, or resumes."""
-    with _preemptible():
+    with preemptible():
         from vit_jax.config import FinetuneConfig
 
         _train("finetune", FinetuneConfig, words)
 
 
 @contextlib.contextmanager
-def _preemptible() -> Iterator[None]:
+def preemptible() -> Iterator[None]:
     """SIGTERM while the run imports, opens data or waits for others: `train.interruption` is not there yet."""
 
     def end(*_: object) -> None:
@@ -60,7 +60,7 @@ def _train(verb: str, kind: type, words: Sequence[str]) -> None:
         raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
     _refuse_idle_holdout(config, overrides)
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
-    _run(lambda: train(config, workdir), workdir)
+    run_training(lambda: train(config, workdir), workdir)
 
 
 def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
         )
 
 
-def _run(loop: Callable[[], object], workdir: str) -> None:
+def run_training(loop: Callable[[], object], workdir: str) -> None:
     """Runs a training loop; converts its errors to one message and an exit code."""
     import jax
 

@@ -246,7 +246,7 @@ class _AnyRun:
     """What every kind of run has."""
 
     seed: int = 0
-    data: str | None  # "digits", "tfds:NAME", "folder:PATH" or a reference; None: the command line must say
+    data: str | None  # "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" or a reference; None: say it
     total: Duration
     global_batch: int
     init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors

@@ -1,4 +1,4 @@
-"""Opens the `data` of a config: "digits", "tfds:NAME", "folder:PATH", or a user's own as "package.module:name"."""
+"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" or one's own, "package.module:name"."""
 
 import difflib
 from pathlib import Path
@@ -18,9 +18,10 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
     """Opens one split of a dataset.
 
     Args:
-      data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "folder:PATH", or
+      data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "vtab:TASK", "folder:PATH", or
         "package.module:name", which is called with (split, config, seed) and returns a `Source`.
-      split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]".
+      split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
+        train800val200 or test.
       config: where data is kept, which classes and training examples to take, whether to cache records.
       seed: chooses the hold-out of an image folder without split sub-folders, and the training examples.
 
@@ -34,20 +35,22 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
 
 def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
-    if data == "digits" or (kind == "tfds" and name):
+    if data == "digits" or (kind in ("tfds", "vtab") and name):
         from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
 
         if data == "digits":
             return tfds_source.open_digits(split, config.data_dir)
-        return tfds_source.open_tfds(name, split, config.data_dir)
+        opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
+        return opened(name, split, config.data_dir)
     if (path := folder_of(data)) is not None:
         return open_folder(path, split, config, seed)
-    near = difflib.get_close_matches(kind, ["digits", "tfds", "folder"], n=1)
+    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", "folder"], n=1)
     near = [f"folder:{data}"] if Path(data).expanduser().is_dir() else [word for word in near if word != kind]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):
         raise ValueError(
-            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "folder:PATH" and "package.module:name".{hint}'
+            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" and '
+            f'"package.module:name".{hint}'
         )
     try:
         opener = resolve(data, "config.data")

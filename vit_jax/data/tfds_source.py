@@ -6,6 +6,7 @@ Images stay as they are stored (encoded); the transforms decode them.
 import difflib
 import functools
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from array_record.python import array_record_module
 
 from vit_jax.data import digits
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.records import Record, Source
+from vit_jax.data.labels import STORED, Labels
+from vit_jax.data.records import Record, Source, few
+from vit_jax.data.vtab import find_task
 
 CHUNK = 256  # records read at once for their labels
 
 
 class TfdsSource(Source):
-    """One split, or a part of one, of a prepared dataset with the features "image" and "label"."""
+    """One split, or a part of one, of a prepared dataset with the feature "image" and one that gives the label."""
 
-    def __init__(self, builder: Any, split: str) -> None:
+    def __init__(self, builder: Any, split: str, labels: Labels = STORED) -> None:
         """Opens a split of a TFDS builder.
 
         Raises:
@@ -33,23 +36,29 @@ class TfdsSource(Source):
         _require_prepared(builder)
         _require_split(builder, split)
         _require_files(builder, split)
-        self.class_names = _class_names(builder)
-        self.split = split
-        # Every image feature stays encoded, also those that are not read: TFDS would decode them with TensorFlow.
-        encoded = [key for key, f in builder.info.features.items() if isinstance(f, tfds.features.Image)]
-        skip = dict.fromkeys(encoded, tfds.decode.SkipDecoding())
-        self._records = builder.as_data_source(split=split, decoders=skip)
-        self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
+        self.class_names = _class_names(builder, labels)
+        self.split, self._labels = split, labels
+        self._records = builder.as_data_source(split=split).data_source  # still serialised
+        # Nothing else is parsed: TFDS would decode other images with TensorFlow.
+        label = {labels.feature: builder.info.features[labels.feature]}
+        self._features = tfds.features.FeaturesDict({"image": builder.info.features["image"], **label})
+        self._label_only = tfds.features.FeaturesDict(label)
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
         try:
-            record = self._records[index]
+            stored = self._records[index]
         except RuntimeError as error:
             raise UnreadableImage(f"The stored record is damaged ({error})") from error
-        return Record(record["image"], int(record["label"]))
+        record = self._features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
+        image = record["image"] if self._labels.image is None else self._labels.image(record["image"])
+        return Record(image, self._label(record))
+
+    def _label(self, record: Mapping[str, Any]) -> int:
+        value = record[self._labels.feature]
+        return int(value if self._labels.label is None else self._labels.label(value))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
@@ -57,12 +66,11 @@ class TfdsSource(Source):
 
         0 for a damaged record, which is an unreadable image wherever it is drawn.
         """
-        raw = self._records.data_source
-        parse = self._label_only.deserialize_example_np
+        raw, parse = self._records, self._label_only.deserialize_example_np
 
         def read(chunk: range) -> list[int]:
             try:
-                return [parse(record)["label"] for record in raw.__getitems__(chunk)]
+                return [self._label(parse(record)) for record in raw.__getitems__(chunk)]
             except RuntimeError:
                 return [0] if len(chunk) == 1 else [label for index in chunk for label in read(range(index, index + 1))]
 
@@ -95,6 +103,38 @@ def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
     except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split)
+
+
+def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
+    """Opens a split of a task of VTAB: train800, val200, train800val200 or test.
+
+    Raises:
+      ValueError: there is no such task or split, or its dataset is not prepared in a version that the splits hold for;
+        otherwise as `TfdsSource`.
+    """
+    task = find_task(name)
+    if (tfds_split := task.splits.get(split)) is None:
+        raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
+    root = tfds.core.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
+    allowed = task.version.split(",")
+    usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]
+    if not usable:
+        version = "" if "*" in allowed[0] else f":{allowed[0]}"
+        manual = f" --manual_dir=FOLDER\nFOLDER holds {task.manual}." if task.manual else ""
+        command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}{manual}"
+        raise ValueError(
+            f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of {task.dataset!r}; in "
+            f"{str(root)!r} there is {few(prepared, str) if prepared else 'none'}. Run: {command}"
+        )
+    builder = tfds.builder_from_directory(str(root / task.dataset / str(usable[-1])))
+    source = TfdsSource(builder, tfds_split, task.labels)
+    if source.num_classes != task.num_classes:
+        raise ValueError(
+            f"Task vtab:{name} has {task.num_classes} classes, and {builder.info.full_name!r} in {str(root)!r} has "
+            f"{source.num_classes}: it is another dataset than the splits are made for. Remove it and prepare it anew."
+        )
+    return source
 
 
 def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
@@ -174,13 +214,15 @@ def _require_files(builder: Any, split: str) -> None:
             )
 
 
-def _class_names(builder: Any) -> tuple[str, ...]:
+def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
     features = dict(builder.info.features)
-    labelled = isinstance(features.get("label"), tfds.features.ClassLabel)
-    if not labelled or not isinstance(features.get("image"), tfds.features.Image):
+    feature: Any = features.get(labels.feature)
+    is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
+    if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
+        kind = "" if labels.class_names else " (a ClassLabel)"
         raise ValueError(
             f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
-            "and 'label' (a ClassLabel)."
+            f"and {labels.feature!r}{kind}."
         )
-    return tuple(features["label"].names)
+    return labels.class_names or tuple(feature.names)

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from vit_jax.config import RunConfig
+from vit_jax.data.vtab import find_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ def choose_dataset(
     if config.data is None:
         known = _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
     else:
-        known = _OF_DATA.get(config.data)
+        known = _OF_DATA.get(config.data) or _vtab(config.data)
     if num_examples is not None and num_classes is not None:
         return Dataset(config.data or "given", num_examples, num_classes, "the command line")
     if known is None:
@@ -62,3 +63,8 @@ def choose_dataset(
         return known
     examples, classes = num_examples or known.num_examples, num_classes or known.num_classes
     return Dataset(known.name, examples, classes, f"{known.source}; in part the command line")
+
+
+def _vtab(data: str) -> Dataset | None:
+    kind, _, name = data.partition(":")
+    return Dataset(data, 1000, find_task(name).num_classes, "VTAB-1k") if kind == "vtab" else None

@@ -31,6 +31,11 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`, of the final run.
     """
+    return tune(config, workdir)
+
+
+def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
+    """`finetune` as one of several runs of a command, which sees to it that all processes end together."""
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)

@@ -96,7 +96,7 @@ def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueE
         _require_writable(path)
         stack.enter_context(lock)  # first: the config is of the run that has the folder
         if _is_begun(path):
-            _require_same_config(path, config)
+            require_same_config(path, config)
         write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
     except (ValueError, OSError) as error:
         return error
@@ -132,7 +132,8 @@ def _require_writable(path: pathlib.Path) -> None:
         ) from None
 
 
-def _require_same_config(path: pathlib.Path, config: Any) -> None:
+def require_same_config(path: pathlib.Path, config: Any) -> None:
+    """Raises ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
     stored_file = path / CONFIG_FILE
     if not stored_file.exists():
         return

@@ -1,0 +1,62 @@
+"""A suite of tasks for `vit-jax vtab`: five questions about a handwritten digit, with 100 examples each.
+
+Run it, after `vit-jax pretrain --config=digits_transfer:pretrain --workdir=runs/small`:
+
+    vit-jax vtab runs/small --suite=docs.examples.vtab_suite:SUITE --tasks=all --workdir=runs/suite \
+        --config=finetune:any,vtab,image_size=16 --config.global_batch=50 --config.model.compute_dtype=float32 \
+        --learning_rates=0.03,0.1 --lengths=50:5,200:20
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.config import InputConfig
+from vit_jax.data.images import decode
+from vit_jax.data.memory import MemorySource
+from vit_jax.data.tfds_source import open_digits
+from vit_jax.transfer.vtab.suite import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """The digits with another label: a class for each digit and its pixels, float (8, 8) in [0, 1]."""
+
+    class_names: tuple[str, ...]
+    answer: Callable[[int, np.ndarray], int]
+
+    def __call__(self, split: str, config: InputConfig, seed: int) -> MemorySource:
+        """Opens a split; this is what `data` of a task names."""
+        digits = open_digits(split, config.data_dir)
+        images = np.stack([decode(digits[index].image) for index in range(len(digits))])
+        labels = [self.answer(*pair) for pair in zip(digits.labels.tolist(), images[..., 0] / 255, strict=True)]
+        return MemorySource(images, np.array(labels), self.class_names)
+
+
+digit = Question(tuple("0123456789"), lambda digit, pixels: digit)
+parity = Question(("even", "odd"), lambda digit, pixels: digit % 2)
+loop = Question(("no loop", "loop"), lambda digit, pixels: int(digit in (0, 6, 8, 9)))
+ink = Question(("little", "some", "much"), lambda digit, pixels: int(np.searchsorted((0.29, 0.32), pixels.mean())))
+side = Question(("left", "right"), lambda digit, pixels: int(pixels[:, 4:].sum() > pixels[:, :4].sum()))
+
+
+def task(name: str, group: str, *, flip: bool = False, crop: bool = True) -> Task:
+    """800 and 200 examples as in VTAB, divided by ten; a mirrored digit is another digit."""
+    return Task(
+        name=name,
+        group=group,
+        data=f"docs.examples.vtab_suite:{name}",
+        train="train[:80]",
+        validation="train[80:100]",
+        train_and_validation="train[:100]",
+        flip=flip,
+        crop=crop,
+    )
+
+
+SUITE = [
+    *(task(name, "meaning") for name in ("digit", "parity", "loop")),
+    task("ink", "appearance", flip=True, crop=False),  # part of the ink would be cut off
+    task("side", "appearance", crop=False),
+]

@@ -1,0 +1,162 @@
+"""The tasks of VTAB on made-up datasets with TFDS's own features and numbers of examples."""
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from tests.data import vtab_datasets
+from vit_jax.data import images
+from vit_jax.data.records import checked_labels
+from vit_jax.data.sources import open_source
+from vit_jax.data.vtab import TASKS
+
+# Of VTAB's paper and code: how many hundredths of train are for training, and how many before those for testing, where
+# TFDS has no such splits.
+HUNDREDTHS = {"caltech101": 90, "cifar100": 90, "pets": 80, "svhn": 90, "clevr_count": 90, "clevr_distance": 90}
+HUNDREDTHS |= {
+    "eurosat": (60, 80),
+    "resisc45": (60, 80),
+    "dsprites_location": (80, 90),
+    "dsprites_orientation": (80, 90),
+}
+DISTANCES = (1 + np.arange(vtab_datasets.PERIOD) % 24) / 2
+LABELS = {  # of distinct record n, where they are no "label"
+    "clevr_count": lambda n: n % 8,
+    "clevr_distance": lambda n: np.sum([DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)], axis=0),
+    "dsprites_location": lambda n: n % 32 // 2,
+    "dsprites_orientation": lambda n: np.floor(n % 40 / 2.5),
+    "kitti_distance": lambda n: np.where(n % 8 < 3, DISTANCES[n] > 8, 3),
+    "smallnorb_azimuth": lambda n: n % 18,
+    "smallnorb_elevation": lambda n: n % 9,
+}
+
+
+@pytest.fixture(scope="session")
+def vtab_dir(tmp_path_factory):
+    """All datasets, prepared."""
+    folder = tmp_path_factory.mktemp("vtab")
+    for task in {task.dataset: task for task in TASKS}.values():
+        vtab_datasets.write(folder, task.dataset, exact_version(task))
+    return folder
+
+
+def exact_version(task):
+    first = task.version.split(",")[0]
+    return "" if "*" in first else first
+
+
+def numbers(task, split):
+    """Numbers of the records of a split in TFDS's own splits."""
+    sizes, hundredths = vtab_datasets.SIZES[task.dataset], HUNDREDTHS.get(task.name)
+    first, *later = hundredths if isinstance(hundredths, tuple) else (hundredths,)
+    val_start = first * sizes["train"] // 100 if first else 0
+    if split == "test":
+        name = "validation" if task.dataset == "clevr" else "test"
+        if task.dataset == "smallnorb":
+            return np.arange(sizes["test"] // 2, sizes["test"])
+        return np.arange(later[0] * sizes["train"] // 100, sizes["train"]) if later else np.arange(sizes[name])
+    parts = {"train800": np.arange(800), "val200": val_start + np.arange(200)}
+    return parts[split] if split in parts else np.concatenate([*parts.values()])
+
+
+def test_they_are_the_nineteen_in_three_groups():
+    groups = [task.group for task in TASKS]
+    assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
+    assert groups == sorted(groups, key=("natural", "specialized", "structured").index)
+    assert {task.name for task in TASKS if not task.flip} == {
+        "dsprites_location",
+        "dsprites_orientation",
+        "smallnorb_azimuth",
+    }
+    assert {task.name for task in TASKS if not task.crop} == {
+        *("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
+    }
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_tfds_has_what_the_task_names(task):
+    """The version, the features and their classes, of TFDS's own code for the dataset."""
+    builder = vtab_datasets.builder_of(task.dataset, exact_version(task))
+    features = builder.info.features
+    assert any(builder.version.match(pattern) for pattern in task.version.split(","))
+    assert isinstance(features["image"], tfds.features.Image)
+    names = task.labels.class_names or features[task.labels.feature].names
+    assert len(names) == task.num_classes
+    assert bool(task.manual) == bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("split", ["train800", "val200", "train800val200", "test"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, split):
+    source = open_source(f"vtab:{task.name}", split, make_config(data_dir=str(vtab_dir)), 0)
+    expected = numbers(task, split)
+    assert len(source) == len(expected)
+    label_of = LABELS.get(task.name, lambda number: number % task.num_classes)
+    if split == "test":  # up to 73,728: the first and the last
+        places = np.array([0, 1, 2, len(source) - 2, len(source) - 1])
+        found = [source[int(place)].label for place in places]
+    else:
+        places, found = np.arange(len(source)), checked_labels(source).tolist()
+    assert found == label_of(expected[places] % vtab_datasets.PERIOD).tolist()
+    assert source.num_classes == task.num_classes
+
+
+@pytest.mark.parametrize(("name", "values"), [("dsprites_location", {0, 255}), ("smallnorb_azimuth", {0, 1})])
+def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
+    source = open_source(f"vtab:{name}", "train800", make_config(data_dir=str(vtab_dir)), 0)
+    source = pickle.loads(pickle.dumps(source))  # as it reaches a worker
+    pixels = np.stack([images.decode(source[index].image) for index in range(4)])
+    assert pixels.shape == (4, 4, 6, 3)
+    assert {*pixels.reshape(-1).tolist()} == values
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("pet", "test", r"no task 'pet'\. Nearest: pets"),
+        ("imagenet", "test", r"Tasks: caltech101, "),
+        ("pets", "train", "no split 'train'; it has train800, val200, train800val200, test"),
+        ("kitti_distance", "test", r"there is none\. Run: vit-jax prepare kitti:3\.1\.0 --data_dir=\S+$"),
+        ("sun397", "test", r"none\. Run: vit-jax prepare sun397/tfds --data_dir=\S+$"),
+        ("resisc45", "test", r"--manual_dir=FOLDER\nFOLDER holds NWPU-RESISC45, "),
+    ],
+)
+def test_what_cannot_be_opened(tmp_path, make_config, name, split, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(f"vtab:{name}", split, make_config(data_dir=str(tmp_path)), 0)
+
+
+def test_another_version_is_refused_and_one_beside_it_is_found(tmp_path, make_config):
+    config = make_config(data_dir=str(tmp_path))
+    sizes = {"train": 1000, "validation": 300, "test": 300}
+    newest = vtab_datasets.write(tmp_path, "kitti", sizes=sizes)
+    with pytest.raises(ValueError, match=rf"version 3\.1\.0 of 'kitti'; in \S+ there is {newest}\. Run: "):
+        open_source("vtab:kitti_distance", "val200", config, 0)
+    vtab_datasets.write(tmp_path, "kitti", "3.1.0", sizes=sizes)
+    assert len(open_source("vtab:kitti_distance", "val200", config, 0)) == 200
+
+
+def test_what_is_too_short_or_of_other_classes_is_refused(tmp_path, make_config):
+    config = make_config(data_dir=str(tmp_path))
+    vtab_datasets.write(tmp_path, "caltech101", sizes={"train": 2900, "test": 10})
+    with pytest.raises(ValueError, match=r"no split 'train\[2754:2954\]'.*'train': 2900"):
+        open_source("vtab:caltech101", "val200", config, 0)
+    vtab_datasets.write(tmp_path, "dtd", sizes={"train": 1000, "validation": 200, "test": 10})
+    names = next((tmp_path / "dtd").glob("*/label.labels.txt"))
+    names.write_text("\n".join(names.read_text().split()[:-1]))
+    info = next((tmp_path / "dtd").glob("*/features.json"))
+    info.write_text(info.read_text().replace('"47"', '"46"'))
+    with pytest.raises(ValueError, match=r"has 47 classes, and 'dtd/.*' in .* has 46"):
+        open_source("vtab:dtd", "val200", config, 0)
+
+
+def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
+    def beyond(number, example):
+        return example | {"objects": example["objects"][:2]} if number == 7 else example  # two objects, not three
+
+    vtab_datasets.write(tmp_path, "clevr", sizes={"train": 70_000, "validation": 8}, changed=beyond)
+    source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
+    with pytest.raises(ValueError, match="validation:7 has the label -1, but classes are 0 to 7"):
+        checked_labels(source)

@@ -1,0 +1,84 @@
+"""The datasets of VTAB with made-up content, in the very form that TFDS gives them: its features, files and sizes.
+
+Record i of a split has the labels that the number i % PERIOD gives. So few distinct records are stored in groups that
+compress them, and 737,280 take half a second.
+"""
+
+import pathlib
+
+import cv2
+import numpy as np
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tensorflow_datasets.core import example_serializer
+
+SIZES = {  # of the splits that parts are taken of; the others are shorter than TFDS's own
+    "caltech101": {"train": 3060, "test": 300},
+    "cifar100": {"train": 50_000, "test": 300},
+    "dtd": {"train": 1880, "validation": 1880, "test": 300},
+    "oxford_flowers102": {"train": 1020, "validation": 1020, "test": 300},
+    "oxford_iiit_pet": {"train": 3680, "test": 300},
+    "sun397/tfds": {"train": 1000, "validation": 300, "test": 300},
+    "svhn_cropped": {"train": 73_257, "test": 300, "extra": 300},
+    "patch_camelyon": {"train": 1000, "validation": 300, "test": 300},
+    "eurosat/rgb": {"train": 27_000},
+    "resisc45": {"train": 31_500},
+    "diabetic_retinopathy_detection/btgraham-300": {"sample": 10, "train": 1000, "validation": 300, "test": 300},
+    "clevr": {"train": 70_000, "validation": 300, "test": 300},
+    "dmlab": {"train": 1000, "validation": 300, "test": 300},
+    "dsprites": {"train": 737_280},
+    "kitti": {"train": 1000, "validation": 300, "test": 300},
+    "smallnorb": {"train": 1000, "test": 24_300},
+}
+PERIOD = 997  # distinct records, repeated: a prime, so that parts with a wrong start have other labels
+
+
+def builder_of(dataset, version=""):
+    """TFDS's own builder, of the version that it would prepare; no TensorFlow is imported and nothing is written."""
+    return tfds.builder(dataset + (f":{version}" if version else ""), data_dir="none", file_format="array_record")
+
+
+def write(folder, dataset, version="", sizes=None, changed=lambda number, example: example):
+    """Prepares a dataset; `changed` may alter the example of a number below `PERIOD`. Returns its version."""
+    builder = builder_of(dataset, version)
+    features, version = builder.info.features, str(builder.version)
+    path = pathlib.Path(folder, dataset, version)
+    path.mkdir(parents=True)
+    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
+    examples = [changed(number, example_of(features, number)) for number in range(PERIOD)]
+    records = [serializer.serialize_example(features.encode_example(example)) for example in examples]
+    name = f"{builder.name}-{{SPLIT}}.{{FILEFORMAT}}-{{SHARD_X_OF_Y}}"
+    template = tfds.core.ShardedFileTemplate(path, name, builder.name, filetype_suffix="array_record")
+    infos = []
+    for split, size in (sizes or SIZES[dataset]).items():
+        file = path / f"{builder.name}-{split}.array_record-00000-of-00001"
+        writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1024")
+        for number in range(size):
+            writer.write(records[number % PERIOD])
+        writer.close()
+        infos.append(tfds.core.SplitInfo(split, [size], file.stat().st_size, template))
+    builder.info.set_splits(tfds.core.SplitDict(infos))
+    builder.info.write_to_directory(path)
+    return version
+
+
+def example_of(features, number):
+    """An example whose labels are its number; with objects, 3 to 10 of them at a distance of 0.5 to 12."""
+    return {name: value_of(name, feature, number) for name, feature in features.items()}
+
+
+def value_of(name, feature, number):
+    if isinstance(feature, tfds.features.Image):
+        channels = feature.shape[-1]
+        return cv2.imencode(".png", np.full((4, 6, channels), number % 2, np.uint8))[1].tobytes()
+    if isinstance(feature, tfds.features.ClassLabel):
+        return number % feature.num_classes
+    if isinstance(feature, tfds.features.BBoxFeature):
+        return tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
+    if isinstance(feature, tfds.features.Sequence):
+        inside = feature.feature
+        count = 3 + number % 8
+        return [{key: value_of(key, inside[key], number) for key in inside} for _ in range(count)]
+    if isinstance(feature, tfds.features.Text):
+        return f"{name} {number}"
+    return np.full(feature.shape, (1 + number % 24) / 2, np.float32)

@@ -1,0 +1,64 @@
+"""Suites: VTAB's, with the paper's figures, one's own, and how tasks are named."""
+
+import numpy as np
+import pytest
+
+from tests.transfer.vtab import small_suite
+from vit_jax.data.vtab import TASKS
+from vit_jax.transfer.vtab.suite import PUBLISHED, VTAB, load_suite, select_tasks
+
+ALL_TASKS_MEANS = (77.63, 76.29, 72.71)  # of Table 2, which the paper prints with two digits
+
+
+def names(tasks):
+    return [task.name for task in tasks]
+
+
+def test_the_papers_figures_give_the_papers_means():
+    assert names(VTAB) == names(TASKS)
+    means = np.mean([task.published for task in VTAB], axis=0)
+    assert len(PUBLISHED) == len(means) == 3
+    assert np.round(means, 2).tolist() == list(ALL_TASKS_MEANS)
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [("all", 19), ("natural", 7), ("specialized", 4), ("structured", 8), ("svhn,natural,pets", 7)]
+)
+def test_groups_and_all(words, number):
+    assert len(select_tasks(VTAB, words)) == number
+
+
+def test_names_in_the_order_of_the_suite():
+    assert names(select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")) == ["caltech101", "svhn", "dmlab"]
+    assert names(select_tasks(load_suite(None), "structured"))[0] == "clevr_count"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pet", r"no task or group 'pet'\. Nearest: pets"),
+        ("svhn,specialised", r"'specialised'\. Nearest: specialized"),
+        ("xyz", r"There are all, natural, specialized, structured, caltech101, "),
+        (",", "names no task; give all, a group, or names"),
+    ],
+)
+def test_names_that_there_are_not(words, message):
+    with pytest.raises(ValueError, match=message):
+        select_tasks(VTAB, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "has no 'missing'"),
+        ("NOT_A_SUITE", "give a list of vit_jax.transfer.vtab.suite.Task"),
+        ("TWICE", "'dull' names two tasks"),
+    ],
+)
+def test_suites_that_are_none(name, message):
+    with pytest.raises(ValueError, match=message):
+        load_suite(f"tests.transfer.vtab.small_suite:{name}")
+
+
+def test_a_suite_of_ones_own():
+    assert load_suite("tests.transfer.vtab.small_suite:SUITE") == tuple(small_suite.SUITE)

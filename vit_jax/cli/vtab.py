@@ -1,0 +1,130 @@
+"""The verb vtab: how well weights transfer to the tasks of VTAB-1k, or of a suite of one's own."""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vit_jax.cli.training import preemptible, run_training
+from vit_jax.cli.words import UsageError, positive, split
+
+if TYPE_CHECKING:
+    from vit_jax.transfer.vtab.runs import Setting
+    from vit_jax.transfer.vtab.sweep import Sweep
+
+RECIPE = "finetune:any,vtab"
+_OPTIONAL = ("config", "suite", "data_dir", "task_index", "sweep", "learning_rates", "lengths")
+_SWITCHES = ("available", "dry_run")
+_SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its runs
+    "data": "--tasks= and --suite=",
+    "init_from": "the weights, in front of the options",
+    "total": "--lengths=",
+    "schedule.warmup": "--lengths=",
+    "schedule.learning_rate": "--learning_rates=",
+    "search.learning_rates": "--learning_rates=",
+    "search.validation_fraction": "the validation split of a suite's tasks",
+    "input.train_split": "the tasks of a suite",
+    "input.test_split": "the tasks of a suite",
+    "input.data_dir": "--data_dir=",
+    "evaluation.every": "nothing: a run is evaluated once, at its end",
+    "checkpoint.keep_latest": "nothing: a run keeps its last checkpoint",
+    "checkpoint.keep_best": "nothing: a run keeps its last checkpoint",
+}
+
+
+def vtab(words: Sequence[str]) -> None:
+    """Fine-tunes on each task and writes a table of the test accuracies."""
+    required = ("tasks", "workdir")
+    options, overrides, _ = split(
+        words, positional=("WEIGHTS",), required=required, optional=_OPTIONAL, switches=_SWITCHES
+    )
+    for word in overrides:
+        field = word.removeprefix("--config.").partition("=")[0]
+        if field in _SET_OTHERWISE:
+            raise UsageError(f"{word}: a sweep sets this for each of its runs. Use {_SET_OTHERWISE[field]}.")
+    with preemptible():
+        run_training(lambda: _vtab(options, overrides), options["workdir"])
+
+
+def _vtab(options: Mapping[str, str], overrides: Sequence[str]) -> None:
+    from vit_jax import hosts
+    from vit_jax.train.interruption import Interrupted
+    from vit_jax.transfer.vtab.sweep import run_sweep
+    from vit_jax.transfer.vtab.table import plan_to_markdown, write_results
+
+    with hosts.ends_together(Interrupted):
+        hosts.start()
+        sweep = _sweep(options, overrides)
+        if "dry_run" not in options:
+            run_sweep(sweep)
+        if hosts.is_first():
+            print(plan_to_markdown(sweep) if "dry_run" in options else write_results(sweep), end="", flush=True)
+
+
+def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
+    """What the words ask for; the data of every task can be opened."""
+    import dataclasses
+
+    from vit_jax import hosts
+    from vit_jax.config import FinetuneConfig, load_recipe
+    from vit_jax.transfer.vtab.suite import load_suite, select_tasks
+    from vit_jax.transfer.vtab.sweep import Sweep, unavailable
+
+    how = options.get("sweep", "shared")
+    if how not in ("shared", "per_task"):
+        raise UsageError(f"--sweep={how}: choose shared or per_task.")
+    index, count = _share(options.get("task_index", "0/1"))
+    recipe = options.get("config", RECIPE)
+    data_dir = [f"--config.input.data_dir={options['data_dir']}"] if "data_dir" in options else []
+    config = load_recipe(recipe, [*overrides, *data_dir])
+    if not isinstance(config, FinetuneConfig):
+        raise UsageError(f"{recipe} is a recipe for {type(config).__name__}, not for fine-tuning.")
+    asked = select_tasks(load_suite(options.get("suite")), options["tasks"])
+    problems = unavailable(asked, config)
+    tasks = tuple(task for task in asked if task not in problems)
+    if tasks and "available" in options:
+        for task, problem in problems.items() if hosts.is_first() else ():
+            print(f"note: {task.name} is left out. {problem}", file=sys.stderr, flush=True)
+    elif problems:
+        lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
+        hint = "" if "available" in options else "\nWith --available the other tasks are run."
+        raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
+    return Sweep(
+        asked=asked,
+        tasks=tasks,
+        own=tasks[index::count],
+        settings=_settings(options),
+        is_shared=how == "shared",
+        config=dataclasses.replace(config, init_from=options["WEIGHTS"]),
+        folder=pathlib.Path(options["workdir"]).expanduser().absolute(),
+    )
+
+
+def _share(words: str) -> tuple[int, int]:
+    """The number of this machine and of all, of "I/N"."""
+    index, _, count = words.partition("/")
+    if not index.isdecimal() or not count.isdecimal() or int(index) >= int(count):
+        raise UsageError(f"--task_index={words}: give I/N, machine I, from 0, of N; it takes every N-th task.")
+    return int(index), int(count)
+
+
+def _settings(options: Mapping[str, str]) -> "tuple[Setting, ...]":
+    from vit_jax.transfer.vtab.runs import LEARNING_RATES, LENGTHS, grid
+
+    rates, lengths = list(LEARNING_RATES), list(LENGTHS)
+    if "learning_rates" in options:
+        texts = options["learning_rates"].split(",")
+        rates = [positive(options, "learning_rates", text) for text in texts]
+    if "lengths" in options:
+        pairs = [text.split(":") for text in options["lengths"].split(",")]
+        are_pairs = all(len(pair) == 2 and all(map(str.isdecimal, pair)) for pair in pairs)
+        lengths = [(int(steps), int(warmup)) for steps, warmup in pairs] if are_pairs else []
+        if not lengths or any(warmup >= steps for steps, warmup in lengths):
+            raise UsageError(
+                f"--lengths={options['lengths']}: give pairs STEPS:WARMUP, each warm-up shorter than its run, with "
+                "commas between them: 500:100,2500:200."
+            )
+    for name, values in (("learning_rates", rates), ("lengths", [steps for steps, _ in lengths])):
+        if len({*values}) < len(values):
+            raise UsageError(f"--{name}={options[name]}: a value occurs twice.")
+    return grid(rates, lengths)
