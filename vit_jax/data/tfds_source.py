@@ -6,6 +6,7 @@ Images stay as they are stored (encoded); the transforms decode them.
 import difflib
 import functools
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from vit_jax.data.records import Record, Source
 CHUNK = 256  # records read at once for their labels
 
 
-class TfdsSource(Source):
-    """One split, or a part of one, of a prepared dataset with the features "image" and "label"."""
+class NotPrepared(ValueError):
+    """A dataset of the catalogue is not there; the message has the command that makes it."""
 
-    def __init__(self, builder: Any, split: str) -> None:
-        """Opens a split of a TFDS builder.
+
+class TfdsSource(Source):
+    """One split, or a part of one, of a prepared dataset with an image and a label."""
+
+    def __init__(self, builder: Any, split: str, label_key: str = "label") -> None:
+        """Opens a split of a TFDS builder, whose label is the feature `label_key`.
 
         Raises:
           ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
@@ -33,13 +38,13 @@ class TfdsSource(Source):
         _require_prepared(builder)
         _require_split(builder, split)
         _require_files(builder, split)
-        self.class_names = _class_names(builder)
+        self.class_names = _class_names(builder, label_key)
         self.split = split
         # Every image feature stays encoded, also those that are not read: TFDS would decode them with TensorFlow.
         encoded = [key for key, f in builder.info.features.items() if isinstance(f, tfds.features.Image)]
         skip = dict.fromkeys(encoded, tfds.decode.SkipDecoding())
         self._records = builder.as_data_source(split=split, decoders=skip)
-        self._label_only = tfds.features.FeaturesDict({"label": builder.info.features["label"]})
+        self._features, self._label_key = builder.info.features, label_key
 
     def __len__(self) -> int:
         return len(self._records)
@@ -49,7 +54,7 @@ class TfdsSource(Source):
             record = self._records[index]
         except RuntimeError as error:
             raise UnreadableImage(f"The stored record is damaged ({error})") from error
-        return Record(record["image"], int(record["label"]))
+        return Record(record["image"], int(record[self._label_key]))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
@@ -57,17 +62,22 @@ class TfdsSource(Source):
 
         0 for a damaged record, which is an unreadable image wherever it is drawn.
         """
+        labels = (0 if value is None else value for value in self.column(self._label_key))
+        return np.fromiter(labels, np.int32, len(self))
+
+    def column(self, key: str) -> Iterator[Any]:
+        """One feature of every record, without decoding images; None of a damaged record."""
         raw = self._records.data_source
-        parse = self._label_only.deserialize_example_np
+        parse = tfds.features.FeaturesDict({key: self._features[key]}).deserialize_example_np
 
-        def read(chunk: range) -> list[int]:
+        def read(chunk: range) -> list[Any]:
             try:
-                return [parse(record)["label"] for record in raw.__getitems__(chunk)]
+                return [parse(record)[key] for record in raw.__getitems__(chunk)]
             except RuntimeError:
-                return [0] if len(chunk) == 1 else [label for index in chunk for label in read(range(index, index + 1))]
+                return [None] if len(chunk) == 1 else [one for index in chunk for one in read(range(index, index + 1))]
 
-        chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
-        return np.fromiter((label for chunk in chunks for label in read(chunk)), np.int32, len(raw))
+        for first in range(0, len(raw), CHUNK):
+            yield from read(range(first, min(first + CHUNK, len(raw))))
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
@@ -78,10 +88,11 @@ def open_digits(split: str, data_dir: str | None) -> TfdsSource:
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
-def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
+def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
     """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
 
     Raises:
+      NotPrepared: it is of the catalogue, and is not there.
       ValueError: TFDS knows no such dataset or version; otherwise as `TfdsSource`.
     """
     try:
@@ -94,7 +105,7 @@ def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
         ) from None
     except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
-    return TfdsSource(builder, split)
+    return TfdsSource(builder, split, label_key)
 
 
 def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
@@ -136,7 +147,7 @@ def _require_prepared(builder: Any) -> None:
     root = data_dir.parents[len(Path(builder.info.full_name).parts) - 1]
     command = f"vit-jax prepare {builder.info.full_name.replace(f'/{builder.version}', '')} --data_dir={root}"
     if not builder.info.splits:
-        raise ValueError(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
+        raise NotPrepared(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
     if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(
             f"Dataset {builder.info.full_name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "
@@ -174,13 +185,13 @@ def _require_files(builder: Any, split: str) -> None:
             )
 
 
-def _class_names(builder: Any) -> tuple[str, ...]:
+def _class_names(builder: Any, label_key: str) -> tuple[str, ...]:
     features = dict(builder.info.features)
-    labelled = isinstance(features.get("label"), tfds.features.ClassLabel)
+    labelled = isinstance(features.get(label_key), tfds.features.ClassLabel)
     if not labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
         raise ValueError(
             f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
-            "and 'label' (a ClassLabel)."
+            f"and {label_key!r} (a ClassLabel)."
         )
-    return tuple(features["label"].names)
+    return tuple(features[label_key].names)
