@@ -287,7 +287,7 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     assert (code, err) == (0, "")
     found = figures(out)
     assert found["weights"] == "w.npz (released)"
-    assert (found["images"], found["top1_accuracy"]) == ("20", "80.00%")
+    assert (found["images"], found["top1_accuracy"]) == ("20", "80.00%  (95 %: 58.40% to 91.93%)")
     rows = [line.split(",") for line in (here / "table.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["class", *NAMES]
     assert sum(int(row[1]) for row in rows[1:]) == 20

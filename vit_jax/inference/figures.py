@@ -39,10 +39,12 @@ def draw_reliability(evaluation: Evaluation) -> bytes:
     sides = {"width": [one.high - one.low for one in bins], "align": "edge", "edgecolor": "white"}
     above.bar([one.low for one in bins], [one.accuracy for one in bins], color=BLUE, label="accuracy", **sides)
     means = [one.confidence for one in bins]
-    above.plot(means, [one.accuracy for one in bins], "o", color=ORANGE, label="at the bin's mean confidence")
+    above.plot(
+        means, [one.accuracy for one in bins], "o", color=ORANGE, clip_on=False, label="at the bin's mean confidence"
+    )
     error = evaluation.tally.calibration.error
     above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}")
-    above.legend(loc="upper left", frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     below.bar([one.low for one in bins], [one.images for one in bins], color=BLUE, **sides)
     below.set(xlim=(0, 1), xlabel="confidence: probability of the first answer", ylabel="images", yscale="log")
     return _to_png(figure)
@@ -76,8 +78,9 @@ def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:
     mistakes = evaluation.tally.mistakes
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
-    figure = _new_figure(1.7 * columns, 2.3 * rows + 0.5)
-    figure.suptitle("most confident mistakes" if mistakes else "not one mistake", fontsize=10)
+    figure = _new_figure(1.7 * columns, 2.1 * rows + 0.5)
+    title = "most confident mistakes: class → answer and its probability" if mistakes else "no mistake"
+    figure.suptitle(title, fontsize=10)
     for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
         axes.axis("off")
     shown = evaluation.mistakes()
