@@ -73,7 +73,8 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
         megapixels = transform.max_image_megapixels
         log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
         output_K = np.zeros(num_outputs, np.int32)  # of one size, so that the step is compiled once for all datasets
-        output_K[: len(key.output_L)] = key.output_L
+        if key.has_loss:
+            output_K[: len(key.output_L)] = key.output_L
         arguments = place(key.is_allowed_K), place(output_K)
         tally = Tally(len(key.output_L), np.flatnonzero(key.is_allowed_K))
         began = time.perf_counter()

@@ -39,7 +39,7 @@ def open_real(
     kept = [number for number, some in enumerate(labels) if some is None or len(some)]
     if not kept:
         raise ValueError(f"{where}: no image has a label.")
-    right = filled([outputs[np.asarray(labels[number] or [], np.int64)] for number in kept])
+    right = filled([outputs[np.asarray(() if labels[n] is None else labels[n], np.int64)] for n in kept])
     return SubsetSource(source, kept), where, right
 
 
