@@ -207,6 +207,8 @@ def test_what_is_printed():
     ]
     assert to_text({"a": found, "v2/x": found}, "w.npz").splitlines() == [
         "weights  w.npz",
+        "network  17.6 GFLOPs an image",
+        "",
         "      images   top-1              95 %    top-5  calibration error  images/s",
         "a      1,250  80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",
         "v2/x   1,250  80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",

@@ -14,7 +14,8 @@ from vit_jax.inference.outcome import Evaluation
 
 # Okabe and Ito's blue and orange, which the colour-blind tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
-MOST_NAMED = 40  # classes, up to which a matrix has room for their names
+MOST_NAMED = 30  # classes, up to which a matrix has room for their names
+MOST_CELLS = 250  # of a side of a matrix
 MOST_LETTERS = 20  # of a name
 TILE_PIXELS = 160
 DOTS_PER_INCH = 120
@@ -51,26 +52,42 @@ def draw_reliability(evaluation: Evaluation) -> bytes:
 
 
 def draw_confusion(evaluation: Evaluation) -> bytes:
-    """For each class, in what share of its images each answer is first."""
+    """For each class, in what share of its images each answer is first; of a large matrix, the largest in a block."""
     key, tally = evaluation.labelled.key, evaluation.tally
     assert tally.first_2LA is not None
-    counts = tally.first_2LA.sum(axis=0)[key.listed]
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = 6 if max(shares.shape) > MOST_NAMED else max(4.0, 0.25 * max(shares.shape) + 2)
+    counts_LA = tally.first_2LA.sum(axis=0)[key.listed]
+    shares_LA = counts_LA / np.maximum(counts_LA.sum(axis=1, keepdims=True), 1)
+    cells, blocks = _pool(shares_LA)
+    size = max(4.0, 0.25 * min(max(shares_LA.shape), 24))
     figure = _new_figure(size + 1, size)
+    from matplotlib.colors import PowerNorm
+
     axes = figure.subplots()
-    picture = axes.imshow(shares, vmin=0, vmax=1, cmap="cividis", interpolation="nearest", aspect="auto")
-    figure.colorbar(picture, label="share of the class's images")
-    axes.set(xlabel="first answer", ylabel="class")
+    extent = (-0.5, shares_LA.shape[1] - 0.5, shares_LA.shape[0] - 0.5, -0.5)
+    norm = PowerNorm(0.5, 0, 1)  # few confusions are frequent
+    picture = axes.imshow(cells, norm=norm, cmap="cividis", interpolation="nearest", aspect="auto", extent=extent)
+    of_blocks = "" if blocks == (1, 1) else f", the largest of {blocks[0]} × {blocks[1]}"
+    figure.colorbar(picture, label=f"share of the class's images{of_blocks}")
     names = evaluation.labelled.source.class_names
     labels = [_short(names[label]) for label in key.listed]
     answers = [_short(key.answer_names[output]) for output in tally.answer_A]
+    axes.set_xlabel("first answer" if len(answers) <= MOST_NAMED else "first answer: column of confusion.csv")
+    axes.set_ylabel("class" if len(labels) <= MOST_NAMED else "class: line of confusion.csv")
     if len(labels) <= MOST_NAMED:
         axes.set_yticks(range(len(labels)), labels)
     if len(answers) <= MOST_NAMED:
-        upright = max(map(len, answers)) > 2
-        axes.set_xticks(range(len(answers)), answers, rotation=90 if upright else 0)
+        axes.set_xticks(range(len(answers)), answers, rotation=90 if max(map(len, answers)) > 2 else 0)
     return _to_png(figure)
+
+
+def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+    """The largest of each block, and the size of blocks: a picture has no room for a million cells."""
+    rows, columns = (-(-size // MOST_CELLS) for size in shares_LA.shape)
+    padded = np.pad(
+        shares_LA, [(0, -size % block) for size, block in zip(shares_LA.shape, (rows, columns), strict=True)]
+    )
+    split = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+    return split.max(axis=(1, 3)), (rows, columns)
 
 
 def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:

@@ -129,4 +129,5 @@ def _to_table(evaluations: Mapping[str, Evaluation], weights: str) -> str:
         "  ".join([f"{row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    return "\n".join([f"weights  {printable(weights)}", *lines])
+    gflops = next(iter(evaluations.values())).gflops_per_image
+    return "\n".join([f"weights  {printable(weights)}", f"network  {gflops:,.3g} GFLOPs an image", "", *lines])
