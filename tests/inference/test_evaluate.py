@@ -1,16 +1,20 @@
 """Evaluation of whole splits against NumPy: every example once on any devices, labels matched by their names."""
 
 import collections
+import dataclasses
 import re
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.inference.samples import (
     DIRECT,
     NAMES,
+    SEVEN,
     logits_of,
     sample_pixels,
     sample_weights,
@@ -21,7 +25,7 @@ from vit_jax.api import from_weights
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
-from vit_jax.inference.evaluate import make_evaluate
+from vit_jax.inference.evaluate import _gflops, make_evaluate
 from vit_jax.inference.labelled import Labelled, open_labelled, plain_key
 from vit_jax.inference.outcome import Evaluation, to_text
 from vit_jax.sharding import build_mesh, replicated
@@ -112,6 +116,27 @@ def test_outputs_that_are_not_finite_are_no_answers():
     weights.parameters["head/linear/bias"][2] = np.nan
     with pytest.raises(ValueError, match=r"w.npz .*: the probabilities of record 0 are not finite. Its parameters are"):
         evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES))
+
+
+def test_gflops_of_networks_of_ones_own():
+    """Counted in the program: 8 x 12 x 3 numbers by 5; a loop whose length is not known has none."""
+    own = dataclasses.replace(SEVEN, network="somebody:network")
+
+    def once(images):
+        return images.reshape(1, -1) @ jnp.ones((288, 5), images.dtype)
+
+    def often(images):
+        return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: x @ jnp.eye(3, dtype=x.dtype), images)
+
+    counted, unknown = (
+        _gflops(SimpleNamespace(architecture=own, module=jax.tree_util.Partial(f))) for f in (once, often)
+    )
+    assert (counted, unknown) == (pytest.approx(2 * 288 * 5 / 1e9), None)
+    labelled = Labelled(MemorySource(PIXELS, LABELS % 2, ("cat", "dog")), "", [], plain_key(("cat", "dog")))
+    found = Evaluation(
+        labelled=labelled, tally=tally_by_hand(), unreadable=0, images_per_second=1.0, gflops_per_image=None
+    )
+    assert not any("flops" in to_text(sets, "w").lower() for sets in ({"": found}, {"a": found, "b": found}))
 
 
 def write_folder(folder, names, labels, pixels):

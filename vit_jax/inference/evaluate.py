@@ -59,13 +59,9 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
 
     abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=replicated(mesh)) for dtype in (bool, np.int32)]
     batch = abstract_batch(global_batch, transform.image_size, sharding)
-    compiled = (
-        jax.jit(placed_by(Placement(mesh))(run), out_shardings=replicated(mesh))
-        .lower(model.module, batch, *abstract)
-        .compile()
-    )
-
-    gflops = FLOPS_PER_MAC * _forward_macs(model) / 1e9
+    step = jax.jit(placed_by(Placement(mesh))(run), out_shardings=replicated(mesh))
+    compiled = step.lower(model.module, batch, *abstract).compile()
+    gflops = _gflops(model)
 
     def evaluate(labelled: Labelled, watch: Watch | None = None) -> Evaluation:
         source, key = labelled.source, labelled.key
@@ -112,10 +108,14 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
     return evaluate
 
 
-def _forward_macs(model: Model) -> int:
-    """Of one image: by formula, or of a user's own network by counting in its program."""
+def _gflops(model: Model) -> float | None:
+    """Of one image: by formula, or of a user's own network by counting in its program, where that is possible."""
     a = model.architecture
-    return forward_macs(a) if a.is_standard else flops.forward_macs(model.module, a)
+    try:
+        macs = forward_macs(a) if a.is_standard else flops.forward_macs(model.module, a)
+    except ValueError:
+        return None
+    return FLOPS_PER_MAC * macs / 1e9
 
 
 def _require_finite(answers: Answers, labelled: Labelled, model: Model) -> None:

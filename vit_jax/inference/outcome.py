@@ -21,14 +21,15 @@ class Evaluation:
       tally: counts over the answers.
       unreadable: images that were left out.
       images_per_second: from opening the data to the last answer, with reading and decoding, without compilation.
-      gflops_per_image: of the forward pass, a multiplication with its addition as two.
+      gflops_per_image: of the forward pass, a multiplication with its addition as two; None of a network whose program
+        does not tell.
     """
 
     labelled: Labelled
     tally: Tally
     unreadable: int
     images_per_second: float
-    gflops_per_image: float
+    gflops_per_image: float | None
 
     def values(self) -> dict[str, Any]:
         """The figures by name, as JSON has them; "loss" is None where an image has several right answers."""
@@ -106,7 +107,8 @@ def _to_lines(evaluation: Evaluation, weights: str) -> str:
         lines["loss"] = f"{values['loss']:.4f}"
     lines["calibration_error"] = f"{values['calibration_error']:.2%}"
     lines["images_per_second"] = f"{values['images_per_second']:,.0f}"
-    lines["gflops_per_image"] = f"{values['gflops_per_image']:,.3g}"
+    if values["gflops_per_image"] is not None:
+        lines["gflops_per_image"] = f"{values['gflops_per_image']:,.3g}"
     pairs = [
         f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in evaluation.confused(CONFUSED_SHOWN)
     ]
@@ -120,8 +122,7 @@ def _to_table(evaluations: Mapping[str, Evaluation], weights: str) -> str:
     for name, evaluation in evaluations.items():
         values = evaluation.values()
         low, high = values["top1_interval"]
-        shares = (f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error"))
-        top1, top5, error = shares
+        top1, top5, error = (f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error"))
         interval, speed = f"{low:.2%} to {high:.2%}", f"{values['images_per_second']:,.0f}"
         rows.append((name, f"{values['images']:,}", top1, interval, top5, error, speed))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -129,5 +130,7 @@ def _to_table(evaluations: Mapping[str, Evaluation], weights: str) -> str:
         "  ".join([f"{row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    gflops = next(iter(evaluations.values())).gflops_per_image
-    return "\n".join([f"weights  {printable(weights)}", f"network  {gflops:,.3g} GFLOPs an image", "", *lines])
+    heading = [f"weights  {printable(weights)}"]
+    if (gflops := next(iter(evaluations.values())).gflops_per_image) is not None:
+        heading.append(f"network  {gflops:,.3g} GFLOPs an image")
+    return "\n".join([*heading, "", *lines])
