@@ -38,6 +38,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]"],
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["pdoc>=16"],
+    "figures": ["matplotlib>=3.8"],  # the pictures of a report
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
@@ -46,6 +47,7 @@ EXTRAS = {
         "ipykernel==7.4.0",  # runs the notebook of docs/examples
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
+        "matplotlib>=3.8",
         "mypy==2.4.1",
         "nbclient==0.11.0",
         "pytest==9.2.0",
@@ -67,7 +69,7 @@ setup(
     license_files=["LICENSE"],
     packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
-    package_data={"vit_jax": ["py.typed"]},
+    package_data={"vit_jax": ["py.typed"], "vit_jax.inference.imagenet": ["classes.tsv"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

@@ -58,7 +58,7 @@ def pretraining(epochs: int | None) -> PretrainConfig:
             scan_unroll=4,
         ),
         input=inputs(shift_pixels=1),
-        objective=ObjectiveConfig(name="masked_patch", loss="softmax"),
+        objective=ObjectiveConfig(kind="masked_patch", loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(
             learning_rate=2e-3 if epochs else 0.0, warmup=Duration("0.05 fraction"), decay="cosine"

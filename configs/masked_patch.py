@@ -31,7 +31,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         global_batch=4096,
         model=ModelConfig(name=chosen["model"], remat="dots"),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
-        objective=ObjectiveConfig(name="masked_patch", loss="softmax"),
+        objective=ObjectiveConfig(kind="masked_patch", loss="softmax"),
         schedule=ScheduleConfig(learning_rate=2e-4, warmup=Duration("10000 steps"), decay="cosine"),
         sharding=ShardingConfig(parameters="fsdp" if chosen["model"] in SHARDED else "replicated"),
         evaluation=EvaluationConfig(every=Duration("10000 steps")),

@@ -1,5 +1,6 @@
 """The verbs that use weights, from the words of the command to what they print, write and end with."""
 
+import dataclasses
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from tests.weights.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from vit_jax import cli, pytree
 from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.inference.imagenet.classes import classes
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import write_npz
@@ -232,6 +234,26 @@ def test_numbers_that_stand_for_names_are_told(here):
     assert "note: WARNING: the head is all zeros" in run("predict", "zeros.npz", "000.png")[2]
 
 
+def test_classes_of_imagenet_have_readable_names(here):
+    """1,000 outputs without names, and WordNet ids: "tench" is printed, with a note where that is assumed."""
+    arrays = arrays_of(dataclasses.replace(SQUARE, num_classes=1000), "released")
+    arrays["head/bias"][:1] = 99
+    write_npz(here / "w.npz", arrays, {})
+    write_pngs(here, sample_pixels(1, (12, 12)))
+    (here / "ids.txt").write_text("\n".join(one.wordnet_id for one in classes()))
+    words = ("predict", "w.npz", "000.png", "--num_heads=2", "--resize=direct", "--top=1")
+    code, out, err = run(*words)
+    assert (code, out) == (0, "000.png   tench 100.0%\n")
+    assert "note: the weights do not name their classes: they are taken to be ImageNet's 1,000; --class_names=" in err
+    code, out, err = run(*words, "--class_names=ids.txt")
+    assert (code, out) == (0, "000.png   tench 100.0%\n")
+    assert "do not name" not in err
+    arrays = arrays_of(dataclasses.replace(SQUARE, num_classes=999), "released")
+    arrays["head/bias"][:1] = 99
+    write_npz(here / "w.npz", arrays, {})
+    assert run(*words)[1] == "000.png   0 100.0%\n", "nothing is guessed"
+
+
 def write_run(folder):
     """A checkpoint with parameters and their Polyak average, as training leaves it; the head differs."""
     weights = sample_weights()
@@ -287,7 +309,7 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     assert (code, err) == (0, "")
     found = figures(out)
     assert found["weights"] == "w.npz (released)"
-    assert (found["images"], found["top1_accuracy"]) == ("20", "80.00%")
+    assert (found["images"], found["top1_accuracy"]) == ("20", "80.00%  (95 %: 58.40% to 91.93%)")
     rows = [line.split(",") for line in (here / "table.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["class", *NAMES]
     assert sum(int(row[1]) for row in rows[1:]) == 20

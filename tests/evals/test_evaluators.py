@@ -1,4 +1,4 @@
-"""Evaluation by hand: top-1, top-5, loss and the table of classes against loops over single examples."""
+"""Evaluation by hand: top-1, top-5, loss, confusions and the table of classes against loops over single examples."""
 
 import contextlib
 import csv
@@ -11,7 +11,9 @@ import pytest
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import ClassificationEvaluator, Split
-from vit_jax.evals.per_class import PerClassResult, evaluate_per_class, per_class_sums
+from vit_jax.evals.answers import Answers, answer, answers_over
+from vit_jax.evals.intervals import wilson
+from vit_jax.evals.per_class import Tally
 
 
 def make_batch(labels, mask, images=None):
@@ -20,17 +22,17 @@ def make_batch(labels, mask, images=None):
 
 
 def by_hand(logits, labels, mask):
-    """Sums in double precision, one example after the other; the place of a class by sorting."""
+    """Loss and places in double precision, one example after the other; the place of a class by sorting."""
     classes = logits.shape[1]
-    sums = {"loss": 0.0, **{name: np.zeros(classes) for name in ("images_K", "top1_K", "top5_K")}}
+    sums = {"loss": 0.0, **{name: np.zeros(classes) for name in ("images_L", "top1_L", "top5_L")}}
     for row, label, counts in zip(logits.astype(np.float64), labels, mask, strict=True):
         if not counts:
             continue
         place = sorted(range(classes), key=lambda k: (-row[k], k)).index(label)
         sums["loss"] += np.log(np.sum(np.exp(row - row.max()))) + row.max() - row[label]
-        sums["images_K"][label] += 1
-        sums["top1_K"][label] += place == 0
-        sums["top5_K"][label] += place < 5
+        sums["images_L"][label] += 1
+        sums["top1_L"][label] += place == 0
+        sums["top5_L"][label] += place < 5
     return sums
 
 
@@ -41,53 +43,100 @@ def sample(num_classes, rows=60, seed=0):
     return logits, rng.integers(0, num_classes - 1, rows), rng.integers(0, 2, rows).astype(np.float32)
 
 
+def answers_of(batches, num_outputs, is_allowed=None, output=None):
+    """Answers to batches that come with their logits in the place of the images."""
+    allowed = jnp.ones(num_outputs, bool) if is_allowed is None else jnp.asarray(is_allowed)
+    outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
+    step = jax.jit(lambda scale, batch: answer(batch.image_BHWC * scale, batch, allowed, outputs))
+    return answers_over(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1))
+
+
+def tally_of(batches, num_classes):
+    tally = Tally(num_classes, np.arange(num_classes))
+    for answers in answers_of(batches, num_classes):
+        tally.add(answers, answers.class_NT == answers.label_N[:, None])
+    return tally
+
+
 @pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 13])
-def test_sums_with_ties_and_masked_examples(num_classes):
-    logits, labels, mask = sample(num_classes)
-    found = jax.jit(per_class_sums)(jnp.asarray(logits), make_batch(labels, mask))
-    expected = by_hand(logits, labels, mask)
-    for name in ("images_K", "top1_K", "top5_K"):
-        assert np.array_equal(found[name], expected[name]), name
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert found["images_K"][-1] == 0
-    if num_classes <= 5:
-        assert np.array_equal(found["top5_K"], found["images_K"])
-    else:
-        assert found["top5_K"].sum() < found["images_K"].sum()
-
-
-def test_what_is_no_number_is_not_seen_in_padding_and_not_correct():
-    logits = jnp.array([[1.0, 2, 3], [jnp.nan, jnp.nan, jnp.nan], [-jnp.inf, 0, 0]])
-    found = per_class_sums(logits, make_batch([2, 0, 0], [1, 0, 0]))
-    assert found["loss"] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
-    assert found["images_K"].tolist() == found["top1_K"].tolist() == [0, 0, 1]
-    logits = jnp.array([[jnp.nan] * 6, [0, 0, 0, 0, 0, jnp.nan], [jnp.nan, 0, 0, 0, 0, 1]])
-    found = per_class_sums(logits, make_batch([0, 5, 5], [1, 1, 1]))
-    assert found["top1_K"].sum() == 0
-    assert found["top5_K"].tolist() == [0, 0, 0, 0, 0, 1], "in the last row one other could be before it"
-    assert np.isnan(found["loss"])
-
-
-def evaluate(batches):
-    """Each batch comes with its logits in the place of the images."""
-    step = jax.jit(lambda scale, batch: per_class_sums(batch.image_BHWC * scale, batch))
-    return evaluate_per_class(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1))
-
-
-def test_a_split_in_batches_of_which_the_last_is_padded():
-    logits, labels, mask = sample(7, rows=64)
+def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
+    logits, labels, mask = sample(num_classes, rows=64)
     mask[60:] = 0
     parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
-    found = evaluate([make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts])
-    expected, images = by_hand(logits, labels, mask), mask.sum()
-    assert dict(found.values()) == {
-        "images": images,
-        "top1_accuracy": pytest.approx(expected["top1_K"].sum() / images),
-        "top5_accuracy": pytest.approx(expected["top5_K"].sum() / images),
-        "loss": pytest.approx(expected["loss"] / images, rel=1e-5),
-    }
-    for name in ("images_K", "top1_K", "top5_K"):
+    batches = [make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts]
+    found, expected = tally_of(batches, num_classes), by_hand(logits, labels, mask)
+    for name in ("images_L", "top1_L", "top5_L"):
         assert np.array_equal(getattr(found, name), expected[name]), name
+    assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
+    assert found.images_L[-1] == 0
+    top1, top5 = found.accuracies()
+    assert top1 == ("top1_accuracy", top1[1], wilson(int(found.top1_L.sum()), int(mask.sum())))
+    assert (top1[1], top5[1]) == (found.top1_L.sum() / int(mask.sum()), found.top5_L.sum() / int(mask.sum()))
+    assert (top5[1] == 1) == (num_classes <= 5)
+    records = np.concatenate([answers.record_N for answers in answers_of(batches, num_classes)])
+    assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
+
+
+def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others():
+    """Outputs 1, 4 and 6 are allowed; classes 0, 1, 2 of the data are outputs 4, 1, 6."""
+    logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
+    labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
+    is_allowed = np.isin(np.arange(8), output)
+    (found,) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
+    kept = logits[:, [1, 4, 6]].astype(np.float64)
+    probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
+    order = np.argsort(-kept, axis=1)
+    assert np.array_equal(found.class_NT[:, :3], np.array([1, 4, 6])[order])
+    assert found.probability_NT[:, :3] == pytest.approx(np.take_along_axis(probabilities, order, 1), rel=1e-5)
+    assert not found.probability_NT[:, 3:].any()
+    places = np.array([1, 0, 2])[labels]  # of the classes among 1, 4, 6
+    assert found.loss_N == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
+
+
+def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
+    logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
+    (found,) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+    assert np.isfinite(found.probability_NT).all()
+    assert found.loss_N[0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
+    for odd in (jnp.nan, jnp.inf):
+        (found,) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
+        assert not np.isfinite(found.probability_NT).any()
+
+
+def answers(labels, first, confidence):
+    rows = np.arange(len(labels))
+    columns = (np.asarray(first)[:, None], np.asarray(confidence, np.float32)[:, None], np.zeros(len(labels)))
+    return Answers(rows, np.asarray(labels), *columns)
+
+
+def test_confusions_and_mistakes_by_hand():
+    """Classes 0 to 2; outputs 2, 5 and 7 may be answers, and class k is output (2, 5, 7)[k]."""
+    tally = Tally(3, np.array([2, 5, 7]))
+    labels, first = [0, 0, 0, 1, 1, 2, 2, 2], [2, 5, 5, 5, 2, 7, 2, 2]
+    confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
+    right = np.array([2, 5, 7])[labels] == first
+    tally.add(answers(labels, first, confidence), right[:, None])
+    assert tally.first_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert tally.first_2LA[0].tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
+    assert tally.confused(2) == [(0, 5, 2), (2, 2, 2)]
+    assert len(tally.confused(9)) == 3
+    found = [(one.record, one.label, one.answer) for one in tally.mistakes]
+    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], "by confidence, then in their order"
+    assert tally.mistakes[0].probability == pytest.approx(0.8)
+
+
+def test_memory_is_bounded():
+    """The most confident mistakes of many batches are kept and no more; a matrix of 21,843 squared is not made."""
+    tally, rng = Tally(21_843, np.arange(21_843)), np.random.default_rng(0)
+    assert tally.first_2LA is None
+    confidences = rng.random((10, 50))
+    for confidence in confidences:
+        tally.add(answers([7] * 50, [3] * 50, confidence), np.zeros((50, 1), bool))
+    worst = sorted(confidences.ravel(), reverse=True)[: len(tally.mistakes)]
+    assert [one.probability for one in tally.mistakes] == pytest.approx(worst)
+    assert 0 < len(tally.mistakes) < 50
+    assert tally.confused(5) == []
+    assert tally.images == 500
 
 
 def classify(batches):
@@ -110,21 +159,24 @@ def test_loss_and_accuracy_by_hand():
 
 @pytest.mark.parametrize("num_batches", [0, 2])
 def test_nothing_to_evaluate(num_batches):
-    with pytest.raises(ValueError, match="No image of the split could be read"):
-        evaluate([make_batch([0, 0], [0, 0], jnp.zeros((2, 3)))] * num_batches)
     with pytest.raises(ValueError, match="No image of the test split could be read"):
         classify([make_batch([0, 0], [0, 0], jnp.zeros(2))] * num_batches)
 
 
 def test_the_table_of_classes():
     """Three of four right is 0.75; a class without images has no accuracy, and a comma stays inside its name."""
-    result = PerClassResult(0.5, np.array([4.0, 0, 3]), np.array([3.0, 0, 1]), np.array([4.0, 0, 2]))
-    text = result.to_csv(["cat", "dog, wet", 'the "best"'])
-    assert list(csv.reader(io.StringIO(text))) == [
-        ["class", "images", "top1_correct", "top1_accuracy", "top5_accuracy"],
-        ["cat", "4", "3", "0.750000", "1.000000"],
-        ["dog, wet", "0", "0", "", ""],
-        ['the "best"', "3", "1", "0.333333", "0.666667"],
+    tally = Tally(4, np.arange(4))
+    right = np.array([[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [0, 1], [0, 0]], bool)
+    tally.add(answers([0, 0, 0, 0, 2, 2, 2], [0] * 7, [0.5] * 7), right)
+    text = tally.to_csv(["cat", "dog, wet", 'the "best"', "not listed"], [0, 1, 2])
+    header, *rows = csv.reader(io.StringIO(text))
+    names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
+    assert header == ["class", "images", "top1_correct", *names]
+    cells = [
+        [f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in ((3, 4), (4, 4), (1, 3), (2, 3))
     ]
-    with pytest.raises(ValueError, match="zip"):
-        result.to_csv(["cat", "dog"])
+    assert rows == [
+        ["cat", "4", "3", *cells[0], *cells[1]],
+        ["dog, wet", "0", "0", *[""] * 6],
+        ['the "best"', "3", "1", *cells[2], *cells[3]],
+    ]

@@ -35,7 +35,7 @@ def trained_on(data, **details):
 
 def judged(data, weights, **choice):
     """Names of the images below the folder that was given, and the notes."""
-    source, _, notes = open_labelled(data, weights, Choice(**choice))
+    source, _, notes, _ = open_labelled(data, weights, Choice(**choice))
     return [source.name_of(index)[-len(TEN_EACH[0]) :] for index in range(len(source))], notes
 
 
@@ -44,7 +44,7 @@ def test_a_folder_made_for_testing_is_judged_whole(make):
     files = [*TEN_EACH, "cat/0.png"]
     data = make("testset", files)
     for weights in (sample_weights(), trained_on("digits")):
-        source, words, notes = open_labelled(data, weights)
+        source, words, notes, _ = open_labelled(data, weights)
         assert len(source) == 21
         assert (words, notes) == ("all of folder:testset, 21 of 21 images", [])
 
@@ -126,7 +126,7 @@ def test_split_folders(make):
     files = [f"{split}/{file}" for split in ("test", "Train", "val") for file in TEN_EACH]
     data = make("splits", [*files, "val/cat/0.png"])
     for weights in (sample_weights(), trained_on("folder:other", test_split="val")):
-        source, words, notes = open_labelled(data, weights)
+        source, words, notes, _ = open_labelled(data, weights)
         assert (words, notes) == ("test of folder:splits, 20 of 20 images", [])
         assert source.class_names == NAMES
     assert open_labelled(data, sample_weights(), Choice(split="val")).words == "val of folder:splits, 21 of 21 images"
@@ -174,7 +174,7 @@ def test_names_that_weights_have_twice(make):
 
 def test_weights_without_names_are_matched_by_number_and_that_is_told(make):
     weights = dataclasses.replace(sample_weights(), class_names=None)
-    source, _, notes = open_labelled(make("seven", [f"{name}/0.png" for name in "gfedcba"]), weights)
+    source, _, notes, _ = open_labelled(make("seven", [f"{name}/0.png" for name in "gfedcba"]), weights)
     assert source.labels.tolist() == list(range(7))
     assert notes == ["the weights do not name their classes: matched by number with the data's."]
     with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):

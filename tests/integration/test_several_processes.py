@@ -77,7 +77,7 @@ def test_resumed_on_another_layout(data_dir, four_processes, half_done, num_proc
     assert_same_run(half_done, four_processes, range(7, 13))
 
 
-FIGURES = ("weights ", "data ", "images ", "top1_accuracy ", "top5_accuracy ", "loss ")
+FIGURES = ("weights", "data", "images", "top1_accuracy", "top5_accuracy", "loss", "calibration_error", "most_confused")
 
 
 @pytest.fixture
@@ -90,18 +90,26 @@ def evaluation(tmp_path):
 
 def figures(out):
     """Lines of the report; the transport writes lines of its own."""
-    return [line for line in out.splitlines() if line.startswith(FIGURES)]
+    return [line for line in out.splitlines() if line.partition(" ")[0] in FIGURES]
 
 
 def test_two_processes_evaluate_as_one(evaluation):
     folder, words = evaluation
-    expected = figures(succeed([*words, f"--csv={folder / 'one.csv'}"]))
-    assert expected[1:3] == [f"data           test of folder:{folder}/images, 11 of 11 images", "images         11"]
-    first, second = finish(commands.start_all([*words, f"--csv={folder / 'two.csv'}"], explicit(2), devices=2))
+    options = {name: [f"--csv={folder / name}.csv", f"--report={folder / name}"] for name in ("one", "two")}
+    expected = figures(succeed([*words, *options["one"]]))
+    data, images = f"data{'':<15}test of folder:{folder}/images, 11 of 11 images", f"images{'':<13}11"
+    assert expected[1:3] == [data, images]
+    first, second = finish(commands.start_all([*words, *options["two"]], explicit(2), devices=2))
     assert (first.code, second.code) == (0, 0), (first, second)
     assert (figures(first.out), figures(second.out)) == (expected, [])
     assert second.err == ""
     assert (folder / "two.csv").read_text() == (folder / "one.csv").read_text()
+    for name in ("classes.csv", "confusion.csv", "confusion.png"):
+        assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
+    one, two = ([line.split(",") for line in (folder / n / "images.csv").read_text().splitlines()] for n in options)
+    assert [row[:3] for row in two] == [row[:3] for row in one], "every image, in the order of the data"
+    assert [float(row[3]) for row in two[1:]] == pytest.approx([float(row[3]) for row in one[1:]], abs=1e-5)
+    assert len(two) == 12
 
 
 def test_two_processes_stop_together_at_an_image_of_one(evaluation):

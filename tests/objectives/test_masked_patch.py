@@ -19,7 +19,7 @@ KEY = jax.random.key(5)
 
 
 def objective(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
-    config = ObjectiveConfig(name="masked_patch", loss="softmax", patch_target=target, **options)
+    config = ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target=target, **options)
     return MaskedPatch(config, grid, patch_size)
 
 
@@ -154,7 +154,7 @@ def test_nothing_of_a_hidden_patch_reaches_its_prediction():
 
 
 def test_networks_that_cannot_predict_patches():
-    config = ObjectiveConfig(name="masked_patch", loss="softmax", patch_target="colours_4x4")
+    config = ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target="colours_4x4")
     assert patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
     assert patch_outputs(config, (16, 16)) == 16 * 512
     assert patch_outputs(dataclasses.replace(config, patch_target="pixels"), (16, 16)) == 768

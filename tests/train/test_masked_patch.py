@@ -17,7 +17,7 @@ from vit_jax.train.start import adapt
 from vit_jax.weights import load_weights
 from vit_jax.weights.saving import save_weights
 
-MASKED = ("objective.name=masked_patch", "input.mixup_alpha=0.0")
+MASKED = ("objective.kind=masked_patch", "input.mixup_alpha=0.0")
 LENGTHS = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
 LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
@@ -113,7 +113,7 @@ def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["input.mixup_alpha=0.4"], "mixup_alpha=0.4 has no effect without objective.name='classification'"),
+        (["input.mixup_alpha=0.4"], "mixup_alpha=0.4 has no effect without objective.kind='classification'"),
         (["objective.label_smoothing_fraction=0.1"], "label_smoothing_fraction=0.1 has no effect"),
         (["objective.loss=sigmoid"], "masked_patch has a loss of its own"),
         (["objective.corrupted_fraction=0.0"], "must lie between 0 and 1"),
@@ -128,7 +128,7 @@ def test_mistakes(options, message):
 
 
 def test_options_of_masking_need_it():
-    with pytest.raises(ValueError, match=r"corrupted_fraction=0.3 has no effect without objective.name='masked_patch'"):
+    with pytest.raises(ValueError, match=r"corrupted_fraction=0.3 has no effect without objective.kind='masked_patch'"):
         validate(runs.config("objective.corrupted_fraction=0.3"))
     with pytest.raises(ValueError, match="only pre-training predicts patches"):
-        validate(runs.load_recipe("digits_transfer:finetune", ["--config.objective.name=masked_patch"]))
+        validate(runs.load_recipe("digits_transfer:finetune", ["--config.objective.kind=masked_patch"]))

@@ -17,11 +17,14 @@ vit-jax: train Vision Transformers in JAX.
       Train from scratch, or resume from the workdir's last checkpoint.
   vit-jax finetune --config=RECIPE[:ARGUMENT] --workdir=FOLDER --config.init_from=WEIGHTS [--config.… ...]
       Fine-tune weights (a workdir, .npz, .safetensors) on other images, or resume an interrupted run.
-  vit-jax evaluate CHECKPOINT --data=DATA [--split=NAME] [--classes=A,B] [--csv=FILE] [--raw] [--data_dir=FOLDER]
-      Top-1, top-5 and loss of weights in any format on a labelled dataset; a table of the classes as CSV. Data
-      that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all of
-      a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out.
-      Further --train_split=, --global_batch=, --max_unreadable=.
+  vit-jax evaluate CHECKPOINT --data=DATA [--split=NAME] [--classes=A,B] [--report=FOLDER] [--csv=FILE] [--json]
+      Top-1 and top-5 with intervals, loss, calibration and speed of weights in any format on a labelled dataset; as a
+      report also tables of classes and images, confusions and pictures. Data that the weights were trained on are split
+      as in training. Of other data the split "test" is evaluated, or all of a folder without split sub-folders
+      (--split=all), unless --holdout_fraction= or --seed= selects a hold-out. Further --data_dir=FOLDER,
+      --train_split=, --global_batch=, --max_unreadable=, --raw.
+  vit-jax evaluate CHECKPOINT --data=imagenet[:NAME,...] --data_dir=FOLDER [--real=real.json]
+      The same for those of ImageNet's validation, ReaL, V2, -A, -R, Sketch and ObjectNet that are there: one table.
   vit-jax fewshot CHECKPOINT --data=DATA,... [--shots=1,5,10,25] [--seeds=0,1,2] [--l2=1024] [--sampling=random|first]
       Accuracy of a linear classifier in closed form on the frozen features of a few images of each class.
   vit-jax probe CHECKPOINT --data=DATA,... [--method=logistic|least_squares] [--penalty=P]

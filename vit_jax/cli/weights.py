@@ -1,5 +1,6 @@
 """Verbs that use weights: convert, evaluate, predict, export."""
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import jax
 
     from vit_jax.api import Model
+    from vit_jax.inference.labelled import Labelled
     from vit_jax.weights import Weights
 
 READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
@@ -42,8 +44,8 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
 
 def evaluate(words: Sequence[str]) -> None:
     """Accuracy of weights on a labelled dataset."""
-    optional = (*_CHOOSING, "global_batch", "csv", "max_unreadable", *READING)
-    options, _ = split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional)
+    optional = (*_CHOOSING, "global_batch", "csv", "report", "real", "max_unreadable", *READING)
+    options, _ = split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional, switches=("json",))
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
 
@@ -57,28 +59,62 @@ def evaluate(words: Sequence[str]) -> None:
 def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
     from vit_jax import hosts
     from vit_jax.files import write_atomically
-    from vit_jax.inference.evaluate import evaluate, report
+    from vit_jax.inference import figures, outcome, report
+    from vit_jax.inference.evaluate import make_evaluate
+
+    folder = pathlib.Path(options["report"]).expanduser() if "report" in options else None
+    if folder is not None:
+        figures.require_drawing()
+    model, weights = load_placed_model(options)
+    opened, absent = _open_evaluated(options, weights)
+    evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)
+    found = {}
+    for name, labelled in opened.items():
+        if folder is not None and hosts.is_first():
+            inside = folder / name if len(opened) > 1 else folder
+            found[name] = report.write_report(inside, labelled, model, evaluate)
+        else:
+            found[name] = evaluate(labelled, None)
+    if not hosts.is_first():
+        return
+    if "json" in options:
+        print(outcome.to_json(outcome.values(found, absent, model.source)), flush=True)
+    else:
+        print(outcome.to_text(found, model.source), flush=True)
+    for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    for name, reason in absent.items():
+        print(f"note: imagenet:{name} is not there: {printable(reason)}", file=sys.stderr)
+    if "csv" in options:
+        (evaluation,) = found.values()
+        table = evaluation.to_csv().encode("utf-8", "surrogateescape")
+        write_atomically(pathlib.Path(options["csv"]).expanduser(), table)
+
+
+def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
+    """The images by name, "" of a dataset that stands alone; and how those that are not there are made."""
+    from vit_jax.inference.imagenet.sets import is_family, open_family
     from vit_jax.inference.labelled import Choice, open_labelled
 
+    data, data_dir = options["data"], options.get("data_dir")
+    if is_family(data):
+        if idle := [f"--{name}" for name in _CHOOSING if name in options and name != "data_dir"]:
+            raise UsageError(f"{', '.join(idle)}: without effect on {data}; leave it out.")
+        opened, absent = open_family(data, weights, data_dir=data_dir, real=options.get("real"))
+        if "csv" in options and len(opened) > 1:
+            raise UsageError(f"--csv= is the table of one dataset, and {data} are {len(opened)}: use --report=FOLDER.")
+        return opened, absent
+    if "real" in options:
+        raise UsageError(f"--real={options['real']}: without effect on {data}, only on imagenet; leave it out.")
     choice = Choice(
         split=options.get("split"),
         train_split=options.get("train_split"),
         classes=tuple(filter(None, options["classes"].split(","))) if "classes" in options else None,
         seed=whole(options, "seed") if "seed" in options else None,
         holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
-        data_dir=options.get("data_dir"),
+        data_dir=data_dir,
     )
-    model, weights = load_placed_model(options)
-    source, words, notes = open_labelled(options["data"], weights, choice)
-    result = evaluate(model, source, global_batch=global_batch, max_unreadable=max_unreadable)
-    if not hosts.is_first():
-        return
-    print(report(result, model.source, words), flush=True)
-    for note in notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
-    if "csv" in options:
-        table = result.to_csv(source.class_names).encode("utf-8", "surrogateescape")
-        write_atomically(pathlib.Path(options["csv"]).expanduser(), table)
+    return {"": open_labelled(data, weights, choice)}, {}
 
 
 def predict(words: Sequence[str]) -> None:
@@ -91,8 +127,7 @@ def predict(words: Sequence[str]) -> None:
 
     from vit_jax.inference.predict import predict, to_json, to_table
 
-    model, weights = _model(options)
-    _note_unnamed(weights)
+    model = _readable(*_model(options))
     found = list(predict(model, images, top))
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
@@ -122,8 +157,7 @@ def export(words: Sequence[str]) -> None:
     from vit_jax.inference.export import export_stablehlo, require_free
 
     require_free(output, overwrite="overwrite" in options)
-    model, weights = _model(options)
-    _note_unnamed(weights)
+    model = _readable(*_model(options))
     for path in export_stablehlo(model, output, overwrite="overwrite" in options):
         print(printable(str(path)))
 
@@ -198,10 +232,16 @@ def _model(
     return model, weights
 
 
-def _note_unnamed(weights: "Weights") -> None:
+def _readable(model: "Model", weights: "Weights") -> "Model":
+    """The model with names of its classes that people can read; a note where they are not the weights' own."""
+    from vit_jax.inference.imagenet.classes import readable_names
+
+    names = readable_names(weights)
     if weights.class_names is None:
-        words = "their numbers stand for them; --class_names=FILE gives names, one a line"
+        meaning = "their numbers stand for them" if names is None else "they are taken to be ImageNet's 1,000"
+        words = f"{meaning}; --class_names=FILE gives names, one a line"
         print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
+    return model if names is None else dataclasses.replace(model, class_names=names)
 
 
 def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:

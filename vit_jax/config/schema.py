@@ -124,7 +124,7 @@ class InputConfig:
 class ObjectiveConfig:
     """What is minimised: a loss of class labels, or of the looks of patches that are hidden (ViT, sec. 4.6)."""
 
-    name: Literal["classification", "masked_patch"] = "classification"
+    kind: Literal["classification", "masked_patch"] = "classification"
     loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
     label_smoothing_fraction: float = 0.0
     # of masked_patch

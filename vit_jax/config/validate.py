@@ -84,16 +84,16 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
     ours = not is_reference(kind)
     ends = decay in ("linear", "cosine")
-    hides = config.objective.name == "masked_patch"
+    hides = config.objective.kind == "masked_patch"
     conditions = (
         (
             "objective",
             ("corrupted_fraction", "corruption_shares", "patch_target"),
             hides,
-            "objective.name='masked_patch'",
+            "objective.kind='masked_patch'",
         ),
-        ("objective", ("label_smoothing_fraction",), not hides, "objective.name='classification'"),
-        ("input", ("mixup_alpha",), not hides, "objective.name='classification'"),
+        ("objective", ("label_smoothing_fraction",), not hides, "objective.kind='classification'"),
+        ("input", ("mixup_alpha",), not hides, "objective.kind='classification'"),
         ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
         ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
@@ -156,10 +156,10 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
 
 def _wrong_objective(config: RunConfig) -> Iterator[str]:
     objective, shares = config.objective, config.objective.corruption_shares
-    if objective.name != "masked_patch":
+    if objective.kind != "masked_patch":
         return
     if isinstance(config, FinetuneConfig):
-        yield "objective.name='masked_patch': only pre-training predicts patches; fine-tuning takes labels."
+        yield "objective.kind='masked_patch': only pre-training predicts patches; fine-tuning takes labels."
     if objective.loss != "softmax":
         yield f"objective.loss={objective.loss!r}: masked_patch has a loss of its own; leave it at 'softmax'."
     if not 0 < objective.corrupted_fraction <= 1:
@@ -204,7 +204,7 @@ def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
 def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     best_metric = config.checkpoint.best_metric if config.checkpoint.keep_best else None
     objective = config.objective
-    has_accuracy = objective.name == "classification" or objective.patch_target != "pixels"
+    has_accuracy = objective.kind == "classification" or objective.patch_target != "pixels"
     usual = ["accuracy", "loss"] if has_accuracy else ["loss"]
     known = [f"test_{result}" for result in usual]
     own = []  # prefixes of evaluators whose results may have any name

@@ -6,7 +6,7 @@ Images stay as they are stored (encoded); the transforms decode them.
 import difflib
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import find_task
 
 CHUNK = 256  # records read at once for their labels
+
+
+class NotPrepared(ValueError):
+    """A dataset of the catalogue is not there; the message has the command that makes it."""
 
 
 class TfdsSource(Source):
@@ -40,9 +44,9 @@ class TfdsSource(Source):
         self.split, self._labels = split, labels
         self._records = builder.as_data_source(split=split).data_source  # still serialised
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
-        label = {labels.feature: builder.info.features[labels.feature]}
-        self._features = tfds.features.FeaturesDict({"image": builder.info.features["image"], **label})
-        self._label_only = tfds.features.FeaturesDict(label)
+        wanted = ("image", labels.feature)
+        self._known = dict(builder.info.features)
+        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in wanted})
 
     def __len__(self) -> int:
         return len(self._records)
@@ -54,10 +58,9 @@ class TfdsSource(Source):
             raise UnreadableImage(f"The stored record is damaged ({error})") from error
         record = self._features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
         image = record["image"] if self._labels.image is None else self._labels.image(record["image"])
-        return Record(image, self._label(record))
+        return Record(image, self._label(record[self._labels.feature]))
 
-    def _label(self, record: Mapping[str, Any]) -> int:
-        value = record[self._labels.feature]
+    def _label(self, value: Any) -> int:
         return int(value if self._labels.label is None else self._labels.label(value))
 
     @functools.cached_property
@@ -66,16 +69,21 @@ class TfdsSource(Source):
 
         0 for a damaged record, which is an unreadable image wherever it is drawn.
         """
-        raw, parse = self._records, self._label_only.deserialize_example_np
+        labels = (0 if value is None else self._label(value) for value in self.column(self._labels.feature))
+        return np.fromiter(labels, np.int32, len(self))
 
-        def read(chunk: range) -> list[int]:
+    def column(self, key: str) -> Iterator[Any]:
+        """One feature of every record, without decoding images; None of a damaged record."""
+        raw, parse = self._records, tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
+
+        def read(chunk: range) -> list[Any]:
             try:
-                return [self._label(parse(record)) for record in raw.__getitems__(chunk)]
+                return [parse(record)[key] for record in raw.__getitems__(chunk)]
             except RuntimeError:
-                return [0] if len(chunk) == 1 else [label for index in chunk for label in read(range(index, index + 1))]
+                return [None] if len(chunk) == 1 else [one for index in chunk for one in read(range(index, index + 1))]
 
-        chunks = (range(i, min(i + CHUNK, len(raw))) for i in range(0, len(raw), CHUNK))
-        return np.fromiter((label for chunk in chunks for label in read(chunk)), np.int32, len(raw))
+        for first in range(0, len(raw), CHUNK):
+            yield from read(range(first, min(first + CHUNK, len(raw))))
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
@@ -86,10 +94,11 @@ def open_digits(split: str, data_dir: str | None) -> TfdsSource:
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
-def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
+def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
     """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
 
     Raises:
+      NotPrepared: it is of the catalogue, and is not there.
       ValueError: TFDS knows no such dataset or version; otherwise as `TfdsSource`.
     """
     try:
@@ -102,7 +111,7 @@ def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
         ) from None
     except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
-    return TfdsSource(builder, split)
+    return TfdsSource(builder, split, Labels(label_key))
 
 
 def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
@@ -176,7 +185,7 @@ def _require_prepared(builder: Any) -> None:
     root = data_dir.parents[len(Path(builder.info.full_name).parts) - 1]
     command = f"vit-jax prepare {builder.info.full_name.replace(f'/{builder.version}', '')} --data_dir={root}"
     if not builder.info.splits:
-        raise ValueError(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
+        raise NotPrepared(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
     if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(
             f"Dataset {builder.info.full_name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "

@@ -1,60 +1,123 @@
-"""Accuracy of weights on a labelled dataset."""
+"""Evaluates weights on labelled images, each image once, on all devices of all processes."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
+from vit_jax.activations import placed_by
 from vit_jax.api import Model
-from vit_jax.arrays import Batch, normalise
+from vit_jax.arrays import Batch, abstract_batch, normalise
+from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
-from vit_jax.data.records import Source, few
+from vit_jax.data.records import few
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.evals.per_class import PerClassResult, evaluate_per_class, per_class_sums
-from vit_jax.files import printable
-from vit_jax.sharding import batch_sharding, build_mesh, replicated
+from vit_jax.evals.answers import Answers, answer, answers_over
+from vit_jax.evals.per_class import Tally
+from vit_jax.evals.sums import Results
+from vit_jax.inference.labelled import Labelled
+from vit_jax.inference.outcome import Evaluation
+from vit_jax.inference.predict import not_finite
+from vit_jax.models import flops
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+
+Watch = Callable[[Answers, np.ndarray], None]
+"""Is given the answers to some images, and which of them are right (N, T)."""
+Evaluate = Callable[[Labelled, Watch | None], Evaluation]
 
 
-def evaluate(model: Model, source: Source, *, global_batch: int, max_unreadable: int) -> PerClassResult:
-    """Evaluates on all devices of all processes.
+def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Evaluate:
+    """Compiles the step of an evaluation on all devices of all processes, for any number of datasets.
 
     Args:
       model: its parameters lie complete on every device of all processes.
-      source: labels numbered as the model's classes.
       global_batch: examples of one step; rounded up to a multiple of the devices.
-      max_unreadable: images that may be left out, over all processes.
+      max_unreadable: images that may be left out of a dataset, over all processes.
+
+    Returns:
+      A function of images, and of what is to see the answers as they come. It raises ValueError if more images than
+      `max_unreadable`, or all, cannot be read, or if outputs are not finite.
 
     Raises:
-      ValueError: more images than `max_unreadable`, or all, cannot be read; or the model has no classes or states no
-        preparation of images.
+      ValueError: the model has no classes or states no preparation of images.
     """
     model.require_classes()
+    transform, num_outputs = model.require_transform(), model.architecture.num_classes
     mesh = build_mesh(jax.devices())
     sharding = batch_sharding(mesh)
     global_batch = -(-global_batch // mesh.size) * mesh.size
-    stream = EvaluationStream(source, model.require_transform(), global_batch, local_rows(sharding, global_batch))
-    megapixels = stream.transform.max_image_megapixels
-    log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
 
-    def step(module: Any, batch: Batch) -> dict[str, jax.Array]:
+    def run(module: Any, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
         image_BHWC = normalise(batch.image_BHWC, model.architecture.compute_dtype)
-        return per_class_sums(module(image_BHWC).logits_BK, batch)
+        return answer(module(image_BHWC).logits_BK, batch, is_allowed_K, output_K)
 
-    jitted = jax.jit(step, out_shardings=replicated(mesh))
-    result = evaluate_per_class(lambda: open_placed(stream, sharding, log), jitted, model.module)
-    if (missing := len(source) - int(result.images_K.sum())) > max_unreadable:
-        names = few([source.name_of(index) for index in log.met])
-        raise ValueError(
-            f"{missing} images cannot be read, and --max_unreadable is {max_unreadable}{names and f': {names}'}. "
-            "Replace or remove them, or raise it."
+    def place(array: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
+
+    abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=replicated(mesh)) for dtype in (bool, np.int32)]
+    batch = abstract_batch(global_batch, transform.image_size, sharding)
+    step = jax.jit(placed_by(Placement(mesh))(run), out_shardings=replicated(mesh))
+    compiled = step.lower(model.module, batch, *abstract).compile()
+    gflops = _gflops(model)
+
+    def evaluate(labelled: Labelled, watch: Watch | None = None) -> Evaluation:
+        source, key = labelled.source, labelled.key
+        stream = EvaluationStream(source, transform, global_batch, local_rows(sharding, global_batch))
+        megapixels = transform.max_image_megapixels
+        log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
+        output_K = np.zeros(num_outputs, np.int32)  # of one size, so that the step is compiled once for all datasets
+        if key.has_loss:
+            output_K[: len(key.output_L)] = key.output_L
+        arguments = place(key.is_allowed_K), place(output_K)
+        tally = Tally(len(key.output_L), np.flatnonzero(key.is_allowed_K))
+        began = time.perf_counter()
+        for answers in answers_over(
+            lambda: open_placed(stream, sharding, log),
+            lambda module, batch: compiled(module, batch, *arguments),
+            model.module,
+        ):
+            _require_finite(answers, labelled, model)
+            is_right_NT = key.is_right(answers.record_N, answers.label_N, answers.class_NT)
+            tally.add(answers, is_right_NT)
+            if watch is not None:
+                watch(answers, is_right_NT)
+        seconds = time.perf_counter() - began
+        unreadable = len(source) - tally.images
+        if unreadable > max_unreadable:
+            names = few([source.name_of(index) for index in log.met])
+            raise ValueError(
+                f"{unreadable} images cannot be read, and --max_unreadable is {max_unreadable}"
+                f"{names and f': {names}'}. Replace or remove them, or raise it."
+            )
+        if not tally.images:
+            raise ValueError("No image could be read, so there is nothing to evaluate.")
+        if tally.first_2LA is None:
+            size = f"{len(tally.images_L):,} classes and {len(tally.answer_A):,} answers"
+            labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
+        return Evaluation(
+            labelled=labelled,
+            tally=tally,
+            unreadable=unreadable,
+            images_per_second=tally.images / seconds,
+            gflops_per_image=gflops,
         )
-    return result
+
+    return evaluate
 
 
-def report(result: PerClassResult, weights: str, data: str) -> str:
-    """The figures, one to a line, under the source of the weights and the data that they were evaluated on."""
-    lines = [f"weights        {printable(weights)}", f"data           {printable(data)}"]
-    for name, value in result.values():
-        text = f"{value:,.0f}" if name == "images" else f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
-        lines.append(f"{name:<14} {text}")
-    return "\n".join(lines)
+def _gflops(model: Model) -> float | None:
+    """Of one image: by formula, or of a user's own network by counting in its program, where that is possible."""
+    a = model.architecture
+    try:
+        macs = forward_macs(a) if a.is_standard else flops.forward_macs(model.module, a)
+    except ValueError:
+        return None
+    return FLOPS_PER_MAC * macs / 1e9
+
+
+def _require_finite(answers: Answers, labelled: Labelled, model: Model) -> None:
+    if len(odd := np.flatnonzero(~np.isfinite(answers.probability_NT).all(axis=1))):
+        raise not_finite(model, labelled.source.name_of(int(answers.record_N[odd[0]])))

@@ -30,12 +30,50 @@ class Choice:
     data_dir: str | None = None  # where TFDS keeps prepared datasets
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Key:
+    """Which outputs of the network may be answers, and which are right.
+
+    Legend: K outputs, L classes of the data, N images, S right answers of an image.
+
+    Attributes:
+      answer_names: of the outputs, as they are shown.
+      is_allowed_K: the others take no part, as if the network did not have them.
+      output_L: the output that stands for each class of the data; -1 where there is none.
+      listed: classes of the data that have images.
+      right_NS: the outputs that are right for each image, filled with -1; None where it is that of its class.
+    """
+
+    answer_names: tuple[str, ...]
+    is_allowed_K: np.ndarray
+    output_L: np.ndarray
+    listed: np.ndarray
+    right_NS: np.ndarray | None = None
+
+    def is_right(self, record_N: np.ndarray, label_N: np.ndarray, class_NT: np.ndarray) -> np.ndarray:
+        """Which answers are right, bool (N, T)."""
+        right_NS = self.output_L[label_N][:, None] if self.right_NS is None else self.right_NS[record_N]
+        return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether each image has one right output."""
+        return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
+
+
+def plain_key(names: tuple[str, ...]) -> Key:
+    """Every output is a class of the data, with the same number."""
+    numbers = np.arange(len(names))
+    return Key(answer_names=names, is_allowed_K=np.ones(len(names), bool), output_L=numbers, listed=numbers)
+
+
 class Labelled(NamedTuple):
     """Images to evaluate."""
 
-    source: Source  # with labels in the weights' numbering
+    source: Source
     words: str  # which split of which data, and how many of how many images
     notes: list[str]  # what readers of the result should know
+    key: Key
 
 
 def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> Labelled:
@@ -60,7 +98,8 @@ def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> 
     source = _numbered(open_source(data, split, config, how.seed), data, weights)
     if weights.class_names is None:
         notes.append("the weights do not name their classes: matched by number with the data's.")
-    return Labelled(source, f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images", notes)
+    words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
+    return Labelled(source, words, notes, plain_key(source.class_names))
 
 
 _Decision = tuple[str, TrainingData, list[str]]  # the split, how the data are split, notes

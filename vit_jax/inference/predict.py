@@ -22,13 +22,18 @@ def predict(model: Model, images: Sequence[str], top: int) -> Iterator[dict[str,
             yield {"image": image, "error": str(found)}
             continue
         if not np.isfinite(found).all():
-            raise ValueError(
-                f"{model.source}: the probabilities of {image} are not finite. Its parameters are damaged, or too "
-                "large for the dtype it computes in."
-            )
+            raise not_finite(model, image)
         order = np.argsort(-found, kind="stable")[:top]  # of equals the lower number first
         classes = [{"class": model.class_names[k], "probability": float(found[k])} for k in order]
         yield {"image": image, "predictions": classes}
+
+
+def not_finite(model: Model, image: str) -> ValueError:
+    """The error for a network that does not answer."""
+    return ValueError(
+        f"{model.source}: the probabilities of {printable(image)} are not finite. Its parameters are damaged, or too "
+        "large for the dtype it computes in."
+    )
 
 
 def to_json(records: Sequence[dict[str, Any]]) -> str:

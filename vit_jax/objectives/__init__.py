@@ -28,6 +28,6 @@ def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Obje
     Raises:
       ValueError: a loss that cannot be called, or patches that cannot be predicted.
     """
-    if config.name == "masked_patch":
+    if config.kind == "masked_patch":
         return build_masked_patch(config, architecture)
     return build_classification(config)

@@ -25,7 +25,7 @@ def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
     Raises:
       ValueError: patches that cannot be divided into 4 x 4 parts.
     """
-    if config.name != "masked_patch":
+    if config.kind != "masked_patch":
         return 0
     if config.patch_target == "colours_4x4":
         if any(pixels % SIDE for pixels in patch_size):
@@ -109,7 +109,7 @@ def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
       ValueError: an image of one patch, for which there is no other.
     """
     if math.prod(a.grid) < 2:
-        raise ValueError(f"config.objective.name='masked_patch': images of {a.image_size} have one patch of {a.name}.")
+        raise ValueError(f"config.objective.kind='masked_patch': images of {a.image_size} have one patch of {a.name}.")
     return MaskedPatch(config, a.grid, a.patch_size)
 
 

@@ -50,6 +50,7 @@ class Weights:
     statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
     notes: Sequence[str] = ()  # sentences: what was assumed, and what is odd
     training: TrainingData | None = None  # the data of the run that made them
+    format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
 
     def warnings(self) -> list[str]:
         """The notes that matter when these weights are used without training."""
@@ -146,7 +147,7 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any])
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
-    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training)
+    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format)
 
 
 def _require_all(found: Recognised, file: ArrayFile) -> None:

@@ -1,0 +1,177 @@
+"""The folder of a report: every file against the images themselves, and what happens where it cannot be written."""
+
+import csv
+import json
+import os
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, to_png
+from tests.integration.commands import run, succeed
+from vit_jax.api import from_weights
+from vit_jax.evals.answers import Answers
+from vit_jax.evals.per_class import Tally
+from vit_jax.inference import figures
+from vit_jax.inference.labelled import Labelled, plain_key
+from vit_jax.inference.outcome import Evaluation
+from vit_jax.weights.saving import OWN, save_weights
+
+PIXELS = sample_pixels(20)
+LABELS = np.arange(20) % 7
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Weights `w` and a folder `images` of twenty images in seven classes."""
+    monkeypatch.chdir(tmp_path)
+    save_weights(sample_weights(), tmp_path / "w", OWN)
+    for number, (label, image) in enumerate(zip(LABELS, PIXELS, strict=True)):
+        path = tmp_path / "images" / NAMES[label] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_png(image))
+    return tmp_path
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.reader(file))
+
+
+WORDS = ["evaluate", "w", "--data=folder:images", "--global_batch=8"]
+FILES = {
+    "result.json",
+    "classes.csv",
+    "images.csv",
+    "confusion.csv",
+    "reliability.png",
+    "confusion.png",
+    "mistakes.png",
+}
+
+
+def test_every_file_against_the_images(here):
+    out = succeed([*WORDS, "--report=report", "--csv=classes.csv"])
+    assert {path.name for path in (here / "report").iterdir()} == FILES
+    shares = softmax(logits_of(from_weights(sample_weights()).module, PIXELS))
+    header, *rows = rows_of(here / "report/images.csv")
+    assert header == ["image", "class", "answer", "probability", "is_right"]
+    assert len(rows) == len({row[0] for row in rows}) == 20
+    for name, label, answer, probability, is_right in rows:
+        number = int(name[-7:-4])
+        assert name == f"images/{label}/{number:03}.png"
+        assert (label, answer) == (NAMES[LABELS[number]], NAMES[shares[number].argmax()])
+        assert float(probability) == pytest.approx(shares[number].max(), abs=2e-6)
+        assert is_right == str(int(label == answer))
+    header, *rows = rows_of(here / "report/confusion.csv")
+    assert header == ["class", *NAMES]
+    counts = np.zeros((7, 7), int)
+    np.add.at(counts, (LABELS, shares.argmax(axis=1)), 1)
+    assert [[row[0], *map(int, row[1:])] for row in rows] == [[NAMES[k], *counts[k]] for k in range(7)]
+    assert (here / "report/classes.csv").read_text() == (here / "classes.csv").read_text()
+    result = json.loads((here / "report/result.json").read_text())
+    assert result["top1_accuracy"] == np.trace(counts) / 20
+    assert f"{result['top1_accuracy']:.2%}" in out
+    for name in FILES:
+        if name.endswith(".png"):
+            picture = cv2.imread(str(here / "report" / name))
+            assert min(picture.shape[:2]) > 300
+            assert picture.std() > 10, "something is drawn"
+
+
+def test_json_is_the_result_of_the_report(here):
+    printed = json.loads(succeed([*WORDS, "--report=report", "--json"]))
+    written = json.loads((here / "report/result.json").read_text())
+    assert printed == written
+    assert printed["weights"] == "w (vit_jax, parameters of step 0)"
+    assert printed["unreadable_images"] == 0
+    assert printed["gflops_per_image"] > 0
+    assert sum(one["images"] for one in printed["calibration_bins"]) == 20
+    low, high = printed["top1_interval"]
+    assert low <= printed["top1_accuracy"] <= high
+
+
+def test_what_cannot_be_read_is_in_no_table(here):
+    """A name that is no text, and an image that is none."""
+    odd = here / "images" / NAMES[0] / os.fsdecode(b"caf\xe9.png")
+    (here / "images" / NAMES[0] / "000.png").rename(odd)
+    (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
+    result = json.loads(succeed([*WORDS, "--report=report", "--json", "--max_unreadable=1"]))
+    assert (result["images"], result["unreadable_images"]) == (19, 1)
+    names = [row[0] for row in rows_of(here / "report/images.csv")[1:]]
+    assert len(names) == 19
+    assert str(odd.relative_to(here)) in names
+    assert f"images/{NAMES[1]}/001.png" not in names
+
+
+def test_too_many_that_cannot_be_read_leave_no_table(here):
+    (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
+    code, _, err = run([*WORDS, "--report=report"])
+    assert (code, "1 images cannot be read" in err) == (2, True)
+    assert list((here / "report").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be(here):
+    (here / "report").write_text("a file")
+    code, out, err = run([*WORDS, "--report=report"])
+    assert (code, out) == (2, "")
+    assert "report cannot be written" in err
+
+
+def test_without_matplotlib_it_says_so_first(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = run([*WORDS, "--report=report"])
+    assert (code, out) == (2, "")
+    assert "pip install 'vit_jax[figures]'" in err
+    assert not (here / "report").exists()
+    assert run(WORDS)[0] == 0
+
+
+class Stored:
+    """Records whose images are given; the last is damaged."""
+
+    class_names = ("$x$", "a long name that has no room \x1b[2J")
+
+    def __getitem__(self, index):
+        from vit_jax.data.records import Record
+
+        return Record(b"rubbish" if index else np.zeros((400, 30, 3), np.uint8), 0)
+
+    def name_of(self, index):
+        return f"image {index}"
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_pictures_of_odd_names_and_images(wrong):
+    names = Stored.class_names
+    tally = Tally(2, np.arange(2))
+    first = np.array([[1]] * wrong + [[0]] * (3 - wrong))
+    tally.add(Answers(np.arange(3), np.zeros(3, int), first, np.full((3, 1), 0.75), np.zeros(3)), first == 0)
+    evaluation = Evaluation(
+        labelled=Labelled(Stored(), "", [], plain_key(names)),
+        tally=tally,
+        unreadable=0,
+        images_per_second=1.0,
+        gflops_per_image=1.0,
+    )
+    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, 180.0)):
+        assert draw(evaluation).startswith(b"\x89PNG")
+
+
+def test_a_large_matrix_keeps_its_single_cells():
+    shares = np.zeros((1000, 113))
+    shares[999, 112], shares[3, 5] = 0.5, 0.25
+    cells, blocks = figures._pool(shares)
+    assert (cells.shape, blocks) == ((250, 113), (4, 1))
+    assert (cells[249, 112], cells[0, 5], cells.sum()) == (0.5, 0.25, 0.75)
+    assert np.array_equal(figures._pool(np.eye(7))[0], np.eye(7))
+
+
+def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
+    monkeypatch.setattr("vit_jax.evals.per_class.LARGEST_CONFUSION", 48)
+    code, _, err = run([*WORDS, "--report=report"])
+    assert code == 0
+    assert "note: confusions are not counted: the matrix of 7 classes and 7 answers would take too much memory." in err
+    assert {path.name for path in (here / "report").iterdir()} == FILES - {"confusion.csv", "confusion.png"}
