@@ -89,5 +89,6 @@ def test_each_dataset_and_its_text():
     assert (name, result) == ("first", {"accuracy": {3: 1.0}, "test_images": 48})
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text({name: result})
+    assert "100.00%  (92.59% to 100.00%) of 48 images" in to_text({name: result})  # 48 / (48 + 1.96**2)
     ((name, result, _),) = run_each(pairs, Found(), "probe", method="least_squares", penalty=2.0)
     assert "least_squares, penalty 2" in to_text({name: result})

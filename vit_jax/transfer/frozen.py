@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.data.records import few
 from vit_jax.evals.features import Features, num_in_both
 from vit_jax.evals.fewshot import FewShot, FewShotResult, best_l2, choose_examples, few_shot, spread
+from vit_jax.evals.intervals import wilson
 from vit_jax.evals.least_squares import L2, LeastSquares
 from vit_jax.evals.logistic import choose_penalty, fit_logistic
 from vit_jax.evals.neighbours import neighbour_accuracy
@@ -138,14 +139,15 @@ def run_each(
 
 
 def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each dataset and accuracy."""
+    """A line for each dataset and accuracy, with its 95 % interval."""
     lines = []
     for name, result in results.items():
         images, accuracy = result["test_images"], result["accuracy"]
         rows = accuracy if isinstance(accuracy, dict) else {result["method"]: accuracy}
         for key, value in rows.items():
             what = f"{key} neighbours" if isinstance(accuracy, dict) else f"{key}, penalty {result['penalty']:.4g}"
-            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  of {images:,} images")
+            low, high = wilson(value * images, images)
+            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  ({low:.2%} to {high:.2%}) of {images:,} images")
     return "\n".join(lines)
 
 
