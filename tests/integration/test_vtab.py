@@ -20,7 +20,7 @@ def weights(tmp_path_factory):
 def swept(weights, tmp_path_factory):
     """The workdir of an uninterrupted sweep."""
     folder = tmp_path_factory.mktemp("sweep") / "vtab"
-    commands.succeed(words_of(weights, folder, tasks="light"))
+    commands.succeed(words_of(weights, folder, tasks="bright"))
     return folder
 
 
@@ -33,23 +33,23 @@ def hashes(folder):
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_parameters(swept, weights, tmp_path):
-    words = words_of(weights, tmp_path, tasks="light")
+    words = words_of(weights, tmp_path, tasks="bright")
     process = commands.start(words)
-    commands.wait_until(lambda: list(tmp_path.glob("shade/trials/*/config.json")), process)  # the third run has begun
+    commands.wait_until(lambda: list(tmp_path.glob("*/trials/*0.2*/config.json")), process)  # the second run has begun
     commands.kill(process)
     done = {file: time for file, time in files_of_runs(tmp_path).items() if (file.parent / "summary.json").exists()}
     out = commands.succeed(words)
-    assert [run[0] for run in begun(out)] == ["shade", "shade", "bright", "shade"]
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
     assert files_of_runs(tmp_path).items() >= done.items()
     assert hashes(tmp_path) == hashes(swept)
     assert (tmp_path / "results.md").read_text() == (swept / "results.md").read_text()
 
 
 def test_two_processes_make_one_sweep(swept, weights, tmp_path):
-    words = words_of(weights, tmp_path, tasks="light")
+    words = words_of(weights, tmp_path, tasks="bright")
     first, second = commands.finish(commands.start_all(words, explicit(2), devices=2))
     assert (first.code, second.code) == (0, 0), (first, second)
     assert commands.spoken(second.out) == []
-    assert len(begun(first.out)) == 6
+    assert len(begun(first.out)) == 3
     assert (tmp_path / "results.md").read_text() in first.out
     assert accuracies(tmp_path) == accuracies(swept)
