@@ -28,9 +28,8 @@ from vit_jax.arrays import normalise
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.memory import MemorySource
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.evaluate import make_evaluate
 from vit_jax.inference.export import export_stablehlo
 from vit_jax.inference.predict import predict
 from vit_jax.models import build_model
@@ -202,7 +201,7 @@ def test_a_network_without_classes_gives_features(tmp_path):
     for use in (
         lambda: model.predict(pixels),
         lambda: list(predict(model, ["a.png"], 1)),
-        lambda: evaluate(model, MemorySource(pixels, np.zeros(5, int), NAMES), global_batch=8, max_unreadable=0),
+        lambda: make_evaluate(model, global_batch=8, max_unreadable=0),
         lambda: export_stablehlo(model, tmp_path / "program"),
     ):
         with pytest.raises(ValueError, match="has no classes, only features"):
