@@ -16,8 +16,9 @@ def test_released_datasets_have_their_splits(monkeypatch):
         return type("Fake", (), {"class_names": ("a", "b")})()
 
     monkeypatch.setattr(datasets, "open_source", open_source)
-    for name in RELEASED:
+    for name in (*RELEASED, "vtab:pets"):
         open_pair(name, Choice(data_dir="/data"))
+    assert opened[-2:] == [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
     assert len(RELEASED) == 7
     assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
     assert ("tfds:uc_merced", "train[1000:]", "/data") in opened

@@ -90,7 +90,7 @@ def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str,
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
             "folder:PATH, tfds:NAME."
         )
-    known = known or Known(name, "train", "test")
+    known = known or Known(name, "train800val200" if name.startswith("vtab:") else "train", "test")
     then = training if training and located(training.data) == located(known.data) else None
     config = InputConfig(
         train_split=choice.train_split or (then.train_split if then else known.train_split),

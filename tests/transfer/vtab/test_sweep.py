@@ -145,11 +145,11 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
         for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines())
         if cells
     }
-    assert rows["task"][:6] == ["task", "group", "top-1 %", "test images", "learning rate", "steps"]
-    assert rows["bright"][1:] == ["light", "30.00", "24", "0.3", "12", "90.0", "80.0", "70.0"]
+    assert rows["task"][:7] == ["task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps"]
+    assert rows["bright"][1:] == ["light", "30.00", "15.52 to 50.00", "24", "0.3", "12", "90.0", "80.0", "70.0"]
     assert rows["dull"][1:3] == ["nothing", "70.00"]
-    assert rows["**light**"][2:] == ["**30.00**", "2 of 2 tasks", "", "", "80.00", "70.00", "60.00"]
-    assert rows["**all tasks**"][2:] == ["**43.33**", "3 of 3 tasks", "", "", "70.00", "60.00", "51.00"]
+    assert rows["**light**"][2:] == ["**30.00**", "", "2 of 2 tasks", "", "", "80.00", "70.00", "60.00"]
+    assert rows["**all tasks**"][2:] == ["**43.33**", "", "3 of 3 tasks", "", "", "70.00", "60.00", "51.00"]
     # Means over the validation images: (0.1 + 0.1 + 0.9) / 3 and (0.3 + 0.3 + 0.7) / 3.
     assert [rows[rate] for rate in ("0.1", "0.3")] == [
         ["0.1", "12", "3", "36.67"],

@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.evals.intervals import wilson
 from vit_jax.files import write_atomically
 from vit_jax.transfer.vtab.suite import PUBLISHED, Task
 from vit_jax.transfer.vtab.sweep import WEIGHTS_FILE, Sweep
 
 FILE = "results"  # in the sweep's folder, with the ending of each format
-_HEAD = ("task", "group", "top-1 %", "test images", "learning rate", "steps")
+_HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")
 _WORDS = ("task", "group", "data", "this machine", "final run")  # columns that are aligned to the left
 
 
@@ -21,6 +22,7 @@ class Result(NamedTuple):
 
     task: Task
     accuracy: float  # fraction of the test images
+    interval: tuple[float, float]  # that the true accuracy lies in, 95 %
     test_images: int
     learning_rate: float
     steps: int
@@ -43,7 +45,8 @@ def results_of(sweep: Sweep) -> list[Result]:
     for task, (setting, outcome) in sweep.finals().items():
         trial = sweep.outcome(task, "trials", setting)
         if outcome.accuracy is not None:
-            numbers = (outcome.accuracy, outcome.num_images, setting.learning_rate, setting.num_steps)
+            interval = wilson(outcome.accuracy * outcome.num_images, outcome.num_images)
+            numbers = (outcome.accuracy, interval, outcome.num_images, setting.learning_rate, setting.num_steps)
             found.append(Result(task, *numbers, trial.accuracy if trial else None))
     return found
 
@@ -69,14 +72,27 @@ def to_markdown(sweep: Sweep) -> str:
     columns = PUBLISHED if any(result.task.published for result in results) else ()
     lines = [
         [
-            *(r.task.name, r.task.group, f"{100 * r.accuracy:.2f}", f"{r.test_images:,}", f"{r.learning_rate:g}"),
-            *(f"{r.steps:,}", *_figures(r.task.published, columns, digits=1)),
+            *(r.task.name, r.task.group, f"{100 * r.accuracy:.2f}", " to ".join(f"{100 * x:.2f}" for x in r.interval)),
+            *(
+                f"{r.test_images:,}",
+                f"{r.learning_rate:g}",
+                f"{r.steps:,}",
+                *_figures(r.task.published, columns, digits=1),
+            ),
         ]
         for r in results
     ]
     lines += [
         [
-            *(f"**{mean.name}**", "", f"**{100 * mean.accuracy:.2f}**", f"{mean.num_tasks} of {mean.of} tasks", "", ""),
+            *(
+                f"**{mean.name}**",
+                "",
+                f"**{100 * mean.accuracy:.2f}**",
+                "",
+                f"{mean.num_tasks} of {mean.of} tasks",
+                "",
+                "",
+            ),
             *_figures(mean.published, columns, digits=2),
         ]
         for mean in means_of(sweep, results)
@@ -122,10 +138,10 @@ def to_csv(sweep: Sweep) -> str:
     """One line for each task, and none for means; accuracies are fractions, and the paper's percent as printed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = ("test_accuracy", *Result._fields[2:])
+    names = ("test_accuracy", "low", "high", *Result._fields[3:])
     writer.writerow(["task", "group", *names, *(f"paper_percent: {column}" for column in PUBLISHED)])
-    for task, *numbers in results_of(sweep):
-        writer.writerow([task.name, task.group, *numbers, *task.published])
+    for task, accuracy, interval, *numbers in results_of(sweep):
+        writer.writerow([task.name, task.group, accuracy, *interval, *numbers, *task.published])
     return text.getvalue()
 
 
