@@ -84,7 +84,7 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
         config.schedule, warmup_steps=lengths.warmup, total_steps=lengths.total, timescale_steps=lengths.timescale
     )
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
-    objective = build_objective(config.objective)
+    objective = build_objective(config.objective, architecture)
     step = jax.jit(make_train_step(config, lengths, architecture, objective, optimizer, schedule), donate_argnums=0)
     state = jax.jit(lambda key: init_state(build_model(architecture, key), optimizer, with_polyak=False))(
         jax.random.key(0)

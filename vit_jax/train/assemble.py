@@ -160,29 +160,34 @@ def assemble(
         after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
         return pytree.named_leaves(after), metrics
 
-    def jit(step: Any, state_shardings: Any, *, is_training: bool = True) -> Any:
+    batches, options = batch_sharding(mesh), compiler_options(mesh)
+
+    def jit_training(step: Any, states: Any) -> Any:
+        """A step on states that lie so, whose memory it takes over."""
+        outputs = (states, whole)
         return jax.jit(
-            step,
-            in_shardings=(state_shardings, batch_sharding(mesh)),
-            out_shardings=(state_shardings, whole) if is_training else whole,
-            donate_argnums=0 if is_training else (),
-            compiler_options=compiler_options(mesh),
+            step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
         )
 
     return Assembly(
         config=config,
         steps=steps,
         architecture=architecture,
-        batch_sharding=batch_sharding(mesh),
+        batch_sharding=batches,
         evaluation_batch=config.evaluation.global_batch or config.global_batch,
         forward_macs=macs(count_padding=True),
         training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
         abstract_state=abstract,
         init_state=jax.jit(init, out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
-        train_step=jit(train_step, shardings),
-        train_step_of_leaves=jit(train_step_of_leaves, pytree.named_leaves(shardings)),
-        evaluation_step=jit(on_mesh(make_evaluation_step(architecture, objective)), shardings, is_training=False),
+        train_step=jit_training(train_step, shardings),
+        train_step_of_leaves=jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
+        evaluation_step=jax.jit(
+            on_mesh(make_evaluation_step(architecture, objective)),
+            in_shardings=(shardings, batches),
+            out_shardings=whole,
+            compiler_options=options,
+        ),
     )
 
 
