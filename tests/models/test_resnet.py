@@ -11,7 +11,7 @@ from flax import nnx
 from tests.models.small_models import apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit
+from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_pool_among_zeros
 
 
 def small(name="R26x0.5", image_size=(48, 40), **options):
@@ -85,6 +85,31 @@ def test_group_norm_keeps_small_differences_on_a_large_mean():
     norm = GroupNorm(32, small())
     x = 1e4 + jnp.tile(jnp.array([0.0, 1.0]), 32)[None, :, None, None] * jnp.ones((1, 64, 1, 32))
     np.testing.assert_allclose(jnp.unique(norm(x)), [-1.0, 1.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])
+def test_group_norm_of_bfloat16_does_not_centre_and_is_as_exact(mean):
+    """The variance of uncentred squares is wrong by some float32 epsilons of the squared mean, which is nothing beside
+    the rounding of the map: here both are normed as they were rounded."""
+    norm = GroupNorm(32, small(compute_dtype="bfloat16"))
+    x = jnp.asarray(np.random.default_rng(0).normal(mean, 1.0, (2, 16, 16, 32)), jnp.bfloat16)
+    groups = np.asarray(x, np.float64).reshape(2, 256, 32, 1)
+    centred = groups - groups.mean((1, 3), keepdims=True)
+    exact = centred / np.sqrt(np.square(centred).mean((1, 3), keepdims=True) + norm.epsilon)
+    np.testing.assert_allclose(np.float64(norm(x)).reshape(exact.shape), exact, rtol=0.01, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 2)])
+def test_the_root_pools_among_zeros(size):
+    x = jnp.asarray(np.random.default_rng(0).normal(-0.5, 1.0, (2, *size, 3)), jnp.float32)
+
+    def padded(x):
+        return nnx.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2), padding="VALID")
+
+    np.testing.assert_array_equal(max_pool_among_zeros(x), padded(x))
+    weights = jnp.arange(padded(x).size, dtype=jnp.float32).reshape(padded(x).shape)
+    gradients = [jax.grad(lambda x, f=f: (f(x) * weights).sum())(x) for f in (max_pool_among_zeros, padded)]
+    np.testing.assert_array_equal(*gradients)
 
 
 @pytest.mark.parametrize("name", ["R14x0.5", "R14x0.5+ViT-mu/8"])

@@ -130,3 +130,13 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
     for model in (state.model, state.polyak):
         for name, leaf in pytree.named_leaves(jax.device_get(model)).items():
             assert (leaf.tobytes() == before[name].tobytes()) == (not name.startswith("head/")), name
+
+
+def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
+    run = runs.build("model.dropout_fraction=0.1", devices=2)
+    (batch,) = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 1))
+    expected, metrics = run.train_step(run.init_state(), batch)
+    leaves, same_metrics = run.compile_train_step()(pytree.named_leaves(run.init_state()), batch)
+    state = run.state_from(leaves)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, (state, same_metrics), (expected, metrics))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax import pytree
 from vit_jax.arrays import Batch, normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunConfig
@@ -23,6 +24,7 @@ from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
 from vit_jax.train.start import items_of
+from vit_jax.train.state import TrainState
 
 WARM_UP_STEPS = 3
 NUM_SAVES = 5
@@ -106,10 +108,10 @@ def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> It
     batch = jax.device_put(_random_batch(run, run.config.global_batch), run.batch_sharding)
     yield Part("step", _times(lambda: train.advance(batch), num_steps), run.config.global_batch)
     size = run.evaluation_batch
-    batch = jax.device_put(_random_batch(run, size), run.batch_sharding)
-    yield Part("evaluation", _times(lambda: run.evaluation_step(train.state, batch), num_steps), size)
+    batch, state = jax.device_put(_random_batch(run, size), run.batch_sharding), train.state
+    yield Part("evaluation", _times(lambda: run.evaluation_step(state, batch), num_steps), size)
     infer = jax.jit(lambda model, image: model(normalise(image, run.architecture.compute_dtype)).logits_BK)
-    model = train.state.evaluated_model()
+    model = state.evaluated_model()
     yield Part("inference", _times(lambda: infer(model, batch.image_BHWC), num_steps), size)
 
 
@@ -170,12 +172,17 @@ class _Training:
     """A state that steps take further."""
 
     def __init__(self, run: Assembly, step: Callable[..., Any]):
-        self.state, self._step = run.init_state(), step
+        self._run, self._leaves, self._step = run, pytree.named_leaves(run.init_state()), step
 
     def advance(self, batch: Batch) -> Any:
         """Starts a step; its metrics."""
-        self.state, metrics = self._step(self.state, batch)
+        self._leaves, metrics = self._step(self._leaves, batch)
         return metrics
+
+    @property
+    def state(self) -> TrainState:
+        """After the steps so far."""
+        return self._run.state_from(self._leaves)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

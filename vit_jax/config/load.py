@@ -16,9 +16,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from absl import flags
-from ml_collections import config_dict, config_flags
-
 from vit_jax.config import durations, schema
 from vit_jax.references import is_reference
 
@@ -179,6 +176,9 @@ def _parse(name: str, text: str, hint: Any) -> Any:
             return text
     if _is_list(hint):
         return _parse_list(name, text, hint)
+    from absl import flags  # here alone: a config that is made in Python needs neither
+    from ml_collections import config_dict, config_flags
+
     reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
     arguments, parsed = ["vit-jax", f"--config.value={text}"], config_dict.ConfigDict({"value": reference})
     flag_values = flags.FlagValues()

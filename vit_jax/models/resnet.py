@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -22,12 +23,13 @@ from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.transformer import Head, standardized
 
-CONVOLUTION = "convolution"  # the name under which rematerialisation knows what a convolution gave
-_KEEP_CONVOLUTIONS = jax.checkpoint_policies.save_only_these_names(CONVOLUTION)
+CONVOLUTION, STATISTICS = "convolution", "statistics"  # names under which rematerialisation knows what it may keep
+_save_only = jax.checkpoint_policies.save_only_these_names
+_KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
     "dots": _KEEP_CONVOLUTIONS,  # norms and standardised kernels come again
     "attention": _KEEP_CONVOLUTIONS,  # of a hybrid's transformer it keeps less
-    "full": jax.checkpoint_policies.nothing_saveable,  # keeps the input of each unit
+    "full": _save_only(STATISTICS),  # keeps the input of each unit, and the means in its norms
 }
 
 
@@ -64,7 +66,12 @@ def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -
 
 
 class GroupNorm(nnx.Module):
-    """Normalises over H, W and the channels of a group."""
+    """Normalises over H, W and the channels of a group.
+
+    What is summed over a map are channels, of which groups are made afterwards, and in bfloat16 squares that are not
+    centred: on TPUs such sums cost no pass of their own where a convolution writes the map. In float32 they would lose
+    small differences on a large mean, which bfloat16 does not hold in the first place.
+    """
 
     def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
         self.scale = nnx.Param(jnp.full((channels,), initial_scale))
@@ -72,10 +79,22 @@ class GroupNorm(nnx.Module):
         self.epsilon, self.dtype = a.group_norm_epsilon, jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        batch, height, width, channels = x_BHWC.shape
-        groups = x_BHWC.reshape(batch, height, width, NUM_GROUPS, channels // NUM_GROUPS)
-        normal_BHWC = standardized(groups, (1, 2, 4), self.epsilon).reshape(x_BHWC.shape)
-        return (normal_BHWC * self.scale[...] + self.bias[...]).astype(self.dtype)
+        is_exact, x_BHWC = x_BHWC.dtype == jnp.float32, x_BHWC.astype(jnp.float32)
+        mean_B11C = _group_means(x_BHWC)
+        if is_exact:
+            variance_B11C = _group_means(jnp.square(x_BHWC - mean_B11C))
+        else:
+            variance_B11C = jnp.maximum(_group_means(jnp.square(x_BHWC)) - jnp.square(mean_B11C), 0.0)
+        scale_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon) * self.scale[...]
+        return ((x_BHWC - mean_B11C) * scale_B11C + self.bias[...]).astype(self.dtype)
+
+
+def _group_means(x_BHWC: jax.Array) -> jax.Array:
+    """For every channel the mean of its group, (B, 1, 1, C)."""
+    channels = x_BHWC.shape[-1]
+    means_BC = x_BHWC.mean(axis=(1, 2))
+    means_BG = means_BC.reshape(-1, NUM_GROUPS, channels // NUM_GROUPS).mean(axis=2)
+    return checkpoint_name(jnp.repeat(means_BG, channels // NUM_GROUPS, axis=1)[:, None, None], STATISTICS)
 
 
 class Shortcut(nnx.Module):
@@ -168,9 +187,19 @@ class Root(nnx.Module):
         """Returns (B, H / 4, W / 4, C), rounded up."""
         x_BHWC = self.conv(image_BHWC)
         if self.norm is None:
-            x_BHWC = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
-            return nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding="VALID")
+            return max_pool_among_zeros(x_BHWC)
         return nnx.max_pool(nnx.relu(self.norm(x_BHWC)), (3, 3), strides=(2, 2), padding="SAME")
+
+
+def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
+    """The maximum of 3x3 places, every second one, of the map with zeros around it; no such map is written."""
+    inside_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    at_border_H, at_border_W = (
+        (place == 0) | (2 * place + 1 == size)
+        for size, place in zip(x_BHWC.shape[1:3], map(np.arange, inside_BHWC.shape[1:3]), strict=True)
+    )
+    sees_zeros_HW1 = (at_border_H[:, None] | at_border_W)[..., None]
+    return jnp.where(sees_zeros_HW1 & (inside_BHWC < 0), 0, inside_BHWC)
 
 
 class ResNetBody(nnx.Module):

@@ -7,7 +7,12 @@ from typing import Any
 
 from vit_jax.plan.hlo import Array, Instruction, Program
 
-_KINDS = {"state.model": "parameters", "state.optimizer": "optimizer", "state.polyak": "average", "batch": "batch"}
+_KINDS = {  # by the beginning of an argument's name
+    "state['model/": "parameters",
+    "state['optimizer/": "optimizer",
+    "state['polyak/": "average",
+    "batch": "batch",
+}
 _FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loop then fills
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import hosts
+from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
@@ -80,6 +80,7 @@ def train(
         began_compiling = time.perf_counter()
         train_step = run.compile_train_step()
         display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")
+        leaves = pytree.named_leaves(state)  # what steps hand on; `state` is made of them when somebody asks for it
 
         profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
@@ -129,7 +130,7 @@ def train(
                 results = evaluate(start_step)
         for step in range(start_step + 1, total + 1):
             profiler.before_step(step)
-            state, metrics = train_step(state, clock.next_batch(batches, late.is_busy))
+            leaves, metrics = train_step(leaves, clock.next_batch(batches, late.is_busy))
             late.push(step, metrics)
             profiler.after_step(step, metrics)
             watchdog.step_done(step)
@@ -139,7 +140,7 @@ def train(
             if is_evaluated or save.is_due(step) or is_stopping:
                 late.flush()
                 with between_steps():
-                    results = {}
+                    state, results = run.state_from(leaves), {}
                     if not is_stopping:
                         try:
                             results = evaluate(step)
@@ -154,6 +155,7 @@ def train(
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
 
         with between_steps():
+            state = run.state_from(leaves)
             results = results or run_all(evaluations, state)  # nothing was left to train
             store.wait()
             summary = overview.summary(run, state, train_metrics, results)

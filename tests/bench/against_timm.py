@@ -1,0 +1,312 @@
+"""Compares our training step and inference with timm's on one machine, in one session: images/s, memory, share of peak.
+
+    python tests/bench/against_timm.py --json=FILE [--models S/16 L/16@384 ...] [--rounds=3] [--steps=30]
+    python tests/bench/against_timm.py --small --rounds=1    # on a CPU, to see that it works
+
+Needs jax, flax and optax, and for timm's half torch and timm, in the same environment or in that of `--timm=PYTHON`; no
+package that reads data. Both compute in bfloat16 with parameters and Adam's moments in float32, a softmax loss,
+decoupled weight decay, no clipping, no dropout and no rematerialisation, on a random batch that lies on the device. Of
+ours the forms of attention and unrolled layers compete; timm's model is compiled by torch.compile (forward pass and
+loss), with scaled dot product attention and fused AdamW.
+
+First every contender is tried with batches twice as large each time until memory ends, and keeps its fastest. Then they
+take turns, in processes of their own, for so many rounds. The ceiling is the fastest product of two square matrices in
+bfloat16, by either library.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MODELS = ("S/16", "B/16", "L/16", "H/14", "L/16@384")
+TIMM = {"S": "vit_small_patch16_224", "B": "vit_base_patch16_224", "L": "vit_large_patch16_224"}
+TIMM |= {"H": "vit_huge_patch14_224"}
+OURS = {"ours, xla": ("xla", False), "ours, cudnn": ("cudnn", False), "ours, cudnn, unrolled": ("cudnn", True)}
+CONTENDERS = (*OURS, "timm")
+CLASSES, WARM_UP, SEARCH_STEPS = 1000, 3, 5
+
+
+def parse(model):
+    """ "L/16@384" as the name of the network and the side of its images."""
+    name, _, side = model.partition("@")
+    return name, int(side or 224)
+
+
+def timed(start, wait, steps):
+    """Seconds between the ends of calls, each started before the one before has ended."""
+    pending, ends = start(), []
+    for _ in range(WARM_UP + steps):
+        before, pending = pending, start()
+        wait(before)
+        ends.append(time.perf_counter())
+    wait(pending)
+    ends.append(time.perf_counter())
+    return [after - before for before, after in itertools.pairwise(ends[WARM_UP:])]
+
+
+def measure_ours(model, batch, steps, form="xla", unrolled=False):
+    """Seconds of each training step and of each inference, and the peak of memory in bytes or None."""
+    import jax
+    import numpy as np
+
+    from vit_jax.arrays import Batch, normalise
+    from vit_jax.config import load_recipe, resolve
+    from vit_jax.config.architecture import build_architecture
+    from vit_jax.models import build_model
+    from vit_jax.objectives import build_objective
+    from vit_jax.optim.optimizers import build_optimizer
+    from vit_jax.optim.schedules import build_schedule
+    from vit_jax.train.state import init_state
+    from vit_jax.train.step import make_train_step
+
+    name, side = parse(model)
+    recipe = load_recipe(f"configs/pretrain_imagenet1k.py:ViT-{name},loss=softmax")
+    changes = {"head": "linear", "dropout_fraction": 0.0, "remat": "none", "attention": form}
+    config = dataclasses.replace(
+        recipe,
+        global_batch=batch,
+        model=dataclasses.replace(recipe.model, **changes),
+        optimizer=dataclasses.replace(recipe.optimizer, clip_global_norm=None),
+    )
+    architecture = build_architecture(config.model, image_size=(side, side), num_classes=CLASSES)
+    if unrolled:
+        architecture = dataclasses.replace(architecture, scan_unroll=architecture.depth)
+    lengths = resolve(config, num_examples=1_281_167, num_devices=1)
+    schedule = build_schedule(
+        config.schedule, warmup_steps=lengths.warmup, total_steps=lengths.total, timescale_steps=lengths.timescale
+    )
+    optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
+    objective = build_objective(config.objective, architecture)
+    step = jax.jit(make_train_step(config, lengths, architecture, objective, optimizer, schedule), donate_argnums=0)
+    state = jax.jit(lambda key: init_state(build_model(architecture, key), optimizer, with_polyak=False))(
+        jax.random.key(0)
+    )
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (batch, side, side, 3), np.uint8)
+    labels = rng.integers(0, CLASSES, batch, np.int32)
+    data = jax.device_put(Batch(image_BHWC=images, label_B=labels, mask_B=np.ones(batch, np.float32)))
+
+    def train():
+        nonlocal state
+        state, metrics = step(state, data)
+        return metrics
+
+    training = timed(train, jax.block_until_ready, steps)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    infer = jax.jit(lambda model, image: model(normalise(image, "bfloat16")).logits_BK)
+    inference = timed(lambda: infer(state.model, data.image_BHWC), jax.block_until_ready, steps)
+    return {"training": training, "inference": inference, "peak_bytes": peak}
+
+
+def measure_timm(model, batch, steps):
+    """The same of timm's model."""
+    import timm
+    import torch
+
+    name, side = parse(model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    network = timm.create_model(TIMM[name[0]], img_size=side, num_classes=CLASSES).to(device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.3, fused=True)
+    images = torch.randn(batch, 3, side, side, device=device)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+
+    @torch.compile
+    def loss():
+        with torch.autocast(device, torch.bfloat16):
+            return torch.nn.functional.cross_entropy(network(images), labels)
+
+    @torch.compile
+    def infer():
+        with torch.autocast(device, torch.bfloat16):
+            return network(images)
+
+    def marked(_):
+        """What tells that all work given so far is done."""
+        event = torch.cuda.Event() if device == "cuda" else None
+        if event:
+            event.record()
+        return event
+
+    def wait(event):
+        if event:
+            event.synchronize()
+
+    def train():
+        optimizer.zero_grad(set_to_none=True)
+        loss().backward()
+        return marked(optimizer.step())
+
+    training = timed(train, wait, steps)
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    network.eval()
+    with torch.inference_mode():
+        inference = timed(lambda: marked(infer()), wait, steps)
+    return {"training": training, "inference": inference, "peak_bytes": peak}
+
+
+def measure_ceiling(contender, side, steps):
+    """FLOP/s of products of two square bfloat16 matrices of this side, at the median."""
+    if contender == "timm":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+
+        def product():
+            return a @ a
+
+        def wait(_):
+            if device == "cuda":
+                torch.cuda.synchronize()
+    else:
+        import jax
+        import jax.numpy as jnp
+
+        a = jax.random.normal(jax.random.key(0), (side, side), jnp.bfloat16)
+        multiply = jax.jit(lambda a: a @ a)
+        wait = jax.block_until_ready
+
+        def product():
+            return multiply(a)
+
+    return 2 * side**3 / statistics.median(timed(product, wait, steps))
+
+
+def versions(contender):
+    """Of the libraries, and the device."""
+    if contender == "timm":
+        import timm
+        import torch
+
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        return {"torch": torch.__version__, "timm": timm.__version__, "device": device}
+    import jax
+
+    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+def flops_per_image(model):
+    """Of our forward pass, twice the multiply-adds."""
+    from vit_jax.config import ModelConfig
+    from vit_jax.config.architecture import build_architecture
+    from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
+
+    name, side = parse(model)
+    config = ModelConfig(name=f"ViT-{name}", head="linear")
+    return FLOPS_PER_MAC * forward_macs(build_architecture(config, image_size=(side, side), num_classes=CLASSES))
+
+
+def child(words):
+    """Prints one line of JSON for each batch, and ends at the first that does not fit."""
+    if words.ceiling:
+        ceiling = max(measure_ceiling(words.contender, side, words.steps) for side in words.ceiling)
+        print(json.dumps({"flops_per_second": ceiling, **versions(words.contender)}), flush=True)
+        return
+    for batch in words.batches:
+        if words.contender == "timm":
+            found = measure_timm(words.models[0], batch, words.steps)
+        else:
+            found = measure_ours(words.models[0], batch, words.steps, *OURS[words.contender])
+        print(json.dumps({"batch": batch, **found}), flush=True)
+
+
+def ask(words, contender, *arguments):
+    """The lines that a process of its own prints, and the last line of its errors if it failed."""
+    python = words.timm if contender == "timm" else sys.executable
+    command = [python, __file__, f"--contender={contender}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=words.environment, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
+    return lines, problem
+
+
+def compare(words, model):
+    """Of every contender its batch, and all seconds of all rounds."""
+    found, batches = {}, [f"--batches={batch}" for batch in words.batches]
+    for contender in CONTENDERS:
+        lines, problem = ask(
+            words, contender, f"--models={model}", *batches, f"--steps={min(SEARCH_STEPS, words.steps)}"
+        )
+        print(f"{model}, {contender}: batches {[line['batch'] for line in lines]}; {problem}", flush=True)
+        if lines:
+            best = min(lines, key=lambda line: statistics.median(line["training"]) / line["batch"])
+            found[contender] = {"batch": best["batch"], "training": [], "inference": [], "peak_bytes": None}
+    for _ in range(words.rounds):
+        for contender, result in found.items():
+            one = (f"--models={model}", f"--batches={result['batch']}", f"--steps={words.steps}")
+            for line in ask(words, contender, *one)[0]:
+                result["peak_bytes"] = line["peak_bytes"]
+                for name in ("training", "inference"):
+                    result[name] += line[name]
+    return {contender: result for contender, result in found.items() if result["training"]}
+
+
+def table(results, ceiling):
+    """Markdown. `results`: what `compare` gives, by model; `ceiling` in FLOP/s."""
+    columns = "batch", "images/s, quartiles", "of the ceiling", "x timm", "peak GiB", "inference images/s"
+    rows = [f"| | | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for model, contenders in results.items():
+        speeds = {name: result["batch"] / statistics.median(result["training"]) for name, result in contenders.items()}
+        for name, result in contenders.items():
+            slow, _, fast = statistics.quantiles(result["training"], n=4)
+            batch, peak = result["batch"], result["peak_bytes"]
+            cells = [
+                *(model, name, f"{batch:,}"),
+                f"{speeds[name]:,.1f}, {batch / fast:,.1f} to {batch / slow:,.1f}",
+                f"{3 * flops_per_image(model) * speeds[name] / ceiling:.0%}",
+                f"{speeds[name] / speeds['timm']:.2f}" if "timm" in speeds else "–",
+                f"{peak / 2**30:.1f}" if peak else "–",
+                f"{batch / statistics.median(result['inference']):,.1f}",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batches", type=int, action="append", help="default: 32, 64, … 2048")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--timm", default=sys.executable, help="Python of an environment with torch and timm")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--small", action="store_true", help="S/16 at 32 pixels, batch 2, 2 steps")
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--ceiling", type=int, action="append", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.small:
+        words.models, words.batches, words.steps = ["S/16@32"], [2], 2
+    words.batches = words.batches or [2**power for power in range(5, 12)]
+    if words.contender:
+        child(words)
+        return
+    with tempfile.TemporaryDirectory() as cache:  # of compiled programs: a round need not compile again
+        words.environment = os.environ | {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "JAX_COMPILATION_CACHE_DIR": f"{cache}/jax",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/torch",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
+        }
+        sides = [f"--ceiling={side}" for side in ((256,) if words.small else (4096, 8192))]
+        products = {name: ask(words, name, *sides)[0] for name in ("ours, xla", "timm")}
+        ceiling = max(line["flops_per_second"] for lines in products.values() for line in lines)
+        print(products, flush=True)
+        results = {}
+        for model in words.models:
+            results[model] = compare(words, model)
+            if words.json:  # after every model: a session may end early
+                words.json.write_text(json.dumps({"ceiling": products, "results": results}, indent=1) + "\n")
+    print(table(results, ceiling))
+
+
+if __name__ == "__main__":
+    main()
