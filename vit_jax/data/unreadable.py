@@ -51,6 +51,15 @@ class UnreadableLog:
                 "config.input.max_unreadable."
             )
 
+    def require_few(self, missing: int, most: int) -> None:
+        """Raises ValueError if more images than `most` are missing, over all processes; it names those of this one."""
+        if missing > most:
+            names = few([self._source.name_of(index) for index in self.met])
+            raise ValueError(
+                f"{missing} images cannot be read, and --max_unreadable is {most}{names and f': {names}'}. Replace or "
+                "remove them, or raise it."
+            )
+
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         """Yields the same batches, each after `update`."""
         for batch in batches:

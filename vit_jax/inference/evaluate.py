@@ -12,7 +12,6 @@ from vit_jax.api import Model
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
-from vit_jax.data.records import few
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.answers import Answers, answer, answers_over
@@ -86,12 +85,7 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
                 watch(answers, is_right_NT)
         seconds = time.perf_counter() - began
         unreadable = len(source) - tally.images
-        if unreadable > max_unreadable:
-            names = few([source.name_of(index) for index in log.met])
-            raise ValueError(
-                f"{unreadable} images cannot be read, and --max_unreadable is {max_unreadable}"
-                f"{names and f': {names}'}. Replace or remove them, or raise it."
-            )
+        log.require_few(unreadable, max_unreadable)
         if not tally.images:
             raise ValueError("No image could be read, so there is nothing to evaluate.")
         if tally.first_2LA is None:

@@ -24,7 +24,7 @@ from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.data.folder import folder_of
 from vit_jax.data.placement import local_rows, open_placed
-from vit_jax.data.records import Source, few
+from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
@@ -109,12 +109,7 @@ class Extractor:
                 is_read_N[part], hash_N[part] = values["mask_B"] > 0, hashes(values["hash_B2"])
                 progress.update(part.stop - part.start)
         feature_ND.flush()
-        if (missing := int((~is_read_N).sum())) > self.max_unreadable:
-            names = few([source.name_of(index) for index in log.met])
-            raise ValueError(
-                f"{missing} images cannot be read, and --max_unreadable is {self.max_unreadable}"
-                f"{names and f': {names}'}. Replace or remove them, or raise it."
-            )
+        log.require_few(int((~is_read_N).sum()), self.max_unreadable)
         np.save(folder / _IS_READ, is_read_N)
         np.save(folder / _HASH, hash_N)
 
