@@ -112,6 +112,19 @@ def test_two_processes_evaluate_as_one(evaluation):
     assert len(two) == 12
 
 
+def test_two_processes_fit_on_features_as_one(evaluation):
+    folder, (_, weights, data, batch) = evaluation
+    words = ["knn", weights, data, batch, "--neighbours=1,3", "--json"]
+    expected = succeed([*words, "--cache=none"])
+    first, second = finish(commands.start_all([*words, f"--cache={folder / 'cache'}"], explicit(2), devices=2))
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert (commands.spoken(first.out)[-len(expected.splitlines()) :], commands.spoken(second.out)) == (
+        expected.splitlines(),
+        [],
+    )
+    assert len(list((folder / "cache").iterdir())) == 2  # the features of each split, once
+
+
 def test_two_processes_stop_together_at_an_image_of_one(evaluation):
     folder, words = evaluation
     (damaged,) = (folder / "images" / "test").rglob("000.png")
