@@ -60,6 +60,10 @@ def test_probe_knn_and_features(words, tmp_path):
         ("probe", ["--preprocessing=mine"], "choose fewshot or own"),
         ("knn", ["--neighbours=500"], "too few for 500 neighbours"),
         ("features", ["--output=f.txt"], "ends in .npz"),
+        ("fewshot", ["--sampling=first", "--seeds=1"], "--seeds=1: without effect"),
+        ("fewshot", ["--crop_fraction=0.5"], "--crop_fraction: without effect here"),
+        ("knn", ["--data_dir=x"], "--data_dir: without effect here"),
+        ("knn", ["--class_names=x"], "Unknown argument"),
     ],
 )
 def test_mistakes(words, verb, arguments, message):

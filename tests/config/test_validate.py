@@ -143,6 +143,11 @@ def test_a_setting_without_effect_is_refused(fields, name):
             for name in ("test", "validation", "train", "a-b")
         ),
         ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments have no effect with kind='classif"),
+        (
+            {"evaluation.evaluators": {"f": {"kind": "fewshot", "arguments": {"shot": 5}}}},
+            "arguments.shot is unknown. Did",
+        ),
+        ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f: split and train_split are both"),
         ({"evaluation.evaluators": {"v2": {"train_split": "x"}}}, "v2.train_split has no effect with kind='classif"),
         (
             {"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_1shot_accuracy"},

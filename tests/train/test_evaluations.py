@@ -137,7 +137,8 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
     [
         ([f"kind={PIXELS}", "arguments.f=1"], r"called with \(split, run\) and arguments=\{'f': 1\}: .*'f'"),
         ([f"kind={__name__}:NoRun"], "kind='.*:NoRun' gives NoRun, which has no method run"),
-        (["kind=fewshot", "arguments.shot=1"], r"called with arguments=\{'shot': 1\}"),
+        (["kind=knn", "arguments.neighbours=99"], "mine: 99 neighbours of 20 training images"),
+        (["kind=knn", "arguments.temperature=abc"], "temperature='abc'"),
         (["kind=fewshot", "arguments.shots=0"], "shots"),
         (["kind=knn", "arguments.layer=block:9"], "has 2 blocks"),
     ],
@@ -157,7 +158,7 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     options = {"layer": "pre_logits", "global_batch": 16, "max_unreadable": 0, "cache": None}
     model = dataclasses.replace(model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))))
     extractor = Extractor(model=model, transform=transform, **options)
-    sides = [extractor.extract(source, "mine:x") for source in (DATA.supports["few"], DATA.others["few"])]
+    sides = [extractor.extract(source) for source in (DATA.supports["few"], DATA.others["few"])]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):
         assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(result.of(shots, 1024.0).mean())

@@ -20,28 +20,28 @@ class Found:
     def __init__(self, unreadable=()):
         self._unreadable = unreadable
 
-    def extract(self, source, data):
-        seed = 0 if data == "same" else source.seed
+    def extract(self, source):
+        seed = 0 if source.is_same else source.seed
         found = features(source.labels.astype(np.int32), seed, unreadable=self._unreadable if source.seed else ())
         return dataclasses.replace(found, hash_N=found.hash_N + np.uint64(1000 * seed))
 
 
-def pair(name, train_labels, test_labels, data="other"):
+def pair(name, train_labels, test_labels, *, is_same=False):
     sides = []
     for seed, labels in enumerate((train_labels, test_labels)):
         source = MemorySource(np.zeros((len(labels), 1, 1, 1), np.uint8), np.array(labels), NAMES)
-        source.seed = seed
+        source.seed, source.is_same = seed, is_same
         sides.append(source)
-    return Pair(name, data, *sides)
+    return Pair(name, *sides)
 
 
 BALANCED = [0, 1, 2, 3] * 12
 
 
 def test_notes_say_what_a_reader_should_know():
-    _, _, notes = features_of(pair("x", [0, 0, 1, 3], [0, 1, 2, 3, 3], "same"), Found(unreadable=(0,)))
+    _, _, notes = features_of(pair("x", [0, 0, 1, 3], [0, 1, 2, 3, 3], is_same=True), Found(unreadable=(0,)))
     assert notes == [
-        "x: 1 test images cannot be read and are left out.",
+        "x: 1 test image(s) cannot be read and are left out.",
         "x: 3 of 5 test images are among the training images too.",
         "x: no training image of cat; their test images count as wrong.",
     ]
@@ -69,7 +69,7 @@ def test_one_penalty_is_chosen_for_all():
 
 
 def test_probes():
-    train, test = Found().extract(pair("x", BALANCED, BALANCED).train, "other"), features(np.array(BALANCED), 1)
+    train, test = Found().extract(pair("x", BALANCED, BALANCED).train), features(np.array(BALANCED), 1)
     closed = probe(train, test, 4, "least_squares", None)
     fixed = probe(train, test, 4, "logistic", 0.5)
     searched = probe(train, test, 4, "logistic", None)
@@ -86,7 +86,8 @@ def test_each_dataset_and_its_text():
     pairs = [pair("first", BALANCED, BALANCED)]
     options = {"neighbours": (3, 100), "temperature": 0.07}
     ((name, result, notes),) = run_each(pairs, Found(), "knn", **options)
-    assert (name, result) == ("first", {"accuracy": {3: 1.0}, "test_images": 48})
+    interval = pytest.approx((48 / (48 + 1.959964**2), 1.0))
+    assert (name, result) == ("first", {"accuracy": {3: 1.0}, "interval": {3: interval}, "test_images": 48})
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text({name: result})
     assert "100.00%  (92.59% to 100.00%) of 48 images" in to_text({name: result})  # 48 / (48 + 1.96**2)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.cli.weights import READING, load_placed_model, split_weights
+from vit_jax.cli.weights import load_placed_model, split_weights
 from vit_jax.cli.words import UsageError, positive, whole, wholes
 from vit_jax.files import printable
 
@@ -17,27 +17,33 @@ if TYPE_CHECKING:
     from vit_jax.weights import Weights
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
-_EXTRACTING = ("layer", "preprocessing", "global_batch", "max_unreadable", "cache", *READING)
+_OF_IMAGES = ("resize", "crop_fraction")  # for weights that do not state their own preparation
+_EXTRACTING = ("layer", "preprocessing", "global_batch", "max_unreadable", "cache", "compute_dtype", *_OF_IMAGES)
 _NUMBERS = {"global_batch": "128", "max_unreadable": "0"}
 
 
 def fewshot(words: Sequence[str]) -> None:
     """Few-shot accuracy in closed form."""
     options = _options(words, "shots", "seeds", "l2", "sampling")
-    sampling = options.get("sampling", "random")
-    usual = {"shots": "1,5,10,25", "seeds": "0,1,2" if sampling == "random" else "0", "l2": "1024"} | options
-    l2 = tuple(positive(usual, "l2", text) for text in usual["l2"].split(","))
+    given: dict[str, Any] = {"sampling": options.get("sampling", "random")}
+    if given["sampling"] == "first":
+        if "seeds" in options:
+            raise UsageError(f"--seeds={options['seeds']}: without effect with --sampling=first; leave it out.")
+        given["seeds"] = (0,)
+    for name, lowest in (("shots", 1), ("seeds", 0)):
+        given |= {name: wholes(options, name, lowest)} if name in options else {}
+    if "l2" in options:
+        given["l2"] = tuple(positive(options, "l2", text) for text in options["l2"].split(","))
 
     from vit_jax.evals.fewshot import FewShot
 
-    given: Any = {"shots": wholes(usual, "shots"), "seeds": wholes(usual, "seeds", lowest=0), "sampling": sampling}
-    protocol = FewShot(**given, l2=l2)
+    protocol = FewShot(**given)
 
     with _on_pairs(options, "fewshot") as (pairs, extractor):
         from vit_jax.transfer.frozen import run_few_shot
 
         table = run_few_shot(pairs, extractor, protocol)
-        _say(json.dumps(table.to_dict(), indent=2) if "json" in options else table.to_text(), table.notes)
+        _say(options, extractor, table.to_dict(), table.to_text(), table.notes)
 
 
 def probe(words: Sequence[str]) -> None:
@@ -52,13 +58,15 @@ def probe(words: Sequence[str]) -> None:
 
 def knn(words: Sequence[str]) -> None:
     """Nearest neighbours."""
-    options = {"neighbours": "10,20,100", "temperature": "0.07"} | _options(words, "neighbours", "temperature")
-    _each(options, "knn", neighbours=wholes(options, "neighbours"), temperature=positive(options, "temperature"))
+    options = _options(words, "neighbours", "temperature")
+    given: dict[str, Any] = {"neighbours": wholes(options, "neighbours")} if "neighbours" in options else {}
+    given |= {"temperature": positive(options, "temperature")} if "temperature" in options else {}
+    _each(options, "knn", **given)
 
 
 def features(words: Sequence[str]) -> None:
     """Frozen features as a file."""
-    optional = ("split", *(name for name in _SIDES if name != "test_split"), *_EXTRACTING)
+    optional = ("split", "classes", "data_dir", *_EXTRACTING)
     options, _ = split_weights(words, ("CHECKPOINT",), required=("data", "output"), optional=optional)
     output = pathlib.Path(options["output"]).expanduser()
     if output.suffix != ".npz" or not output.parent.is_dir():
@@ -67,9 +75,9 @@ def features(words: Sequence[str]) -> None:
         from vit_jax.transfer.datasets import open_split
         from vit_jax.transfer.features import write_features
 
-        data, source = open_split(options["data"], options.get("split"), choice, weights.training)
-        written = write_features(output, extractor.extract(source, data), source)
-        _say("\n".join(f"{name:<12} {value}" for name, value in written.items()), [])
+        source = open_split(options["data"], options.get("split"), choice, weights.training)
+        written = write_features(output, extractor.extract(source), source)
+        _say(options, extractor, written, "\n".join(f"{name:<12} {value}" for name, value in written.items()), [])
 
 
 def _options(words: Sequence[str], *own: str) -> dict[str, str]:
@@ -86,7 +94,7 @@ def _each(options: Mapping[str, str], kind: Any, **arguments: Any) -> None:
         notes: list[str] = []
         for name, result, found in run_each(pairs, extractor, kind, **arguments):
             results[name], notes = result, notes + found
-        _say(json.dumps(results, indent=2) if "json" in options else to_text(results), notes)
+        _say(options, extractor, {"datasets": results}, to_text(results), notes)
 
 
 @contextlib.contextmanager
@@ -95,7 +103,9 @@ def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple
     with _extracting(options, preprocessing) as (extractor, choice, weights):
         from vit_jax.transfer.datasets import RELEASED, open_pair
 
-        names = list(RELEASED) if options["data"] == "released" else options["data"].split(",")
+        names = list(RELEASED) if options["data"] == "released" else list(filter(None, options["data"].split(",")))
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"--data={options['data']}: names {repeated[0]} twice.")
         yield [open_pair(name, choice, weights.training) for name in names], extractor
 
 
@@ -106,6 +116,11 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     preprocessing = options.get("preprocessing", preprocessing)
     if preprocessing not in ("fewshot", "own"):
         raise UsageError(f"--preprocessing={preprocessing}: choose fewshot or own.")
+    idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
+    if "data_dir" in options and all(name.startswith("folder:") for name in options["data"].split(",")):
+        idle.append("--data_dir")
+    if idle:
+        raise UsageError(f"{', '.join(idle)}: without effect here; leave it out (--preprocessing={preprocessing}).")
 
     from vit_jax import hosts
 
@@ -131,11 +146,22 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         yield extractor, choice, weights
 
 
-def _say(text: str, notes: Sequence[str]) -> None:
-    """Prints in the first process."""
+def _say(
+    options: Mapping[str, str], extractor: "Extractor", result: Mapping[str, Any], text: str, notes: Sequence[str]
+) -> None:
+    """Prints in the first process: as text, or with everything that a reader needs as JSON."""
+    import dataclasses
+
     from vit_jax import hosts
 
-    if hosts.is_first():
-        print(text, flush=True)
-        for note in notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+    if not hosts.is_first():
+        return
+    about = {
+        "weights": extractor.model.source,
+        "layer": extractor.layer,
+        "preparation": dataclasses.asdict(extractor.transform),
+        "notes": notes,
+    }
+    print(json.dumps(about | dict(result), indent=2) if "json" in options else text, flush=True)
+    for note in notes:
+        print(f"note: {printable(note)}", file=sys.stderr)

@@ -192,6 +192,10 @@ class ShardingConfig:
 
 
 USUAL_SHOTS, USUAL_NEIGHBOURS = (5,), (20,)  # of the evaluators fewshot and knn
+FROZEN_ARGUMENTS = {
+    "fewshot": ("shots", "seeds", "l2", "sampling", "layer"),
+    "knn": ("neighbours", "temperature", "layer"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,14 @@
 """
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.load import flatten, references, to_dict
 from vit_jax.config.schema import (
+    FROZEN_ARGUMENTS,
     USUAL_NEIGHBOURS,
     USUAL_SHOTS,
     EvaluatorConfig,
@@ -221,6 +223,10 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
             own.append(f"{name}_")
             continue
         if evaluator.kind != "classification":
+            yield from _wrong_arguments(field, evaluator)
+            train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
+            if train == test:
+                yield f"{field}: split and train_split are both {test!r}: it would be tested on what it learns from."
             known += [f"{name}_{result}" for result in _frozen_results(evaluator)]
             continue
         known += [f"{name}_{result}" for result in usual]
@@ -229,6 +235,16 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={best_metric!r} is no result of an evaluator; these are: {results}."
+
+
+def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
+    """Names alone: values are checked by the evaluator, before anything is compiled."""
+    allowed = FROZEN_ARGUMENTS[config.kind]
+    for name in config.arguments:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            yield f"{field}.arguments.{name} is unknown.{hint} Of kind={config.kind!r} there are {', '.join(allowed)}."
 
 
 def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:

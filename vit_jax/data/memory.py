@@ -54,5 +54,9 @@ class CachedSource(Source):
     def key_of(self, index: int) -> bytes:
         return self.source.key_of(index)
 
+    @property
+    def origin(self) -> str | None:
+        return self.source.origin
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source,)

@@ -57,6 +57,11 @@ class Source:
         """Identifies the record wherever the data is stored; choices by hash depend on it."""
         return b"%d" % index
 
+    @property
+    def origin(self) -> str | None:
+        """Changes whenever an image may have changed, without reading any; None where that cannot be told."""
+        return None
+
     @functools.cached_property
     def records_sha256(self) -> str:
         """SHA-256 over the key and label of every record; not over the images, which would take hours."""

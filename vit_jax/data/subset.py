@@ -53,6 +53,11 @@ class SubsetSource(Source):
     def key_of(self, index: int) -> bytes:
         return self.source.key_of(int(self._indices[index]))
 
+    @property
+    def origin(self) -> str | None:
+        inner = self.source.origin
+        return inner and f"{inner} {hashlib.sha256(self._indices.tobytes()).hexdigest()}"
+
 
 def hold_out(
     source: Source, fraction: float, seed: int, purpose: bytes = b"hold-out/"

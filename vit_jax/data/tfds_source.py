@@ -6,6 +6,7 @@ Images stay as they are stored (encoded); the transforms decode them.
 import difflib
 import functools
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ class TfdsSource(Source):
         self.class_names = _class_names(builder, labels)
         self.split, self._labels = split, labels
         self._records = builder.as_data_source(split=split).data_source  # still serialised
+        files = {part.filename for part in builder.info.splits[split].file_instructions}
+        stats = {name: os.stat(name) for name in sorted(files)}
+        self._origin = f"{split} of {[(name, found.st_size, found.st_mtime_ns) for name, found in stats.items()]}"
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         wanted = ("image", labels.feature)
         self._known = dict(builder.info.features)
@@ -87,6 +91,10 @@ class TfdsSource(Source):
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
+
+    @property
+    def origin(self) -> str:
+        return self._origin
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:

@@ -5,7 +5,7 @@ Legend: B global batch, N images, D numbers of a feature, S tokens.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch, ModelOutput, normalise
 from vit_jax.config import Architecture
+from vit_jax.data.records import few
 from vit_jax.evals.sums import OpenBatches, Results, results_of
 
 LAYERS = {
@@ -131,6 +132,20 @@ def hashes(hash_B2: np.ndarray) -> np.ndarray:
     """Two words of 32 bits as one of 64, (B,)."""
     wide = hash_B2.astype(np.uint64)
     return (wide[:, 0] << np.uint64(32)) | wide[:, 1]
+
+
+def notes_on(name: str, class_names: Sequence[str], support: Features, test: Features) -> list[str]:
+    """What readers of a result should know about the data `name` that it was learnt from and tested on."""
+    notes = []
+    for side, found in (("training", support), ("test", test)):
+        if missing := int((~found.is_read_N).sum()):
+            notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
+    if same := num_in_both(support, test):
+        notes.append(f"{name}: {same:,} of {len(test):,} test images are among the training images too.")
+    sizes = np.bincount(support.label_N[support.is_read_N], minlength=len(class_names))
+    if absent := [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]:
+        notes.append(f"{name}: no training image of {few(absent)}; their test images count as wrong.")
+    return notes
 
 
 def num_in_both(support: Features, test: Features) -> int:

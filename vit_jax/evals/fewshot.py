@@ -43,7 +43,7 @@ class FewShot:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(type(v) is int and v >= lowest for v in values):
                 raise ValueError(f"{name}={values!r}: give one or more different whole numbers from {lowest}.")
-        if not self.l2 or not all(value > 0 for value in self.l2):
+        if not self.l2 or not all(isinstance(value, int | float) and value > 0 for value in self.l2):
             raise ValueError(f"l2={self.l2!r}: give one or more positive numbers.")
         if self.sampling not in ("random", "first"):
             raise ValueError(f"sampling={self.sampling!r}: choose random or first.")
@@ -123,11 +123,13 @@ class FewShotEvaluator:
         num_classes: int,
         *,
         shots: int | Sequence[int] = USUAL_SHOTS,
-        seeds: int | Sequence[int] = SEEDS,
+        seeds: int | Sequence[int] | None = None,
         l2: float = L2,
         sampling: Sampling = "random",
     ):
         self._extract, self._num_classes = extract, num_classes
+        if seeds is None:
+            seeds = SEEDS if sampling == "random" else SEEDS[:1]
         self._protocol = FewShot(shots=_tuple(shots), seeds=_tuple(seeds), l2=(l2,), sampling=sampling)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:

@@ -64,8 +64,7 @@ def neighbour_accuracy(
       ValueError: no readable image on one of the sides, fewer training images than the least number of neighbours, or
         a number or temperature that is not positive.
     """
-    if not neighbours or min(neighbours) < 1 or not temperature > 0:
-        raise ValueError(f"neighbours={tuple(neighbours)}, temperature={temperature}: all must be positive.")
+    _validate(neighbours, temperature)
     train, test = train.readable(), test.readable()
     possible = [k for k in neighbours if k <= len(train)]
     if not possible or not len(test):
@@ -97,6 +96,7 @@ class NeighbourEvaluator:
     ):
         self._extract, self._num_classes, self._temperature = extract, num_classes, temperature
         self._neighbours = (neighbours,) if isinstance(neighbours, int) else tuple(neighbours)
+        _validate(self._neighbours, temperature)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yields "20nn_accuracy" and so on."""
@@ -104,6 +104,13 @@ class NeighbourEvaluator:
         options: Any = {"neighbours": self._neighbours, "temperature": self._temperature}
         for k, accuracy in neighbour_accuracy(train, test, self._num_classes, **options).items():
             yield f"{k}nn_accuracy", accuracy
+
+
+def _validate(neighbours: Sequence[int], temperature: float) -> None:
+    if not neighbours or not all(type(k) is int and k > 0 for k in neighbours):
+        raise ValueError(f"neighbours={tuple(neighbours)}: give one or more whole numbers from 1.")
+    if not isinstance(temperature, int | float) or not temperature > 0:
+        raise ValueError(f"temperature={temperature!r}: give a positive number.")
 
 
 def _unit(feature_ND: jax.Array) -> jax.Array:

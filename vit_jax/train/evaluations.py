@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from vit_jax import hosts
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig
+from vit_jax.config.schema import USUAL_NEIGHBOURS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
-from vit_jax.evals.features import Features, collect, make_feature_step
+from vit_jax.evals.features import Features, collect, make_feature_step, notes_on
 from vit_jax.evals.fewshot import FewShotEvaluator
 from vit_jax.evals.neighbours import NeighbourEvaluator
 from vit_jax.references import called, is_reference, resolve
@@ -91,13 +93,17 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
                 return _with_run(
                     build_own(open_split(name, data.others[name]), run, **config.arguments), config.kind, field
                 )
-        sides, num_classes = (data.supports[name], data.others[name]), data.others[name].num_classes
-        transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
+        sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
+        most = len(sides[0])
+        neighbours = options.get("neighbours", USUAL_NEIGHBOURS) if config.kind == "knn" else ()
+        if lacking := [k for k in np.atleast_1d(np.array(neighbours)).tolist() if isinstance(k, int) and k > most]:
+            raise ValueError(f"{field}: {lacking[0]} neighbours of {most} training images; lower arguments.neighbours.")
+        own, few_shot = None, build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
+        transform = few_shot if config.kind == "fewshot" else own
         splits = [(open_split(name, side, transform), side.labels) for side in sides]
         with called(field, given):
-            options = {"layer": "pre_logits"} | dict(config.arguments)
             extract = _make_extract(run, splits, options.pop("layer"))
-            return FROZEN[config.kind](extract, num_classes, **options)
+            return FROZEN[config.kind](extract, sides[1].num_classes, **options)
 
     return [
         Evaluation(
@@ -120,8 +126,16 @@ def _make_extract(
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
     jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
 
+    told: set[str] = set()
+
     def extract(state: Any) -> tuple[Features, ...]:
-        return tuple(collect(split.open_batches, jitted, state, labels) for split, labels in splits)
+        support, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
+        name, class_names = splits[0][0].name, splits[0][0].class_names
+        for note in notes_on(name, class_names, support, test) if hosts.is_first() else ():
+            if note not in told:  # once in a run
+                logging.getLogger(__name__).warning("%s", note)
+                told.add(note)
+        return support, test
 
     return extract
 

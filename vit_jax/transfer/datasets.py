@@ -44,7 +44,6 @@ class Pair(NamedTuple):
     """Images to learn from and images to test on, of the same classes."""
 
     name: str
-    data: str
     train: Source
     test: Source
 
@@ -70,15 +69,13 @@ def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -
             f"The splits of {name} have different classes: {config.train_split!r} {list(train.class_names)}, "
             f"{config.test_split!r} {list(test.class_names)}."
         )
-    return Pair(name, data, train, test)
+    return Pair(name, train, test)
 
 
-def open_split(
-    name: str, split: str | None, choice: Choice, training: TrainingData | None = None
-) -> tuple[str, Source]:
-    """Data as in a recipe, and any split of it, the one to test on unless it is named; arguments as for `open_pair`."""
+def open_split(name: str, split: str | None, choice: Choice, training: TrainingData | None = None) -> Source:
+    """Opens any split, the one to test on unless it is named; other arguments as for `open_pair`."""
     data, config, seed = _how(name, choice, training)
-    return data, open_source(data, split or config.test_split, config, seed)
+    return open_source(data, split or config.test_split, config, seed)
 
 
 def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str, InputConfig, int]:
@@ -88,7 +85,7 @@ def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str,
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
-            "folder:PATH, tfds:NAME."
+            "folder:PATH, tfds:NAME, vtab:TASK, package.module:name."
         )
     known = known or Known(name, "train800val200" if name.startswith("vtab:") else "train", "test")
     then = training if training and located(training.data) == located(known.data) else None

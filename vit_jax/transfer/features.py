@@ -22,7 +22,6 @@ from tqdm import tqdm
 from vit_jax import hosts
 from vit_jax.activations import placed_by
 from vit_jax.api import Model
-from vit_jax.data.folder import folder_of
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
@@ -35,7 +34,6 @@ from vit_jax.train.overview import parameters_sha256
 
 FORM = 1  # of the files below; another number never reads them
 _FEATURE, _IS_READ, _HASH, _ABOUT = "feature.npy", "is_read.npy", "hash.npy", "about.json"
-_NEVER_CHANGED = ("digits", "tfds", "vtab")  # kinds of data whose version says what they are
 
 
 def default_cache() -> pathlib.Path:
@@ -69,18 +67,14 @@ class Extractor:
         self._step = jax.jit(step, out_shardings=replicated(self._mesh))
         self._parameters_sha256 = "" if self.cache is None else parameters_sha256(self.model.module)
 
-    def extract(self, source: Source, data: str) -> Features:
+    def extract(self, source: Source) -> Features:
         """The features of every image of a source, in every process.
-
-        Args:
-          source: of the images.
-          data: what it was opened from, as in a recipe.
 
         Raises:
           ValueError: more images than `max_unreadable` cannot be read, features are not finite, or the cache cannot be
             written.
         """
-        about = self._about(source, data)
+        about = self._about(source)
         if self.cache is None or about is None:
             with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
                 self._compute(source, pathlib.Path(scratch))
@@ -113,20 +107,19 @@ class Extractor:
         np.save(folder / _IS_READ, is_read_N)
         np.save(folder / _HASH, hash_N)
 
-    def _about(self, source: Source, data: str) -> str | None:
+    def _about(self, source: Source) -> str | None:
         """Everything that the features depend on, as JSON; None where that cannot be told, or nothing is kept."""
-        is_folder = folder_of(data) is not None
-        if self.cache is None or not (is_folder or data.partition(":")[0] in _NEVER_CHANGED):
-            return None  # a source of the user's own: its code may give other images tomorrow
+        a, origin = self.model.architecture, source.origin
+        if self.cache is None or origin is None or not a.is_standard:
+            return None  # a source or a block of the user's own: its code may do something else tomorrow
         about = {
             "form": FORM,
             "parameters_sha256": self._parameters_sha256,
-            "architecture": dataclasses.asdict(self.model.architecture),
+            "architecture": dataclasses.asdict(a),
             "layer": self.layer,
             "transform": dataclasses.asdict(self.transform),
-            "data": data,
+            "origin": origin,
             "records": source.records_sha256,
-            "files": _files_sha256(source) if is_folder else None,
             "platform": jax.default_backend(),
         }
         return json.dumps(about, sort_keys=True)
@@ -151,20 +144,6 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
     return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
 
 
-def _files_sha256(source: Source) -> str:
-    """Changes when an image file is replaced: over name, size and time of change of each, without reading any."""
-    digest = hashlib.sha256()
-    for index in range(len(source)):
-        name = source.name_of(index)
-        try:
-            found = os.stat(name)
-            digest.update(f"{found.st_size} {found.st_mtime_ns} ".encode())
-        except OSError:
-            digest.update(b"unreadable ")
-        digest.update(os.fsencode(name) + b"\0")
-    return digest.hexdigest()
-
-
 def _read(folder: pathlib.Path, source: Source) -> Features:
     feature_ND = np.load(folder / _FEATURE, mmap_mode="r")
     return Features(
@@ -184,7 +163,9 @@ def _new_folder(folder: pathlib.Path, about: str) -> Iterator[pathlib.Path]:
     """Yields an empty folder that takes the place of `folder` at the end, or is removed after an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=".unfinished_", dir=folder.parent))
+        unfinished = folder.parent / f".unfinished_{jax.process_index()}_{os.getpid()}_{folder.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()  # not by tempfile, which would keep it from other users of a shared cache
         try:
             yield unfinished
             (unfinished / _ABOUT).write_text(about)

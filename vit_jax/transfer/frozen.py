@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.records import few
-from vit_jax.evals.features import Features, num_in_both
+from vit_jax.evals.features import Features, notes_on
 from vit_jax.evals.fewshot import FewShot, FewShotResult, best_l2, choose_examples, few_shot, spread
 from vit_jax.evals.intervals import wilson
 from vit_jax.evals.least_squares import L2, LeastSquares
 from vit_jax.evals.logistic import choose_penalty, fit_logistic
-from vit_jax.evals.neighbours import neighbour_accuracy
+from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.transfer.datasets import Pair
 from vit_jax.transfer.features import Extractor
 
@@ -22,17 +22,8 @@ Method = Literal["logistic", "least_squares"]
 
 def features_of(pair: Pair, extractor: Extractor) -> tuple[Features, Features, list[str]]:
     """Features of the training and of the test images, and what readers of a result on them should know."""
-    train, test = extractor.extract(pair.train, pair.data), extractor.extract(pair.test, pair.data)
-    notes = []
-    for side, found in (("training", train), ("test", test)):
-        if missing := int((~found.is_read_N).sum()):
-            notes.append(f"{pair.name}: {missing:,} {side} images cannot be read and are left out.")
-    if same := num_in_both(train, test):
-        notes.append(f"{pair.name}: {same:,} of {len(test):,} test images are among the training images too.")
-    sizes = np.bincount(train.label_N[train.is_read_N], minlength=pair.train.num_classes)
-    if absent := [pair.train.class_names[k] for k in np.flatnonzero(sizes == 0)]:
-        notes.append(f"{pair.name}: no training image of {few(absent)}; their test images count as wrong.")
-    return train, test, notes
+    train, test = extractor.extract(pair.train), extractor.extract(pair.test)
+    return train, test, notes_on(pair.name, pair.train.class_names, train, test)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +39,8 @@ class FewShotTable:
         """For JSON: per dataset and number of shots the accuracy of each seed, their mean and spread."""
         datasets = {
             name: {
-                str(shots): _summary(result.of(shots, self.l2)) | {"test_images": result.num_test}
+                str(shots): _summary(result.of(shots, self.l2))
+                | {"test_images": result.num_test, "mean_by_l2": self._means(result, shots)}
                 for shots in self.protocol.shots
             }
             for name, result in self.results.items()
@@ -69,6 +61,9 @@ class FewShotTable:
         if len(self.protocol.l2) > 1:
             lines.append(f"penalty {self.l2:g}, the best of {len(self.protocol.l2)} over these datasets")
         return "\n".join(lines)
+
+    def _means(self, result: FewShotResult, shots: int) -> dict[str, float]:
+        return {f"{l2:g}": float(result.of(shots, l2).mean()) for l2 in self.protocol.l2}
 
     def _average(self, shots: int) -> float:
         return float(np.mean([result.of(shots, self.l2).mean() for result in self.results.values()]))
@@ -120,7 +115,8 @@ def probe(
         classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
         found["iterations"] = classifier.iterations
     accuracy = float((classifier.predict(test.feature_ND) == test.label_N).mean())
-    return found | {"penalty": penalty, "accuracy": accuracy, "test_images": len(test)}
+    interval = wilson(accuracy * len(test), len(test))
+    return found | {"penalty": penalty, "accuracy": accuracy, "interval": interval, "test_images": len(test)}
 
 
 def run_each(
@@ -133,21 +129,25 @@ def run_each(
             yield pair.name, probe(train, test, pair.train.num_classes, **options), notes
             continue
         accuracies = neighbour_accuracy(train, test, pair.train.num_classes, **options)
-        if left_out := [k for k in options["neighbours"] if k not in accuracies]:
+        if left_out := [k for k in options.get("neighbours", NUM_NEIGHBOURS) if k not in accuracies]:
             notes.append(f"{pair.name}: too few training images for {', '.join(map(str, left_out))} neighbours.")
-        yield pair.name, {"accuracy": accuracies, "test_images": int(test.is_read_N.sum())}, notes
+        images = int(test.is_read_N.sum())
+        intervals = {k: wilson(accuracy * images, images) for k, accuracy in accuracies.items()}
+        yield pair.name, {"accuracy": accuracies, "interval": intervals, "test_images": images}, notes
 
 
 def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A line for each dataset and accuracy, with its 95 % interval."""
     lines = []
     for name, result in results.items():
-        images, accuracy = result["test_images"], result["accuracy"]
-        rows = accuracy if isinstance(accuracy, dict) else {result["method"]: accuracy}
+        accuracy, interval = result["accuracy"], result["interval"]
+        is_knn = isinstance(accuracy, dict)
+        rows = accuracy if is_knn else {f"{result['method']}, penalty {result['penalty']:.4g}": accuracy}
         for key, value in rows.items():
-            what = f"{key} neighbours" if isinstance(accuracy, dict) else f"{key}, penalty {result['penalty']:.4g}"
-            low, high = wilson(value * images, images)
-            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  ({low:.2%} to {high:.2%}) of {images:,} images")
+            low, high = interval[key] if is_knn else interval
+            what = f"{key} neighbours" if is_knn else key
+            of = f"({low:.2%} to {high:.2%}) of {result['test_images']:,} images"
+            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  {of}")
     return "\n".join(lines)
 
 

@@ -83,6 +83,8 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
     found = resolve(reference, "--suite")
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(task, Task) for task in found):
         raise ValueError(f"--suite={reference}: give a list of vit_jax.transfer.vtab.suite.Task.")
+    if odd := [task.name for task in found if len(task.published) not in (0, len(PUBLISHED))]:
+        raise ValueError(f"--suite={reference}: {odd[0]!r} has other than {len(PUBLISHED)} published results, or none.")
     names = [task.name for task in found]
     if wrong := [name for name in names if names.count(name) > 1 or "/" in name or name in ("", ".", "..", "all")]:
         raise ValueError(f"--suite={reference}: {wrong[0]!r} names two tasks, or cannot name a folder.")
