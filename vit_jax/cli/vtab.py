@@ -87,7 +87,7 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
             print(f"note: {task.name} is left out. {problem}", file=sys.stderr, flush=True)
     elif problems:
         lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
-        hint = "" if "available" in options else "\nWith --available the other tasks are run."
+        hint = "\nWith --available the other tasks are run." if tasks and "available" not in options else ""
         raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
     return Sweep(
         asked=asked,

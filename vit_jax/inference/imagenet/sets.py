@@ -67,8 +67,8 @@ def open_family(
       ValueError: an unknown name; none of the sets is there; one is there and cannot be read; the weights do not have
         ImageNet's classes.
     """
+    chosen = _chosen(data)  # first: a name is mended before weights are
     outputs = classes.outputs_of(weights)
-    chosen = _chosen(data)
     if real is not None and "real" not in [one.name for one in chosen]:
         raise ValueError(f"--real={real}: without effect on {data}; leave it out.")
     opened, absent = {}, {}
