@@ -51,8 +51,8 @@ metadata={op_name="jit(train_step)/sum"}
 }
 
 ENTRY %main (param.0: f32[12,100], param.1: f32[12,100], param.2: u8[4,8,8,3]) -> f32[8,128] {
-  %param.0 = f32[12,100]{1,0:T(8,128)} parameter(0), metadata={op_name="state['model/head/kernel']"}
-  %param.1 = f32[12,100]{1,0:T(8,128)} parameter(1), metadata={op_name="state['optimizer/0/mu/head/kernel']"}
+  %param.0 = f32[12,100]{1,0:T(8,128)} parameter(0), metadata={op_name="state[\\'model/head/kernel\\']"}
+  %param.1 = f32[12,100]{1,0:T(8,128)} parameter(1), metadata={op_name="state[\\'optimizer/0/mu/head/kernel\\']"}
   %param.2 = u8[4,8,8,3]{3,2,1,0:T(8,128)} parameter(2), metadata={op_name="batch.image_BHWC"}
   %zero = s32[]{:T(128)} constant(0)
   %kept = f32[3,100,128]{2,1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"

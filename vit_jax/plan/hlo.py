@@ -106,7 +106,7 @@ class Instruction:
     @property
     def source(self) -> str:
         """The operation that it comes from, as jax names it."""
-        return self._find(r'op_name="([^"]*)"')
+        return self._find(r'op_name="([^"]*)"').replace("\\'", "'")  # as the program escapes it
 
 
 @dataclasses.dataclass(frozen=True)
