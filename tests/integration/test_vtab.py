@@ -38,8 +38,10 @@ def test_killed_in_the_middle_it_ends_with_the_same_parameters(swept, weights, t
     commands.wait_until(lambda: list(tmp_path.glob("*/trials/*0.2*/config.json")), process)  # the second run has begun
     commands.kill(process)
     done = {file: time for file, time in files_of_runs(tmp_path).items() if (file.parent / "summary.json").exists()}
+    ended = len([file for file in done if file.name == "summary.json"])
+    assert ended in (1, 2)  # on a busy machine the second may end before the signal comes
     out = commands.succeed(words)
-    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.0001"), ("trial", "0.2"), ("final run", "0.2")][ended:]
     assert files_of_runs(tmp_path).items() >= done.items()
     assert hashes(tmp_path) == hashes(swept)
     assert (tmp_path / "results.md").read_text() == (swept / "results.md").read_text()
