@@ -31,7 +31,7 @@ STAGES = ("pretrain", "untrained", "finetune", "scratch")
 
 def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     """Argument: STAGE[,epochs=N], one of `STAGES`; epochs of pre-training."""
-    chosen = parse_argument(argument, stage="pretrain", epochs=300)
+    chosen = parse_argument(argument, stage="pretrain", epochs=100)
     stage = chosen["stage"]
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r} is not one of {', '.join(STAGES)}.")
