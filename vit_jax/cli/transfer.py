@@ -67,7 +67,10 @@ def knn(words: Sequence[str]) -> None:
 def features(words: Sequence[str]) -> None:
     """Frozen features as a file."""
     optional = ("split", "classes", "data_dir", *_EXTRACTING)
-    options, _ = split_weights(words, ("CHECKPOINT",), required=("data", "output"), optional=optional)
+    switches = ("json",)
+    options, _ = split_weights(
+        words, ("CHECKPOINT",), required=("data", "output"), optional=optional, switches=switches
+    )
     output = pathlib.Path(options["output"]).expanduser()
     if output.suffix != ".npz" or not output.parent.is_dir():
         raise UsageError(f"--output={output}: must be a file that ends in .npz, in an existing folder.")
