@@ -34,8 +34,9 @@ vit-jax: train Vision Transformers in JAX.
   vit-jax features CHECKPOINT --data=DATA --output=FILE.npz [--split=test]
       The features themselves, with labels and names.
       All four: DATA is that of a recipe, or caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet (released
-      for all seven); not of features --train_split=, --test_split=; --classes=A,B, --data_dir=, --layer=pre_logits|pooled|token|mean|
-      block:N|stage:N, --preprocessing=fewshot|own, --cache=FOLDER|none, --global_batch=, --max_unreadable=, --json.
+      for all seven); --train_split=, --test_split= (not of features), --classes=A,B, --data_dir=, --layer=pre_logits|
+      pooled|token|mean|block:N|stage:N, --preprocessing=fewshot|own, --cache=FOLDER|none, --global_batch=,
+      --max_unreadable=, --json.
   vit-jax vtab WEIGHTS --tasks=all|GROUP|NAME,... --workdir=FOLDER [--data_dir=FOLDER] [--available] [--dry-run]
       Fine-tune on each task of VTAB-1k (natural, specialized, structured; 19 in all) and test it: settings tried on 800
       images and compared on 200, by their mean over the tasks or, with --sweep=per_task, for each; then 1,000 images.
