@@ -44,9 +44,7 @@ class TfdsSource(Source):
         self.class_names = _class_names(builder, labels)
         self.split, self._labels = split, labels
         self._records = builder.as_data_source(split=split).data_source  # still serialised
-        files = {part.filename for part in builder.info.splits[split].file_instructions}
-        stats = {name: os.stat(name) for name in sorted(files)}
-        self._origin = f"{split} of {[(name, found.st_size, found.st_mtime_ns) for name, found in stats.items()]}"
+        self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         wanted = ("image", labels.feature)
         self._known = dict(builder.info.features)
@@ -94,7 +92,8 @@ class TfdsSource(Source):
 
     @property
     def origin(self) -> str:
-        return self._origin
+        stats = [(name, os.stat(name)) for name in self._files]
+        return f"{self.split} of {[(name, found.st_size, found.st_mtime_ns) for name, found in stats]}"
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
