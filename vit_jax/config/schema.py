@@ -212,6 +212,17 @@ class EvaluatorConfig:
     # temperature, of both the layer
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """Of fewshot the shots, of knn the neighbours, each with results of its own."""
+        name, usual = ("shots", USUAL_SHOTS) if self.kind == "fewshot" else ("neighbours", USUAL_NEIGHBOURS)
+        return as_tuple(self.arguments.get(name, usual))
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Several values, or one alone, as the command line has an argument that may be either."""
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:

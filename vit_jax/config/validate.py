@@ -12,8 +12,6 @@ from typing import Any
 from vit_jax.config.load import flatten, references, to_dict
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,
-    USUAL_NEIGHBOURS,
-    USUAL_SHOTS,
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
@@ -248,11 +246,8 @@ def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
 
 
 def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
-    is_fewshot = config.kind == "fewshot"
-    field, usual = ("shots", USUAL_SHOTS) if is_fewshot else ("neighbours", USUAL_NEIGHBOURS)
-    given = config.arguments.get(field, usual)
-    for number in given if isinstance(given, list | tuple) else [given]:
-        yield f"{number}shot_accuracy" if is_fewshot else f"{number}nn_accuracy"
+    result = "shot_accuracy" if config.kind == "fewshot" else "nn_accuracy"
+    return (f"{number}{result}" for number in config.numbers)
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:

@@ -128,6 +128,11 @@ def collect(
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
 
+def parts_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Features in memory, so many examples at a time."""
+    return (np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size))
+
+
 def hashes(hash_B2: np.ndarray) -> np.ndarray:
     """Two words of 32 bits as one of 64, (B,)."""
     wide = hash_B2.astype(np.uint64)

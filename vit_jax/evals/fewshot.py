@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.config.schema import USUAL_SHOTS
+from vit_jax.config.schema import USUAL_SHOTS, as_tuple
 from vit_jax.evals.features import Features
 from vit_jax.evals.least_squares import L2, LeastSquares
 
@@ -130,7 +130,7 @@ class FewShotEvaluator:
         self._extract, self._num_classes = extract, num_classes
         if seeds is None:
             seeds = SEEDS if sampling == "random" else SEEDS[:1]
-        self._protocol = FewShot(shots=_tuple(shots), seeds=_tuple(seeds), l2=(l2,), sampling=sampling)
+        self._protocol = FewShot(shots=as_tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yields "5shot_accuracy", the mean over the seeds, and "5shot_spread", their standard deviation, and so on."""
@@ -151,7 +151,3 @@ def best_l2(results: Sequence[FewShotResult], protocol: FewShot, shots: int) -> 
     """The penalty with the highest mean accuracy over datasets, for all of them; of several the largest."""
     means = {l2: float(np.mean([result.of(shots, l2).mean() for result in results])) for l2 in protocol.l2}
     return max(means, key=lambda l2: (means[l2], l2))
-
-
-def _tuple(values: int | Sequence[int]) -> tuple[int, ...]:
-    return (values,) if isinstance(values, int) else tuple(values)

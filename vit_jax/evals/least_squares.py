@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.evals.features import parts_of
+
 BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
 L2 = 1024.0
@@ -92,10 +94,8 @@ class LeastSquares:
         sums_KD = np.zeros((len(self._counts_K), feature_ND.shape[1]), np.float32)
         first = 0
         for part in _parts(feature_ND):
-            standardised, label = (
-                np.asarray(_standardised(part, self._mean_D, self._scale_D)),
-                label_N[first : first + len(part)],
-            )
+            standardised = np.asarray(_standardised(part, self._mean_D, self._scale_D))
+            label = label_N[first : first + len(part)]
             order = np.argsort(label, kind="stable")
             present, starts = np.unique(label[order], return_index=True)
             sums_KD[present] += np.add.reduceat(standardised[order], starts, axis=0)
@@ -121,7 +121,7 @@ def _require_memory(needed: int, side: int, num_classes: int) -> None:
 
 
 def _parts(feature_ND: np.ndarray) -> Iterator[np.ndarray]:
-    return (np.asarray(feature_ND[first : first + CHUNK]) for first in range(0, len(feature_ND), CHUNK))
+    return parts_of(feature_ND, CHUNK)
 
 
 def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.evals.features import parts_of
+
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 _FINEST_STEP = 10 ** (1 / 8)
 MAX_ITERATIONS = 1000
@@ -40,8 +42,8 @@ class LogisticClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """The class of each example, (N,)."""
-        parts = (feature_ND[first : first + CHUNK] for first in range(0, len(feature_ND), CHUNK))
-        return np.concatenate([(np.asarray(part) @ self.weight_DK + self.bias_K).argmax(axis=1) for part in parts])
+        parts = parts_of(feature_ND, CHUNK)
+        return np.concatenate([(part @ self.weight_DK + self.bias_K).argmax(axis=1) for part in parts])
 
 
 def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import USUAL_NEIGHBOURS
-from vit_jax.evals.features import Features
+from vit_jax.config.schema import USUAL_NEIGHBOURS, as_tuple
+from vit_jax.evals.features import Features, parts_of
 
 NUM_NEIGHBOURS = (10, 20, 100)
 TEMPERATURE = 0.07
@@ -27,14 +27,14 @@ def nearest(feature_ND: np.ndarray, query_QD: np.ndarray, k: int) -> Iterator[tu
 
     The greatest comes first; of equal ones the lower index. k is at most N.
     """
-    for first in range(0, len(query_QD), _QUERIES):
-        query_CD = _unit(jnp.asarray(query_QD[first : first + _QUERIES]))
+    for queries in parts_of(query_QD, _QUERIES):
+        query_CD, start = _unit(jnp.asarray(queries)), 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
-        for start in range(0, len(feature_ND), _KEYS):
-            keys_CD = jnp.asarray(feature_ND[start : start + _KEYS])
-            found = _merge(query_CD, keys_CD, start, similarity_Ck, index_Ck, min(k, index_Ck.shape[1] + len(keys_CD)))
-            similarity_Ck, index_Ck = found
+        for keys_ND in parts_of(feature_ND, _KEYS):
+            best = min(k, index_Ck.shape[1] + len(keys_ND))
+            similarity_Ck, index_Ck = _merge(query_CD, keys_ND, start, similarity_Ck, index_Ck, best)
+            start += len(keys_ND)
         yield np.asarray(similarity_Ck), np.asarray(index_Ck)
 
 
@@ -95,7 +95,7 @@ class NeighbourEvaluator:
         temperature: float = TEMPERATURE,
     ):
         self._extract, self._num_classes, self._temperature = extract, num_classes, temperature
-        self._neighbours = (neighbours,) if isinstance(neighbours, int) else tuple(neighbours)
+        self._neighbours = as_tuple(neighbours)
         _validate(self._neighbours, temperature)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:

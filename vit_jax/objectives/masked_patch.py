@@ -72,9 +72,9 @@ class MaskedPatch:
         if self.config.patch_target == "pixels":
             return _cut(covered, rows, columns).astype(jnp.float32) / 127.5 - 1.0
         if self.config.patch_target == "mean_colour":
-            return _colour_classes(_cut(covered, rows, columns), 3)[..., None]
-        parts_BNPC = _cut(covered, rows * SIDE, columns * SIDE)  # in raster order over the image, not over a patch
-        classes = _colour_classes(parts_BNPC, 3).reshape(-1, rows, SIDE, columns, SIDE)
+            return _colour_classes(_cut(covered, rows, columns))[..., None]
+        parts_BNV = _cut(covered, rows * SIDE, columns * SIDE)  # in raster order over the image, not over a patch
+        classes = _colour_classes(parts_BNV).reshape(-1, rows, SIDE, columns, SIDE)
         return classes.transpose(0, 1, 3, 2, 4).reshape(-1, rows * columns, SIDE * SIDE)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
@@ -120,8 +120,8 @@ def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
     return parts.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
 
 
-def _colour_classes(part_BNV: jax.Array, channels: int) -> jax.Array:
+def _colour_classes(part_BNV: jax.Array) -> jax.Array:
     """The mean colour in 3 bits a channel as one class, red first; in integers, so that no edge is rounded."""
-    values = part_BNV.astype(jnp.int32).reshape(*part_BNV.shape[:2], -1, channels)
+    values = part_BNV.astype(jnp.int32).reshape(*part_BNV.shape[:2], -1, 3)
     level = jnp.minimum(LEVELS * values.sum(axis=2) // (255 * values.shape[2]), LEVELS - 1)
     return level[..., 0] * LEVELS**2 + level[..., 1] * LEVELS + level[..., 2]

@@ -14,7 +14,6 @@ from vit_jax import hosts
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig
-from vit_jax.config.schema import USUAL_NEIGHBOURS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
@@ -94,16 +93,16 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
                     build_own(open_split(name, data.others[name]), run, **config.arguments), config.kind, field
                 )
         sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
-        most = len(sides[0])
-        neighbours = options.get("neighbours", USUAL_NEIGHBOURS) if config.kind == "knn" else ()
-        if lacking := [k for k in np.atleast_1d(np.array(neighbours)).tolist() if isinstance(k, int) and k > most]:
-            raise ValueError(f"{field}: {lacking[0]} neighbours of {most} training images; lower arguments.neighbours.")
-        own, few_shot = None, build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
-        transform = few_shot if config.kind == "fewshot" else own
+        transform = None
+        if config.kind == "fewshot":
+            transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
         splits = [(open_split(name, side, transform), side.labels) for side in sides]
         with called(field, given):
             extract = _make_extract(run, splits, options.pop("layer"))
-            return FROZEN[config.kind](extract, sides[1].num_classes, **options)
+            evaluator = FROZEN[config.kind](extract, sides[1].num_classes, **options)
+        if config.kind == "knn" and (most := len(sides[0])) < (largest := max(config.numbers)):
+            raise ValueError(f"{field}: {largest} neighbours of {most} training images; lower arguments.neighbours.")
+        return evaluator
 
     return [
         Evaluation(
