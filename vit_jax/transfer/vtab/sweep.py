@@ -83,11 +83,16 @@ class Sweep:
             raise ValueError("No trial's loss stayed finite: try lower learning rates (--learning_rates=).")
         return choose(ended)
 
+    def choices(self) -> dict[Task, Setting | None]:
+        """`chosen` of every task; a shared choice is made of all outcomes once."""
+        if self.is_shared:
+            return dict.fromkeys(self.tasks, self.chosen(self.tasks[0]))
+        return {task: self.chosen(task) for task in self.tasks}
+
     def finals(self) -> dict[Task, tuple[Setting, Outcome]]:
         """Settings and outcomes of the final runs that have ended."""
         found = {}
-        for task in self.tasks:
-            setting = self.chosen(task)
+        for task, setting in self.choices().items():
             if setting is not None and (outcome := self.outcome(task, "final", setting)) is not None:
                 found[task] = (setting, outcome)
         return found

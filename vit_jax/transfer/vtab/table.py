@@ -66,37 +66,19 @@ def means_of(sweep: Sweep, results: Sequence[Result]) -> list[Mean]:
     return means
 
 
-def to_markdown(sweep: Sweep) -> str:
+def to_markdown(sweep: Sweep, results: Sequence[Result]) -> str:
     """Percent of the test images, by task; then the means, with the number of tasks they are over."""
-    results = results_of(sweep)
     columns = PUBLISHED if any(result.task.published for result in results) else ()
-    lines = [
-        [
-            *(r.task.name, r.task.group, f"{100 * r.accuracy:.2f}", " to ".join(f"{100 * x:.2f}" for x in r.interval)),
-            *(
-                f"{r.test_images:,}",
-                f"{r.learning_rate:g}",
-                f"{r.steps:,}",
-                *_figures(r.task.published, columns, digits=1),
-            ),
-        ]
-        for r in results
-    ]
-    lines += [
-        [
-            *(
-                f"**{mean.name}**",
-                "",
-                f"**{100 * mean.accuracy:.2f}**",
-                "",
-                f"{mean.num_tasks} of {mean.of} tasks",
-                "",
-                "",
-            ),
-            *_figures(mean.published, columns, digits=2),
-        ]
-        for mean in means_of(sweep, results)
-    ]
+    lines = []
+    for result in results:
+        interval = " to ".join(f"{100 * end:.2f}" for end in result.interval)
+        row = [result.task.name, result.task.group, f"{100 * result.accuracy:.2f}", interval]
+        row += [f"{result.test_images:,}", f"{result.learning_rate:g}", f"{result.steps:,}"]
+        lines.append([*row, *_figures(result.task.published, columns, digits=1)])
+    for mean in means_of(sweep, results):
+        accuracy, number = f"**{100 * mean.accuracy:.2f}**", f"{mean.num_tasks} of {mean.of} tasks"
+        row = [f"**{mean.name}**", "", accuracy, "", number, "", ""]
+        lines.append([*row, *_figures(mean.published, columns, digits=2)])
     missing = [task.name for task in sweep.asked if task not in {result.task for result in results}]
     note = f"\nWithout a result: {', '.join(missing)}.\n" if missing else ""
     return _aligned([*_HEAD, *columns], lines) + note
@@ -104,11 +86,11 @@ def to_markdown(sweep: Sweep) -> str:
 
 def trials_to_markdown(sweep: Sweep) -> str:
     """The mean validation accuracy of each setting over the tasks, whose best is taken for all of them."""
-    lines = []
+    lines, chosen = [], sweep.chosen(sweep.tasks[0])
     for setting in sweep.tried:
         outcomes = [sweep.outcome(task, "trials", setting) for task in sweep.tasks]
         accuracies = [outcome.rank[0] for outcome in outcomes if outcome is not None]
-        mark = " (chosen)" if setting == sweep.chosen(sweep.tasks[0]) else ""
+        mark = " (chosen)" if setting == chosen else ""
         mean = f"{100 * _mean(accuracies):.2f}{mark}" if accuracies else "–"
         lines.append([f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean])
     return _aligned(["learning rate", "steps", "tasks", "mean validation top-1 %"], lines)
@@ -117,9 +99,8 @@ def trials_to_markdown(sweep: Sweep) -> str:
 def plan_to_markdown(sweep: Sweep) -> str:
     """What a sweep has done and has to do, by task; and what is left for this machine."""
     lines, steps_left = [], 0
-    for task in sweep.tasks:
+    for task, chosen in sweep.choices().items():
         left = sweep.untried(task)
-        chosen = sweep.chosen(task)
         is_done = chosen is not None and sweep.outcome(task, "final", chosen) is not None
         own = task in sweep.own
         longest = max(setting.num_steps for setting in sweep.settings)
@@ -134,20 +115,19 @@ def plan_to_markdown(sweep: Sweep) -> str:
     )
 
 
-def to_csv(sweep: Sweep) -> str:
+def to_csv(results: Sequence[Result]) -> str:
     """One line for each task, and none for means; accuracies are fractions, and the paper's percent as printed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = ("test_accuracy", "low", "high", *Result._fields[3:])
     writer.writerow(["task", "group", *names, *(f"paper_percent: {column}" for column in PUBLISHED)])
-    for task, accuracy, interval, *numbers in results_of(sweep):
+    for task, accuracy, interval, *numbers in results:
         writer.writerow([task.name, task.group, accuracy, *interval, *numbers, *task.published])
     return text.getvalue()
 
 
-def to_json(sweep: Sweep) -> dict[str, Any]:
+def to_json(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
     """The table, each trial, and how settings were chosen."""
-    results = results_of(sweep)
     runs = [
         (task, setting, sweep.outcome(task, "trials", setting)) for task in sweep.tasks for setting in sweep.settings
     ]
@@ -177,8 +157,11 @@ def to_json(sweep: Sweep) -> dict[str, Any]:
 
 def write_results(sweep: Sweep) -> str:
     """Writes the results that are there in each format; returns the Markdown."""
-    table = (f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else "") + to_markdown(sweep)
-    contents = {"md": table, "csv": to_csv(sweep), "json": json.dumps(to_json(sweep), indent=2) + "\n"}
+    results = results_of(sweep)
+    trials = f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else ""
+    table = trials + to_markdown(sweep, results)
+    in_json = json.dumps(to_json(sweep, results), indent=2) + "\n"
+    contents = {"md": table, "csv": to_csv(results), "json": in_json}
     for ending, content in contents.items():
         write_atomically(sweep.folder / f"{FILE}.{ending}", content)
     return table
