@@ -18,11 +18,12 @@ Sources = Mapping[str, str]
 
 RANKS = (
     ("references", "files"),
-    ("config", "activations", "arrays", "positions", "pytree", "hosts"),
+    ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals", "weights"),
     ("train", "api"),
-    ("plan", "analysis", "bench", "inference", "transfer"),
+    ("plan", "bench", "inference", "transfer"),
+    ("analysis", "studies"),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -58,13 +58,14 @@ def evaluate(words: Sequence[str]) -> None:
 
 def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
     from vit_jax import hosts
+    from vit_jax.drawing import require_drawing
     from vit_jax.files import write_atomically
-    from vit_jax.inference import figures, outcome, report
+    from vit_jax.inference import outcome, report
     from vit_jax.inference.evaluate import make_evaluate
 
     folder = pathlib.Path(options["report"]).expanduser() if "report" in options else None
     if folder is not None:
-        figures.require_drawing()
+        require_drawing()
     model, weights = load_placed_model(options)
     opened, absent = _open_evaluated(options, weights)
     evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)

@@ -1,40 +1,21 @@
 """Pictures of an evaluation as PNG files: is its confidence justified, what is taken for what, its worst mistakes."""
 
-import importlib
-import io
 import math
-from typing import Any
 
-import cv2
 import numpy as np
 
 from vit_jax.data.images import UnreadableImage, decode
-from vit_jax.files import printable
+from vit_jax.drawing import BLUE, GREY, ORANGE, TILE_PIXELS, new_figure, short, tile, to_bytes
 from vit_jax.inference.outcome import Evaluation
 
-# Okabe and Ito's blue and orange, which the colour-blind tell apart.
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
 MOST_NAMED = 30  # classes, up to which a matrix has room for their names
 MOST_CELLS = 250  # of a side of a matrix
-MOST_LETTERS = 20  # of a name
-TILE_PIXELS = 160
-DOTS_PER_INCH = 120
-
-
-def require_drawing() -> None:
-    """Raises ValueError where matplotlib is not installed."""
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ValueError(
-            f"Pictures are drawn by matplotlib, which cannot be imported ({error}): pip install 'vit_jax[figures]'."
-        ) from None
 
 
 def draw_reliability(evaluation: Evaluation) -> bytes:
     """Accuracy against confidence in bins, and how many images each bin has."""
     bins = [one for one in evaluation.tally.calibration.bins() if one.images]
-    figure = _new_figure(5, 6)
+    figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="as often right as it says")
     sides = {"width": [one.high - one.low for one in bins], "align": "edge", "edgecolor": "white"}
@@ -48,7 +29,7 @@ def draw_reliability(evaluation: Evaluation) -> bytes:
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     below.bar([one.low for one in bins], [one.images for one in bins], color=BLUE, **sides)
     below.set(xlim=(0, 1), xlabel="confidence: probability of the first answer", ylabel="images", yscale="log")
-    return _to_png(figure)
+    return to_bytes(figure)
 
 
 def draw_confusion(evaluation: Evaluation) -> bytes:
@@ -59,7 +40,7 @@ def draw_confusion(evaluation: Evaluation) -> bytes:
     shares_LA = counts_LA / np.maximum(counts_LA.sum(axis=1, keepdims=True), 1)
     cells, blocks = _pool(shares_LA)
     size = max(4.0, 0.25 * min(max(shares_LA.shape), 24))
-    figure = _new_figure(size + 1, size)
+    figure = new_figure(size + 1, size)
     from matplotlib.colors import PowerNorm
 
     axes = figure.subplots()
@@ -69,15 +50,15 @@ def draw_confusion(evaluation: Evaluation) -> bytes:
     of_blocks = "" if blocks == (1, 1) else f", the largest of {blocks[0]} × {blocks[1]}"
     figure.colorbar(picture, label=f"share of the class's images{of_blocks}")
     names = evaluation.labelled.source.class_names
-    labels = [_short(names[label]) for label in key.listed]
-    answers = [_short(key.answer_names[output]) for output in tally.answer_A]
+    labels = [short(names[label]) for label in key.listed]
+    answers = [short(key.answer_names[output]) for output in tally.answer_A]
     axes.set_xlabel("first answer" if len(answers) <= MOST_NAMED else "first answer: column of confusion.csv")
     axes.set_ylabel("class" if len(labels) <= MOST_NAMED else "class: line of confusion.csv")
     if len(labels) <= MOST_NAMED:
         axes.set_yticks(range(len(labels)), labels)
     if len(answers) <= MOST_NAMED:
         axes.set_xticks(range(len(answers)), answers, rotation=90 if max(map(len, answers)) > 2 else 0)
-    return _to_png(figure)
+    return to_bytes(figure)
 
 
 def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
@@ -95,7 +76,7 @@ def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:
     mistakes = evaluation.tally.mistakes
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
-    figure = _new_figure(1.7 * columns, 2.1 * rows + 0.5)
+    figure = new_figure(1.7 * columns, 2.1 * rows + 0.5)
     title = "most confident mistakes: class → answer and its probability" if mistakes else "no mistake"
     figure.suptitle(title, fontsize=10)
     for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
@@ -104,36 +85,14 @@ def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:
     for axes, mistake, words in zip(every, mistakes, shown, strict=False):
         stored = evaluation.labelled.source[mistake.record].image
         axes.imshow(_tile(stored, max_image_megapixels), interpolation="nearest")
-        answer = f"{_short(words['answer'])} {words['probability']:.0%}"
-        axes.set_title(f"{_short(words['class'])}\n→ {answer}", fontsize=8)
-    return _to_png(figure)
+        answer = f"{short(words['answer'])} {words['probability']:.0%}"
+        axes.set_title(f"{short(words['class'])}\n→ {answer}", fontsize=8)
+    return to_bytes(figure)
 
 
 def _tile(stored: bytes | np.ndarray, max_image_megapixels: float) -> np.ndarray:
     """The image, smaller; grey where it can no longer be read."""
     try:
-        image = decode(stored, max_image_megapixels)
+        return tile(decode(stored, max_image_megapixels))
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)
-    scale = TILE_PIXELS / max(image.shape[:2])
-    return image if scale >= 1 else cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-
-
-def _short(name: str) -> str:
-    """A class's name in a picture; a dollar would begin a formula."""
-    shown = printable(name)
-    return (shown if len(shown) <= MOST_LETTERS else f"{shown[: MOST_LETTERS - 1]}…").replace("$", r"\$")
-
-
-def _new_figure(width: float, height: float) -> Any:
-    """Of so many inches; without pyplot, which has a state and may open windows."""
-    require_drawing()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
-
-
-def _to_png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
