@@ -17,6 +17,7 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#000000", "#999999"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK)  # of series, in this order
 MOST_LETTERS = 20  # of a name in a picture
+FORMS = ("png", "svg", "pdf")  # of files
 TILE_PIXELS = 160
 DOTS_PER_INCH = 120
 
@@ -40,7 +41,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def to_bytes(figure: Any, form: str = "png") -> bytes:
-    """The content of a file of the form "png" or "svg"."""
+    """The content of a file of one of `FORMS`."""
     file = io.BytesIO()
     figure.savefig(file, format=form)
     return file.getvalue()

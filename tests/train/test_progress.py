@@ -19,6 +19,7 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     rates = clock.rates(20)
     assert rates["images_per_second"] == 10 * 8 / 4
     assert rates["mfu"] == 20 * 5.0 / 1000.0
+    assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18  # of all steps
     assert clock.seconds_left(20, 40) == 8
     assert "mfu" not in TrainingClock(0, 8, 5.0, None).rates(1)  # of a chip that is not known
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.cli import planning, training, transfer, vtab, weights
+from vit_jax.cli import planning, runs, training, transfer, vtab, weights
 from vit_jax.cli.words import fail
 
 HELP = """\
@@ -46,6 +46,8 @@ vit-jax: train Vision Transformers in JAX.
   vit-jax predict CHECKPOINT IMAGE... [--json] [--top=3] [--raw]
       Classes of image files, of all in a folder, or of those that match a pattern. For weights without
       preprocessing: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
+  vit-jax plot RUN... [--output=curves.png] [--axis=steps|images|exaflops|time] [--metrics=loss,accuracy,learning_rate]
+      Learning curves of runs in one picture (.png, .svg, .pdf), of all in a folder too; a metric also by its own name.
   vit-jax export CHECKPOINT --to=npz|safetensors|stablehlo [--output=PATH] [--names=timm|huggingface] [--overwrite]
       One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
   vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
@@ -74,7 +76,7 @@ configs/README.md lists the commands for the rows of the paper.
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_OTHERS = (training.prepare, training.show, training.bench, planning.plan)
+_OTHERS = (training.prepare, training.show, training.bench, planning.plan, runs.plot)
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _OTHERS
 }

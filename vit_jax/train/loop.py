@@ -91,6 +91,9 @@ def train(
         log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
         train_metrics = last_training_line(folder) if start_step >= total else {}
 
+        def wall_seconds() -> float:
+            return before["wall_seconds"] + time.perf_counter() - began
+
         @contextlib.contextmanager
         def between_steps() -> Any:
             """Neither the clock nor the watchdog counts what happens here, and it may move arrays to the host."""
@@ -105,6 +108,7 @@ def train(
                 workdir.check()
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.met_by(step))}
+                metrics["wall_seconds"] = wall_seconds()
                 train_metrics.update(metrics)
                 writers.write(step, metrics)
                 display.show(step, metrics, clock.seconds_left(step, total))
@@ -117,9 +121,12 @@ def train(
             return results
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
-            wall_seconds = before["wall_seconds"] + time.perf_counter() - began
             records = [json.loads(part) for part in hosts.gather(json.dumps(unreadable.met_by(step)))]
-            progress = {"wall_seconds": wall_seconds, "owes_evaluation": owes_evaluation, "unreadable_records": records}
+            progress = {
+                "wall_seconds": wall_seconds(),
+                "owes_evaluation": owes_evaluation,
+                "unreadable_records": records,
+            }
             metrics = results if keeping.best_metric in results else {}  # another evaluator may have been due
             store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics)
 
@@ -159,7 +166,7 @@ def train(
             results = results or run_all(evaluations, state)  # nothing was left to train
             store.wait()
             summary = overview.summary(run, state, train_metrics, results)
-    summary["wall_seconds"] = before["wall_seconds"] + time.perf_counter() - began
+    summary["wall_seconds"] = wall_seconds()
     if is_first:
         write_summary(folder, summary)
         print(overview.closing(summary, folder, split=split), flush=True)

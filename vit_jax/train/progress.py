@@ -51,11 +51,15 @@ class TrainingClock:
         return self._seconds + time.perf_counter() - self._running_since
 
     def rates(self, step: int) -> dict[str, float]:
-        """Images per second since the start, the part of that time spent waiting for input, and MFU on a known chip."""
+        """Images per second since the start, the part of that time spent waiting for input, MFU on a known chip.
+
+        And `exaflops`, the compute of all steps so far, those before a resume too.
+        """
         images = (step - self._start_step) * self._global_batch
         seconds = max(self.seconds, 1e-9)
         images_per_second = images / seconds
         rates = {"images_per_second": images_per_second, "input_wait_fraction": self._waited_seconds / seconds}
+        rates["exaflops"] = self._flops_per_image * self._global_batch * step / 1e18
         if self._peak_flops:
             rates["mfu"] = images_per_second * self._flops_per_image / self._peak_flops
         return rates

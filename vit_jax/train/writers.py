@@ -1,6 +1,7 @@
 """Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
 import json
+import math
 import os
 import pathlib
 import uuid
@@ -113,14 +114,18 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, also while the run writes them; none where there is no such file."""
+    path = workdir / METRICS_FILE
+    return [json.loads(line) for line in _lines_up_to(path)] if path.exists() else []
+
+
 def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
     """The last metrics of a training step that `metrics.jsonl` holds; empty if there are none."""
-    path = workdir / METRICS_FILE
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return next((line for line in reversed(lines) if "train_loss" in line), {})
+    return next((line for line in reversed(read_metrics(workdir)) if "train_loss" in line), {})
 
 
-def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
+def _lines_up_to(path: pathlib.Path, step: float = math.inf) -> list[str]:
     def is_kept(line: str) -> bool:
         try:
             return line.endswith("\n") and json.loads(line)["step"] <= step

@@ -1,0 +1,236 @@
+"""Learning curves: the metrics of one run or of several, against steps, images, compute or time."""
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.drawing import COLOURS, GREY, new_figure, short
+from vit_jax.train.workdir import CONFIG_FILE
+from vit_jax.train.writers import METRICS_FILE, read_metrics
+
+MOST_LETTERS = 60  # of a run's name in a legend
+MOST_MINUTES = 180  # on an axis of time, before it has hours
+LEGEND_COLUMNS = 3
+MOST_MARKED = 40  # points of a curve that are drawn as points too
+
+
+class Curve(NamedTuple):
+    """A metric over a run, in the order in which it was written."""
+
+    step_P: np.ndarray
+    value_P: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLog:
+    """What a run, ended or not, has written: its config, and the metrics of steps."""
+
+    name: str
+    config: Mapping[str, Any]
+    lines: Sequence[Mapping[str, float]]
+
+    def metrics(self) -> list[str]:
+        """The names of everything that was written."""
+        return [name for name in dict.fromkeys(name for line in self.lines for name in line) if name != "step"]
+
+    def curve(self, metric: str) -> Curve:
+        """A metric, where it was written as a finite number."""
+        found = [(line["step"], line[metric]) for line in self.lines if math.isfinite(line.get(metric, math.nan))]
+        steps, values = zip(*found, strict=True) if found else ((), ())
+        return Curve(np.array(steps, float), np.array(values, float))
+
+    def over(self, axis: str, step_P: np.ndarray) -> np.ndarray:
+        """Where steps lie on an axis, time in seconds; between two lines of training metrics by interpolation.
+
+        Raises:
+          ValueError: the run has not written it.
+        """
+        if axis == "steps":
+            return step_P
+        if axis == "images":
+            return step_P * self.config["global_batch"]
+        known = self.curve(AXES[axis].metric)
+        if not len(known.step_P):
+            raise ValueError(f"{self.name} has not written {AXES[axis].metric}, so use --axis=steps or images.")
+        if axis == "exaflops":  # each step costs the same
+            return step_P * (known.value_P[-1] / known.step_P[-1])
+        return np.interp(step_P, known.step_P, known.value_P)
+
+
+class Axis(NamedTuple):
+    """Against what a metric is drawn."""
+
+    label: str
+    metric: str  # that tells where a step is, "" where none is needed
+
+
+AXES = {
+    "steps": Axis("training steps", ""),
+    "images": Axis("images seen in training", ""),
+    "exaflops": Axis("training compute (exaFLOPs)", "exaflops"),
+    "time": Axis("time since the start", "wall_seconds"),
+}
+
+
+class Panel(NamedTuple):
+    """Metrics that share a pair of axes."""
+
+    label: str
+    holds: Callable[[str], bool]
+    scale: float = 1.0
+
+
+PANELS = {
+    "loss": Panel("loss", lambda name: name.endswith("_loss")),
+    "accuracy": Panel("accuracy (%)", lambda name: name.endswith("_accuracy"), 100),
+    "learning_rate": Panel("learning rate", lambda name: name == "learning_rate"),
+    "speed": Panel("images per second", lambda name: name == "images_per_second"),
+    "norms": Panel("Euclidean norm", lambda name: name.endswith("_norm")),
+}
+USUAL = ("loss", "accuracy", "learning_rate")
+
+
+def read_run(folder: pathlib.Path, name: str) -> RunLog:
+    """Reads a workdir.
+
+    Raises:
+      ValueError: it has no config, or no metrics yet.
+    """
+    lines = read_metrics(folder)
+    if not lines or not (folder / CONFIG_FILE).is_file():
+        raise ValueError(f"{folder} has no metrics ({METRICS_FILE}, {CONFIG_FILE}): give the workdir of a run.")
+    return RunLog(name, json.loads((folder / CONFIG_FILE).read_text()), lines)
+
+
+def read_runs(folders: Sequence[str]) -> list[RunLog]:
+    """Reads workdirs, and all that lie in a folder which is none itself, as those of a study.
+
+    Runs are named by the parts of their paths in which they differ.
+
+    Raises:
+      ValueError: a folder holds no run, or as `read_run`.
+    """
+    found = list[pathlib.Path]()
+    for given in folders:
+        folder = pathlib.Path(given).expanduser()
+        inside = [folder] if (folder / METRICS_FILE).is_file() else []
+        inside = inside or _workdirs_below(folder)
+        if not inside:
+            raise ValueError(f"{given}: there is no {METRICS_FILE} in it or below: give workdirs of runs.")
+        found += [path for path in inside if path not in found]
+    shared = os.path.commonpath([path.absolute().parent for path in found])
+    return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in found]
+
+
+def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Those of runs, without the trials inside them."""
+    found = list[pathlib.Path]()
+    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE)):
+        if not any(outer in path.parents for outer in found):
+            found.append(path)
+    return found
+
+
+def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tuple[Panel, list[str]]]:
+    """The panels by title, each with its metrics: of `PANELS` those of that kind, else a metric by its own name.
+
+    Raises:
+      ValueError: no run has written a metric that was asked for.
+    """
+    written = list(dict.fromkeys(metric for run in runs for metric in run.metrics()))
+    chosen = {}
+    for name in asked:
+        panel = PANELS.get(name) or Panel(name.replace("_", " "), lambda metric, name=name: metric == name)  # type: ignore[misc]
+        metrics = [metric for metric in written if panel.holds(metric)]
+        if metrics:
+            chosen[name] = (panel, metrics)
+        elif asked != USUAL:  # pixels that are predicted have no accuracy
+            near = difflib.get_close_matches(name, [*PANELS, *written], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"--metrics={name}: no run has written it.{hint} There are {', '.join(PANELS)}, and by name "
+                f"{', '.join(written)}."
+            )
+    return chosen
+
+
+def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:
+    """A figure with a panel for each kind of metric.
+
+    Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by dashes and points.
+
+    Args:
+      runs: to compare.
+      asked: names of `PANELS`, or of metrics.
+      axis: one of `AXES`.
+
+    Raises:
+      ValueError: a metric, or what the axis needs, was not written.
+    """
+    panels = select_panels(runs, asked)
+    figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0))
+    colours, (unit, label) = _colours(len(runs)), _unit(runs, axis)
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (panel, metrics) in zip(every, panels.values(), strict=True):
+        styles = dict(zip(metrics, _styles(metrics), strict=True))
+        for run, colour in zip(runs, colours, strict=True):
+            for metric, style in styles.items():
+                step_P, value_P = run.curve(metric)
+                if len(step_P):
+                    mark = "o" if style["linestyle"] != "-" and len(step_P) <= MOST_MARKED else None
+                    one = {"color": colour if len(runs) > 1 else style["color"], "marker": mark, "markersize": 3}
+                    axes.plot(run.over(axis, step_P) / unit, panel.scale * value_P, **style | one)
+        axes.set(xlabel=label, ylabel=panel.label)
+        axes.grid(alpha=0.3)
+        if len(metrics) > 1:
+            grey = {"color": GREY} if len(runs) > 1 else {}  # colours are those of runs
+            axes.legend(**_legend({name: style | grey for name, style in styles.items()}, fontsize=7))
+    if len(runs) > 1:
+        names = {run.name: {"color": colour} for run, colour in zip(runs, colours, strict=True)}
+        columns = min(len(runs), LEGEND_COLUMNS)
+        figure.legend(**_legend(names, fontsize=8), loc="outside lower center", ncols=columns)
+    return figure
+
+
+def _legend(styles: Mapping[str, Mapping[str, Any]], *, fontsize: int) -> dict[str, Any]:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], label=short(name, MOST_LETTERS), **style) for name, style in styles.items()]
+    return {"handles": lines, "fontsize": fontsize, "frameon": False}
+
+
+def _unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
+    """What positions on an axis are divided by, and the axis's name."""
+    label = AXES[axis].label
+    if axis != "time":
+        return 1, label
+    longest = max(line.get("wall_seconds", 0) for run in runs for line in run.lines)
+    return (60, f"{label} (minutes)") if longest < MOST_MINUTES * 60 else (3600, f"{label} (hours)")
+
+
+def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Lines for the metrics of a panel: those of training continuous, the others broken, each in its own way."""
+    broken, styles = ["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))], list[dict[str, Any]]()
+    num_broken = 0
+    for number, metric in enumerate(metrics):
+        is_trained = metric in ("train_loss", "train_accuracy") or len(metrics) == 1
+        style = "-" if is_trained else broken[num_broken % len(broken)]
+        num_broken += not is_trained
+        styles.append({"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.2})
+    return styles
+
+
+def _colours(count: int) -> list[Any]:
+    """As many colours; beyond those that the colour-blind tell apart by name, shades from dark to light."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](number) for number in np.linspace(0, 0.95, count)]
