@@ -53,6 +53,15 @@ class WriteError(OSError, ValueError):
         )
 
 
+def make_folder(path: pathlib.Path) -> pathlib.Path:
+    """Makes a folder and those above it, unless it is there; WriteError where the system refuses, or a file is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+    return path
+
+
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a new file in the folder of `path`; it replaces `path` at the end, or is removed after an error.

@@ -1,5 +1,6 @@
 """Models by name with initial parameters, and models of stored weights."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -118,6 +119,8 @@ def from_weights(
         image_size=stored.image_size if image_size is None else _pair(image_size),
         num_classes=stored.num_classes if num_classes is None else num_classes,
     )
+    if num_classes is None:  # the head stays, also one that predicts patches
+        architecture = dataclasses.replace(architecture, patch_outputs=stored.patch_outputs)
     parameters = weights.parameters
     if num_classes is not None or architecture.image_size != stored.image_size:
         headless = weights if num_classes is None else without_head(weights, keep_hidden=False)

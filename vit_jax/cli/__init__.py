@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.cli import planning, runs, training, transfer, vtab, weights
+from vit_jax.cli import analysis, planning, runs, training, transfer, vtab, weights
 from vit_jax.cli.words import fail
 
 HELP = """\
@@ -52,6 +52,10 @@ vit-jax: train Vision Transformers in JAX.
       One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
   vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
       Read weights in any format and write them in any other; --image_size=H,W and others give what a file lacks.
+  vit-jax inspect CHECKPOINT [all|WHAT,...] --output=FOLDER [--images=FOLDER|DATA] [--num_images=128] [--shown=8]
+      Pictures of a network, each as .png with its numbers as .npz: filters, positions; on images also distance (mean
+      attention distance and entropy of each head), rollout, heads (--heads=LAYER:HEAD,...), gradcam, similar, pca,
+      reconstructions. Of DATA as in a recipe also --split=, --data_dir=.
   vit-jax plan --config=RECIPE[:ARGUMENT] --topology=v5e:16x16 [--price=N] [--json] [--hlo=FILE] [--config.…]
       Memory, time and cost of training on TPUs that you need not have (v4, v5e, v5p, v6e; 2*v5e:16x16 or --slices=2
       for two slices), from the run's own step compiled for them; --price= of one chip for one hour. GPUs (h100:8, or
@@ -76,9 +80,10 @@ configs/README.md lists the commands for the rows of the paper.
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_OTHERS = (training.prepare, training.show, training.bench, planning.plan, runs.plot)
+_PICTURES = (analysis.inspect, runs.plot)
+_OTHERS = (training.prepare, training.show, training.bench, planning.plan)
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
-    verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _OTHERS
+    verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _OTHERS
 }
 
 

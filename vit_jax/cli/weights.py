@@ -128,7 +128,7 @@ def predict(words: Sequence[str]) -> None:
 
     from vit_jax.inference.predict import predict, to_json, to_table
 
-    model = _readable(*_model(options))
+    model = _readable(*open_model(options))
     found = list(predict(model, images, top))
     print(to_json(found) if "json" in options else to_table(found))
     failed = [record["image"] for record in found if "error" in record]
@@ -158,7 +158,7 @@ def export(words: Sequence[str]) -> None:
     from vit_jax.inference.export import export_stablehlo, require_free
 
     require_free(output, overwrite="overwrite" in options)
-    model = _readable(*_model(options))
+    model = _readable(*open_model(options))
     for path in export_stablehlo(model, output, overwrite="overwrite" in options):
         print(printable(str(path)))
 
@@ -202,16 +202,17 @@ def load_placed_model(
     from vit_jax.sharding import build_mesh, replicated
 
     sharding = replicated(build_mesh(jax.devices()))
-    return _model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
+    return open_model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
 
 
-def _model(
+def open_model(
     options: Mapping[str, str],
     sharding: "jax.sharding.Sharding | None" = None,
     *,
     needs_classes: bool = True,
     needs_transform: bool = True,
 ) -> "tuple[Model, Weights]":
+    """The model of the options, on one device unless a sharding is given; notes about its weights are printed."""
     from vit_jax import hosts
     from vit_jax.api import from_weights
     from vit_jax.weights import load_weights

@@ -23,8 +23,8 @@ def split(
 ) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
     """Options of the verb by name, `--config.FIELD=VALUE` overrides in their order, and further positional words.
 
-    Positional words are options by their name, except for the words, one or more, of a last name that ends in "…". A
-    switch has no value. Options may be written with "-" or "_".
+    Positional words are options by their name, except for the words, one or more, of a last name that ends in "…"; a last
+    name in brackets, "[NAME]", may be left out. A switch has no value. Options may be written with "-" or "_".
     """
     options: dict[str, str] = {}
     overrides: list[str] = []
@@ -48,14 +48,15 @@ def split(
         if not equals or not value:
             raise UsageError(f"--{name} needs a value: --{name}=VALUE")
         options[name] = value
-    takes_more = bool(positional) and positional[-1].endswith("…")
+    last = positional[-1] if positional else ""
+    takes_more, may_lack = last.endswith("…"), last.startswith("[")
     if plain and not positional:
         raise UsageError(f"Unknown argument {plain[0]!r}: arguments of this verb begin with --.")
-    if len(plain) < len(positional) or (len(plain) > len(positional) and not takes_more):
+    if len(plain) < len(positional) - may_lack or (len(plain) > len(positional) and not takes_more):
         given = " ".join(plain) or "nothing"
         raise UsageError(f"Expected {' '.join(positional)}, given {given}. See vit-jax --help.")
     num_named = len(positional) - takes_more
-    options |= zip(positional[:num_named], plain, strict=False)
+    options |= zip((name.strip("[]") for name in positional[:num_named]), plain, strict=False)
     missing = [f"--{name}=" for name in required if name not in options]
     if missing:
         raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax --help.")

@@ -25,6 +25,7 @@ AddedTo = Literal["variance", "std"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
+PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class ObjectiveConfig:
     corrupted_fraction: float = 0.5  # of the patches
     corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # to [mask], to another of the image, left as it is
     # the mean colour of a patch in 3 bits a channel (512 classes), that of each of its 4 x 4 parts, or its pixels (L2)
-    patch_target: Literal["mean_colour", "colours_4x4", "pixels"] = "mean_colour"
+    patch_target: PatchTarget = "mean_colour"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

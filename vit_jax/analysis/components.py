@@ -1,0 +1,46 @@
+"""Principal components and cosine similarities of the rows of a matrix, in NumPy.
+
+Legend: R rows, V numbers of a row, K components.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Components(NamedTuple):
+    """Directions in which rows differ most, the first most.
+
+    Attributes:
+      mean_V: of the rows.
+      component_KV: orthonormal; of each the number of largest magnitude is positive.
+      explained_K: fraction of the variance along each.
+    """
+
+    mean_V: np.ndarray
+    component_KV: np.ndarray
+    explained_K: np.ndarray
+
+    def project(self, row_RV: np.ndarray) -> np.ndarray:
+        """Coordinates of rows, (..., K)."""
+        return (row_RV - self.mean_V) @ self.component_KV.T
+
+
+def principal_components(row_RV: np.ndarray, count: int) -> Components:
+    """The first `count` components, or as many as R rows of V numbers have."""
+    row_RV = np.asarray(row_RV, np.float32)
+    mean_V = row_RV.mean(axis=0)
+    _, deviation, component_KV = np.linalg.svd(row_RV - mean_V, full_matrices=False)
+    largest = np.take_along_axis(component_KV, np.abs(component_KV).argmax(axis=1)[:, None], axis=1)
+    component_KV = component_KV * np.where(largest < 0, -1, 1)  # a decomposition leaves the sign open
+    variance = np.square(deviation)
+    explained = variance / max(variance.sum(), np.finfo(np.float32).tiny)
+    return Components(mean_V, component_KV[:count], explained[:count])
+
+
+def cosine_similarities(row_RV: np.ndarray) -> np.ndarray:
+    """Of each row with each, (R, R), from -1 to 1; 0 with a row of zeros, whose direction is undefined."""
+    row_RV = np.asarray(row_RV, np.float64)
+    norms = np.linalg.norm(row_RV, axis=1, keepdims=True)
+    unit = row_RV / np.where(norms > 0, norms, 1)
+    return np.clip(unit @ unit.T, -1, 1)
