@@ -48,6 +48,9 @@ vit-jax: train Vision Transformers in JAX.
       preprocessing: --resize=direct|short_side, --crop_fraction=; also --class_names=FILE, --compute_dtype=.
   vit-jax plot RUN... [--output=curves.png] [--axis=steps|images|exaflops|time] [--metrics=loss,accuracy,learning_rate]
       Learning curves of runs in one picture (.png, .svg, .pdf), of all in a folder too; a metric also by its own name.
+  vit-jax report WORKDIR [--output=report.html] [--data_dir=FOLDER] [--without_data]
+      A run as one page that opens anywhere: results, curves, mistakes and confusions, pictures of the network, cost and
+      config. Its test images are evaluated for it; further --global_batch=, --max_unreadable=.
   vit-jax export CHECKPOINT --to=npz|safetensors|stablehlo [--output=PATH] [--names=timm|huggingface] [--overwrite]
       One file for other programs: weights, or a program that takes uint8 images on CPU, CUDA and TPU.
   vit-jax convert SOURCE DESTINATION [--to=released|bit|timm|huggingface|vit_jax] [--without_head] [--raw] [--overwrite]
@@ -80,7 +83,7 @@ configs/README.md lists the commands for the rows of the paper.
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_PICTURES = (analysis.inspect, runs.plot)
+_PICTURES = (analysis.inspect, runs.plot, runs.report)
 _OTHERS = (training.prepare, training.show, training.bench, planning.plan)
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     verb.__name__: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _OTHERS

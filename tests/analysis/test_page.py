@@ -1,0 +1,92 @@
+"""The page of a run: needs nothing else, says what was measured, and names what is missing."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.integration.commands import pretraining, run, succeed
+
+STEPS = ("total=4 steps", "schedule.warmup=1 steps", "evaluation.every=4 steps", "logging.every=2 steps")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data_dir):
+    """A workdir of a run that has ended."""
+    workdir = tmp_path_factory.mktemp("report") / "run"
+    succeed(pretraining(data_dir, workdir, *STEPS))
+    return workdir
+
+
+def cards(page):
+    return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+
+
+def pictures(page):
+    return re.findall('<img alt="(.*?)" src="data:image/png;base64,', page)
+
+
+def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert succeed(["report", str(trained)]) == "report.html\n"
+    page = (tmp_path / "report.html").read_text()
+    addresses = re.findall(r'(?:src|href|url|action)\s*[=(]\s*"?([^">)]{5})', page)
+    assert {address for address in addresses if not address.startswith("#")} == {"data:"}
+    assert "<script" not in page
+    assert "@import" not in page
+    summary = json.loads((trained / "summary.json").read_text())
+    found = cards(page)
+    assert found["state"] == "ended, step 4"
+    assert found["top1 accuracy (95 %)"].startswith(f"{summary['test_accuracy']:.2%} (")
+    assert found["test loss"] == f"{summary['test_loss']:.4f}"
+    assert found["images seen"] == "64"
+    assert page.count("<svg") == 3
+    assert pictures(page)[:3] == ["mistakes", "confusions", "accuracy against confidence"]
+    assert {"filters", "distance", "rollout", "similar"} <= set(pictures(page)[3:])
+    assert "<td>model.width</td><td>16</td>" in page
+
+
+def test_what_is_missing_is_said(trained, tmp_path):
+    workdir, page = tmp_path / "a <b> & c", tmp_path / "page.html"
+    shutil.copytree(trained, workdir)
+    (workdir / "summary.json").unlink()
+    words = ["report", str(workdir), f"--output={page}"]
+    succeed([*words, "--without_data"])
+    text = page.read_text()
+    assert cards(text)["state"] == "not ended, step 4"
+    assert "test accuracy" in cards(text)
+    assert pictures(text) == ["filters", "positions"]
+    assert "a &lt;b&gt; &amp; c" in text
+    assert "<b>" not in text
+    shutil.rmtree(workdir / "checkpoints")
+    outcome = run(words)
+    assert outcome.err.startswith("note: There is no checkpoint yet")
+    assert "There is no checkpoint yet" in page.read_text()
+    assert pictures(page.read_text()) == []
+
+
+def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
+    def gone(*_, **__):
+        raise ValueError("folder:images is not there.")
+
+    monkeypatch.setattr("vit_jax.analysis.page.open_labelled", gone)
+    outcome = run(["report", str(trained), f"--output={tmp_path / 'x.html'}"])
+    assert (outcome.code, outcome.err) == (0, "note: The images could not be looked at. folder:images is not there.\n")
+    assert pictures((tmp_path / "x.html").read_text()) == ["filters", "positions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Expected WORKDIR, given nothing"),
+        (["."], "has no metrics (metrics.jsonl, config.json): give the workdir of a run."),
+        ([".", "--without_data", "--data_dir=x"], "--data_dir: without effect with --without_data; leave it out."),
+        ([".", "--global_batch=0"], "--global_batch=0: must be a whole number from 1."),
+    ],
+)
+def test_refusals(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(["report", *words])
+    assert (code, message in error) == (2, True), error
+    assert not list(tmp_path.iterdir())
