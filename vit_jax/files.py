@@ -54,6 +54,27 @@ class WriteError(OSError, ValueError):
 
 
 @contextlib.contextmanager
+def make_folder(path: pathlib.Path) -> Iterator[None]:
+    """Makes a folder and its parents; after a ValueError in the context those that it made go again, unless filled.
+
+    Raises:
+      WriteError: the system refuses.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+    try:
+        yield
+    except ValueError:
+        with contextlib.suppress(OSError):  # not empty
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a new file in the folder of `path`; it replaces `path` at the end, or is removed after an error.
 

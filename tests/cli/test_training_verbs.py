@@ -25,9 +25,12 @@ def refused(words):
 def fails(data_dir, tmp_path):
     """Runs a command that must fail before it trains; returns its message."""
 
-    def fail(*words, workdir=tmp_path / "workdir"):
+    def fail(*words, workdir=tmp_path / "new" / "workdir"):
         given = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.input.data_dir={data_dir}"]
-        return refused(["pretrain", *given, *words])
+        before = sorted(tmp_path.rglob("*"))
+        message = refused(["pretrain", *given, *words])
+        assert sorted(tmp_path.rglob("*")) == before, "a refused command leaves nothing behind"
+        return message
 
     return fail
 
@@ -45,6 +48,8 @@ def fails(data_dir, tmp_path):
         ("init_from=/nowhere", ["/nowhere", "there is no such file"]),
         ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
         ("logging.wandb_project=x", ["wandb"]),
+        ("batch_size=64", ["no field 'batch_size'", "Did you mean global_batch?"]),
+        ("model.attention=cudnn", ["'cudnn' needs an NVIDIA GPU, and here is cpu"]),
     ],
 )
 def test_a_value_that_cannot_work(fails, override, parts):
@@ -64,7 +69,10 @@ def test_a_value_that_cannot_work(fails, override, parts):
         (["prepare", "cifar10", "--config.seed=3"], ["Unknown argument '--config.seed=3'"]),
         (["show", f"--config={RECIPE}", "digits"], ["Unknown argument 'digits'", "begin with --"]),
         (["bench", f"--config={RECIPE}", "--steps=0"], ["--steps=0: must be a whole number from 1"]),
-        (["finetune", f"--config={RECIPE}", "--workdir=x"], ["a recipe for PretrainConfig, not for finetune"]),
+        (
+            ["finetune", f"--config={RECIPE}", "--workdir=x"],
+            ["a recipe for pretrain, not for finetune: vit-jax pretrain --config="],
+        ),
     ],
 )
 def test_words_that_are_wrong(words, parts):

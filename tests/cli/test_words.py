@@ -49,7 +49,9 @@ def test_positional_words(words, names, named, more):
         ("--learning-rate=0.1", RUN, r"\. Did you mean --config.schedule.learning_rate=\? See"),
         ("--model.width=64", RUN, r"\. Did you mean --config.model.width=\? See"),
         ("--name=adam", RUN, r"\. Did you mean --config.model.name= or --config.optimizer.name=\? See"),
-        ("--model=ViT-B/16", RUN, r"'--model=ViT-B/16'\. See"),
+        ("--model=ViT-B/16", RUN, r"'--model=ViT-B/16'\. Did you mean --config.model.name=\? See"),
+        ("--epochs=90", RUN, r'. Did you mean --config.total="N epochs"\? See'),
+        ("--workdri=x", RUN, r". Did you mean --workdir=\? See"),
         ("--init_from=x", VERB, r"'--init_from=x'\. See"),
         # too few or too many
         ("", {"CHECKPOINT": "", "IMAGE…": ""}, "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax verb --help"),

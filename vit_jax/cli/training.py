@@ -31,7 +31,7 @@ def pretrain(given: Given) -> None:
     with preemptible():
         from vit_jax.config import PretrainConfig
 
-        _train("pretrain", PretrainConfig, given)
+        _train("pretrain", "finetune", PretrainConfig, given)
 
 
 @verb(
@@ -47,7 +47,7 @@ def finetune(given: Given) -> None:
     with preemptible():
         from vit_jax.config import FinetuneConfig
 
-        _train("finetune", FinetuneConfig, given)
+        _train("finetune", "pretrain", FinetuneConfig, given)
 
 
 @contextlib.contextmanager
@@ -68,13 +68,14 @@ def preemptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _train(verb: str, kind: type, given: Given) -> None:
+def _train(verb: str, other: str, kind: type, given: Given) -> None:
     from vit_jax.config import load_recipe
 
     options, overrides, _ = given
     config, workdir = load_recipe(options["config"], overrides), options["workdir"]
     if not isinstance(config, kind):
-        raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
+        recipe = options["config"]
+        raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
     run_training(lambda: train(config, workdir), workdir)

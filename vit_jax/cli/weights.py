@@ -306,9 +306,10 @@ def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     try:
         given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}
         if "image_size" in given:
-            given["image_size"] = tuple(int(part) for part in given["image_size"].split(","))
+            parts = [int(part) for part in given["image_size"].split(",")]
+            given["image_size"] = tuple(parts * 2 if len(parts) == 1 else parts)
     except ValueError as error:
-        raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
+        raise UsageError(f"An option is not a number: {error}. image_size is SIDE or HEIGHT,WIDTH.") from None
     if "class_names" in options:
         from vit_jax.weights.load import read_class_names
 

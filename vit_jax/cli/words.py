@@ -74,21 +74,23 @@ def _value(name: str, form: str, value: str) -> str:
 
 
 def _hint(name: str, named: Mapping[str, str], takes_overrides: bool) -> str:
-    """Suggests a field of the config, or an option of similar spelling."""
-    near = [f"--config.{field}=" for field in _fields_named(name)] if takes_overrides else []
-    for match in () if near else difflib.get_close_matches(name, named, n=1):
-        near = [f"--{match}{'=' if '=' in named[match] else ''}"]
+    """Suggests an option of similar spelling, or a field of the config."""
+    close = difflib.get_close_matches(name, named, n=1, cutoff=0.8)
+    near = [] if close or not takes_overrides else [f"--config.{field}" for field in _fields_meant_by(name)]
+    close = close if close or near else difflib.get_close_matches(name, named, n=1)
+    near += [f"--{match}{'=' if '=' in named[match] else ''}" for match in close]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _fields_named(name: str) -> list[str]:
-    """Fields of a recipe that have this name, in full or after their section."""
+def _fields_meant_by(name: str) -> list[str]:
+    """Fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
     from vit_jax.config.load import field_paths
+    from vit_jax.config.nearest import nearest
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
     fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
-    return [field for field in fields if name in (field, field.rpartition(".")[2])]
+    return [field if "=" in field else f"{field}=" for field in nearest(name, fields)]
 
 
 def whole(options: Mapping[str, str], name: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.api import Model
 from vit_jax.evals.answers import Answers
-from vit_jax.files import WriteError, open_atomically, write_atomically
+from vit_jax.files import make_folder, open_atomically, write_atomically
 from vit_jax.inference import figures
 from vit_jax.inference.evaluate import Evaluate, Watch
 from vit_jax.inference.labelled import Labelled
@@ -42,12 +42,8 @@ def write_report(folder: Path, labelled: Labelled, model: Model, evaluate: Evalu
 @contextlib.contextmanager
 def _writing_images(folder: Path, labelled: Labelled) -> Iterator[Watch]:
     """Yields what writes a line of images.csv for each answer as it comes; the file appears at the end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(folder)) from error
     names, answer_names = labelled.source.class_names, labelled.key.answer_names
-    with open_atomically(folder / "images.csv") as file:
+    with make_folder(folder), open_atomically(folder / "images.csv") as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["image", "class", "answer", "probability", "is_right"])

@@ -1,7 +1,7 @@
 """What a caller may state of weights whose file does not. No jax here: the command line reads it for its help."""
 
 OPTIONS = {
-    "image_size": ("H,W", "height and width of the images in pixels"),
+    "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
     "num_heads": ("N", "heads of attention"),
     "gelu": ("tanh|exact", "form of the activation"),
     "layer_norm_epsilon": ("X", "of every layer norm"),
