@@ -53,13 +53,25 @@ class WriteError(OSError, ValueError):
         )
 
 
-def make_folder(path: pathlib.Path) -> pathlib.Path:
-    """Makes a folder and those above it, unless it is there; WriteError where the system refuses, or a file is there."""
+@contextlib.contextmanager
+def make_folder(path: pathlib.Path) -> Iterator[None]:
+    """Makes a folder and its parents; after a ValueError in the context those that it made go again, unless filled.
+
+    Raises:
+      WriteError: the system refuses.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
-    return path
+    try:
+        yield
+    except ValueError:
+        with contextlib.suppress(OSError):  # not empty
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

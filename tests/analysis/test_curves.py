@@ -91,7 +91,7 @@ def test_the_verb(here):
     [
         ([], "Expected RUN…, given nothing"),
         (["nowhere"], "nowhere: there is no metrics.jsonl in it or below: give workdirs of runs."),
-        (["study/a", "--axis=epochs"], "--axis=epochs: choose one of steps, images, exaflops, time."),
+        (["study/a", "--axis=epochs"], "--axis=epochs: choose steps, images, exaflops or time."),
         (["study/a", "--output=x.bmp"], "must end in one of .png, .svg, .pdf"),
         (["study/a", "--metrics=losss"], "no run has written it. Did you mean loss?"),
         (["study/old", "--axis=time"], "old has not written wall_seconds, so use --axis=steps or images."),

@@ -1,16 +1,95 @@
-"""How the command ends when nobody waits for it any more: interrupted, or with its output closed."""
+"""The command itself: its help, and how it ends when nobody waits for it any more."""
 
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
+import vit_jax
 from vit_jax import cli
+from vit_jax.cli.words import split
+from vit_jax.config import load_recipe
+from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
+from vit_jax.weights import OPTIONS
 
 ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "configs/README.md", "launch/README.md", "vit_jax/plan/README.md")
+
+
+def shown(capsys, *words):
+    cli.main(words)
+    return capsys.readouterr().out
+
+
+def forms_of(verb):
+    return [form[1:-1] if form.startswith("[") else form for form in cli.VERBS[verb].arguments]
+
+
+def test_help_is_a_short_list_of_verbs(capsys):
+    text = shown(capsys)
+    assert text == shown(capsys, "--help") == shown(capsys, "help") == shown(capsys, "-h")
+    entries = dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  "))
+    assert entries == {name: verb.summary for name, verb in cli.VERBS.items()}
+    assert all(len(line) <= 120 and line.endswith(".") for line in text.splitlines() if line)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb, capsys):
+    text = shown(capsys, verb, "--help")
+    assert text == shown(capsys, "help", verb) == shown(capsys, verb, "word", "-h")
+    lines, examples = text.split("Examples:\n")
+    entries = [line.split()[0] for line in lines.splitlines() if re.match(r"  \S", line)]
+    assert entries == forms_of(verb)
+    assert max(map(len, lines.splitlines())) <= 120
+    assert len(examples.splitlines()) == 2
+    for line in examples.splitlines():
+        name, given_verb, *words = shlex.split(line)
+        given = split(words, cli.VERBS[verb].arguments, verb)
+        assert (name, given_verb) == ("vit-jax", verb)
+        if "config" in given.options:
+            load_recipe(given.options["config"], given.overrides)
+
+
+def test_every_argument_is_read_and_none_that_is_not_declared():
+    code = "".join(path.read_text() for path in (ROOT / "vit_jax/cli").glob("*.py"))
+    declared = {form.strip("-").partition("=")[0] for verb in cli.VERBS for form in forms_of(verb)}
+    read = set(re.findall(r'options(?:\.get\(|\[)"(\w+)"|"(\w+)" (?:not )?in options', code))
+    assert {one or other for one, other in read} <= declared
+    single = declared - {"config.SECTION.FIELD", "IMAGE…"} - set(OPTIONS)
+    assert not [name for name in single if f'"{name}"' not in code]
+
+
+def test_choices_of_weights_are_those_of_the_schema():
+    allowed = {"gelu": Gelu, "standardization_epsilon_added_to": AddedTo, "position_embedding": PositionEmbedding}
+    choices = {name: form.split("|") for name, (form, _) in OPTIONS.items() if "|" in form}
+    assert choices == {name: list(get_args(kind)) for name, kind in allowed.items()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_of_the_documents_are_taken(document):
+    """Those in blocks of code; every word is one that the verb knows."""
+    blocks = re.findall(r"```(?:sh)?\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    commands = [line for line in lines if line.startswith("vit-jax ") and not re.search(r"…|\[OPTIONS\]", line)]
+    assert commands
+    for line in commands:
+        _, verb, *words = shlex.split(line, comments=True)
+        split(words, cli.VERBS[verb].arguments, verb)
+
+
+def test_version_and_unknown_verbs(capsys):
+    assert shown(capsys, "--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
+    for words in (["help", "pretain"], ["pretain", "--help"], ["pretain"]):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(words)
+        assert exit_.value.code == 2
+        assert "There is no verb 'pretain'. Did you mean 'pretrain'?" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):

@@ -82,7 +82,7 @@ def contents(folder):
         ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt: there is no such file; one name a line"),
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png is not readable UTF-8 text: "),
         ("predict w.npz a.png --image_size=8", "image_size"),
-        ("predict w.npz a.png --gelu=foo", "w.npz: gelu='foo': choose tanh or exact"),
+        ("predict w.npz a.png --gelu=foo", "--gelu=foo: choose tanh or exact"),
         ("predict w.npz a.png --raw", "w.npz has no Polyak average"),
         ("predict w.npz a.png --num_heads=two", "not a number"),
         ("evaluate w.npz", "Missing: --data="),

@@ -4,18 +4,19 @@ import pytest
 
 from vit_jax.cli.words import UsageError, fraction, split, whole
 
-VERB = {"required": ("data",), "optional": ("top", "data_dir"), "switches": ("json",)}
+VERB = {"--data=DATA": "", "[--top=3]": "", "[--data_dir=FOLDER]": "", "[--form=a|b|c]": "", "[--json]": ""}
+OVERRIDES = {"[--config.SECTION.FIELD=VALUE]": ""}
+RUN = {"--config=RECIPE": "", "--workdir=FOLDER": ""} | OVERRIDES
 
 
 def test_options_switches_and_overrides():
-    options, overrides, _ = split(
-        ["--config.a.b=1", "--config=x.py", "--data-dir=/a=b --c", "--json", "--config.seed=2"],
-        required=("config",),
-        optional=("data_dir", "top"),
-        switches=("json", "raw"),
+    given = split(
+        ["--config.a.b=1", "--config=x.py", "--data-dir=/a=b --c", "--json", "--config.seed=2", "--form=b"],
+        {"--config=RECIPE": "", "[--data_dir=X]": "", "[--top=3]": "", "[--form=a|b]": "", "[--json]": ""} | OVERRIDES,
+        "verb",
     )
-    assert options == {"config": "x.py", "data_dir": "/a=b --c", "json": "true"}
-    assert overrides == ["--config.a.b=1", "--config.seed=2"]
+    assert given.options == {"config": "x.py", "data_dir": "/a=b --c", "json": "true", "form": "b"}
+    assert given.overrides == ["--config.a.b=1", "--config.seed=2"]
 
 
 @pytest.mark.parametrize(
@@ -28,39 +29,38 @@ def test_options_switches_and_overrides():
     ],
 )
 def test_positional_words(words, names, named, more):
-    options, _, rest = split(words, positional=names)
-    assert (options, rest) == (named, more)
-
-
-RUN = {"required": ("config", "workdir")}
-CONVERT = {"positional": ("SOURCE", "DESTINATION")}
+    given = split(words, dict.fromkeys(names, ""), "verb")
+    assert (given.options, given.more) == (named, more)
 
 
 @pytest.mark.parametrize(
-    ("words", "verb", "message"),
+    ("words", "arguments", "message"),
     [
-        ("--data=x --tpo=3", VERB, r"'--tpo=3'. Did you mean --top=\? Known: --data=, --top=, --d"),
+        ("--data=x --tpo=3", VERB, r"'--tpo=3'. Did you mean --top=\? See vit-jax verb --help.$"),
         ("--data=x --json=yes", VERB, r"'--json=yes'. Did you mean --json\?"),
         ("--data=x --config.seed=1", VERB, "'--config.seed=1'"),
         ("--data=x --top", VERB, "--top needs a value: --top=VALUE"),
+        ("--data=x --form=d", VERB, "--form=d: choose a, b or c.$"),
         ("--data x", VERB, "--data needs a value: --data=VALUE"),
         ("--top=3", VERB, "Missing: --data="),
         ("--data=x more", VERB, "'more': arguments of this verb begin with --"),
         # fields of the config without its name, where there is a config; other verbs have none to set
-        ("--init_from=w.npz", RUN, r"z'\. Did you mean --config.init_from=\? Known: --config=, --workdir=$"),
-        ("--learning-rate=0.1", RUN, r"\. Did you mean --config.schedule.learning_rate=\? Known"),
-        ("--model.width=64", RUN, r"\. Did you mean --config.model.width=\? Known"),
-        ("--name=adam", RUN, r"\. Did you mean --config.model.name= or --config.optimizer.name=\? Known"),
-        ("--model=ViT-B/16", RUN, r"'--model=ViT-B/16'\. Known"),
-        ("--init_from=x", VERB, r"'--init_from=x'\. Known: --data="),
+        ("--init_from=w.npz", RUN, r"z'\. Did you mean --config.init_from=\? See"),
+        ("--learning-rate=0.1", RUN, r"\. Did you mean --config.schedule.learning_rate=\? See"),
+        ("--model.width=64", RUN, r"\. Did you mean --config.model.width=\? See"),
+        ("--name=adam", RUN, r"\. Did you mean --config.model.name= or --config.optimizer.name=\? See"),
+        ("--model=ViT-B/16", RUN, r"'--model=ViT-B/16'\. Did you mean --config.model.name=\? See"),
+        ("--epochs=90", RUN, r'. Did you mean --config.total="N epochs"\? See'),
+        ("--workdri=x", RUN, r". Did you mean --workdir=\? See"),
+        ("--init_from=x", VERB, r"'--init_from=x'\. See"),
         # too few or too many
-        ("", {"positional": ("CHECKPOINT", "IMAGE…")}, "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax --help"),
-        ("a b c", CONVERT, "Expected SOURCE DESTINATION, given a b c"),
+        ("", {"CHECKPOINT": "", "IMAGE…": ""}, "Expected CHECKPOINT IMAGE…, given nothing. See vit-jax verb --help"),
+        ("a b c", {"SOURCE": "", "DESTINATION": ""}, "Expected SOURCE DESTINATION, given a b c"),
     ],
 )
-def test_wrong_words(words, verb, message):
+def test_wrong_words(words, arguments, message):
     with pytest.raises(UsageError, match=message):
-        split(words.split(), **verb)
+        split(words.split(), arguments, "verb")
 
 
 def test_numbers():

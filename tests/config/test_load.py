@@ -32,6 +32,7 @@ def get(config, name):
         ("model.pool=None", None),
         ("input.classes=('5', 'great white')", ("5", "great white")),
         ("input.image_size=(16, 24)", (16, 24)),
+        ("input.image_size=64", (64, 64)),
         ("input.flip=true", True),
         ("input.num_workers=0", 0),  # None in the recipe
         ("optimizer.clip_global_norm=2", 2.0),
@@ -62,15 +63,20 @@ def test_what_counts_last():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.wdith=3", "There is no field 'model.wdith' in the config. Nearest: model.width"),
-        ("zzzz=3", "no field 'zzzz' in the config. Fields here: checkpoint.best_metric, checkpoint.every"),
-        ("model=ViT-B/16", "config.model is a section; set one of its fields: model.name, model.network"),
+        (
+            "model.wdith=3",
+            r"There is no field 'model.wdith' in the config. Did you mean model.width or model.depth.*\?$",
+        ),
+        ("zzzz=3", "no field 'zzzz' in the config. `vit-jax show --config=RECIPE` prints all fields.$"),
+        ("epochs=90", r"There is no field 'epochs' in the config. Did you mean total=\"N epochs\"\?$"),
+        ("model.batch_size=8", r"Did you mean global_batch\?$"),
+        ("model=ViT-B/16", "config.model is a section: set one of its fields, such as config.model.name=ViT-B/16.$"),
         ("model.width", "--config.model.width needs a value: --config.model.width=VALUE"),
         ("seed=1.5", "config.seed='1.5' has the wrong type: int is needed"),
         ("model.width=wide", "config.model.width='wide' has the wrong type: int or None is needed"),
         ("input.mixup_alpha=nan", "config.input.mixup_alpha=nan is not allowed: a finite number is needed"),
         ("input.flip=maybe", "config.input.flip='maybe' has the wrong type: bool is needed"),
-        ("input.image_size=16", r"config.input.image_size=\(16,\) has the wrong type: a tuple \(int, int\) is needed"),
+        ("input.image_size=(1,2,3)", r"image_size=\(1, 2, 3\) has the wrong type: a tuple \(int, int\) is needed"),
         ("model.pool=max", "config.model.pool='max' is not allowed: one of 'token', 'gap', 'map' or None is needed"),
         ("total=90", "config.total: '90' is not a duration: write a number and a unit"),
         ("optimizer.name=lion", "name='lion' is not allowed: one of 'adam', 'sgd' or a reference package.module:name"),
@@ -153,11 +159,14 @@ def test_missing_fields_are_those_without_a_default():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sed": 1}, r"no field 'sed' in the config\. Nearest: seed"),
-        ({"model": {"name": "ViT-B/16", "widht": 3}}, r"no field 'model\.widht' in the config. Nearest: model\.width"),
+        ({"sed": 1}, r"no field 'sed' in the config\. Did you mean seed"),
+        (
+            {"model": {"name": "ViT-B/16", "widht": 3}},
+            r"no field 'model\.widht' in the config. Did you mean model\.width",
+        ),
         ({"seed": True}, "config.seed=True has the wrong type: int is needed"),
         ({"total": 90}, "config.total=90 has the wrong type: a duration such as '500 steps' or '90 epochs' is needed"),
-        ({"polyak": 0.9}, "config.polyak=0.9 is not a section; its fields: factor, start, bias_correction"),
+        ({"polyak": 0.9}, "config.polyak=0.9 is not a section of fields, such as config.polyak.factor"),
         ({"optimizer": {"arguments": 3}}, "config.optimizer.arguments=3 .*: a section of names and values is needed"),
         ({"optimizer": {"arguments": {"f": print}}}, "config.optimizer.arguments.f=.* cannot be written"),
         ({"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": "x"}}}}, "no field 'evaluation.evaluators"),

@@ -50,6 +50,10 @@ def test_every_length_becomes_steps():
         ({"sharding__num_replicas": 4, "sharding__num_model_shards": 4}, "=4 x num_model_shards=4 does not divide the"),
         ({"total": "0 epochs"}, "config.total='0 epochs' is no step at all"),
         ({"total": "0.5 fraction"}, "total='0.5 fraction': the length of the run cannot be a fraction of itself"),
+        (
+            {"polyak__factor": 0.9, "polyak__start": "1 fraction"},
+            "start='1 fraction' is step 2000 of 2000: there would be",
+        ),
         ({"total": "5 epochs"}, r"config.schedule.warmup='10 epochs' is 100 of 50 steps: it must end before"),
         ({"evaluation__every": "0 steps"}, "config.evaluation.every must be at least one step"),
         ({"evaluation__evaluators": {"v2": {"every": "0 steps"}}}, "config.evaluation.evaluators.v2.every must be at"),

@@ -27,7 +27,7 @@ NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed")
 AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
 AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps")
 POSITIVE = ("input.test_crop_fraction", "input.max_image_megapixels")
-POSITIVE += ("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay")
+POSITIVE += ("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "logging.hang_seconds")
 
 
 def change(fields, base=PRETRAINING):
@@ -61,7 +61,7 @@ def test_values_out_of_range(name, value, rule):
 def test_limits_are_allowed():
     options = {**INCEPTION, "input.test_resize": "short_side", "optimizer.momentum": 0.9, "polyak.factor": 0.5}
     at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE), 0)
-    at_one = dict.fromkeys((*AT_LEAST_ONE, *POSITIVE, "input.train_resize_pixels"), 1)
+    at_one = dict.fromkeys((*AT_LEAST_ONE, *POSITIVE, "input.train_resize_pixels", "logging.profile_start_step"), 1)
     crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
     validate(change(at_zero | at_one | options | crops))
     validate(change({**RESIZE, "input.train_resize_pixels": 8}))
@@ -94,6 +94,7 @@ def test_limits_are_allowed():
         ({"input.crop_area_fraction": (0.5, 1.0)}, "input.crop_area_fraction"),
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
         ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_arithmetic"),
+        ({"logging.profile_num_steps": 3}, "logging.profile_num_steps"),
     ],
 )
 def test_a_setting_without_effect_is_refused(fields, name):

@@ -6,8 +6,13 @@ import re
 import pytest
 
 from tests.inference.samples import NAMES, sample_weights
+from vit_jax.config import InputConfig
 from vit_jax.data.folder import located
+from vit_jax.data.sources import open_source
+from vit_jax.data.subset import held_up_to
 from vit_jax.inference.labelled import Choice, open_labelled
+from vit_jax.transfer import datasets
+from vit_jax.transfer.datasets import open_pair
 from vit_jax.weights.description import TrainingData
 
 TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
@@ -118,8 +123,45 @@ def test_another_holdout_than_that_of_training_is_told(make, choice):
     weights = trained_on(data)
     names, notes = judged(data, weights, **choice)
     assert names != judged(data, weights)[0]
-    assert notes == ["training held out 0.3 of each class by seed 7; this is another hold-out."]
+    (note,) = notes
+    assert note.startswith(
+        "training held out 0.3 of each class by seed 7; this is another hold-out, in which there are"
+    )
     assert judged(data, weights, seed=7, holdout_fraction=0.3) == judged(data, weights)
+
+
+def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, tmp_path):
+    data = make("my-images")
+    config = InputConfig(train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3)
+    held_out, trained = (open_source(data, split, config, 7) for split in ("test", "train"))
+    weights = trained_on(data, held_up_to=held_up_to(held_out, 7))
+    fitted = {trained.name_of(index)[-9:] for index in range(len(trained))}
+    before, notes = judged(data, weights)
+    assert (len(before), notes) == (6, [])
+    assert judged(data, trained_on(data)) == (before, []), "weights of before, which do not state it"
+    (tmp_path / "my-images" / before[0]).unlink()
+    make("my-images", [f"{name}/{letter}.png" for name in NAMES[:2] for letter in "abcdefghijkl"])
+    assert fitted & {*judged(data, trained_on(data))[0]}, "the first by hash are others now"
+    after, notes = judged(data, weights)
+    assert not fitted & {*after}
+    assert {*before[1:]} < {*after}
+    assert notes == [
+        "folder:my-images has changed since training: what was held out then is held out, and of new images those that "
+        "would have been. No image has changed sides."
+    ]
+    rest, _ = judged(data, weights, split="train")
+    everything, notes = judged(data, weights, split="all")
+    assert sorted(rest + after) == sorted(everything)
+    assert "trained on most of folder:my-images" in notes[0]
+    pair = open_pair(data, datasets.Choice(), weights.training)
+    assert len(pair.test) == len(after)
+    assert len(pair.train) == len(rest)
+
+
+def test_a_folder_that_was_given_splits_since(make):
+    data = make("my-images", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
+    _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
+    assert notes == ["folder:my-images had no split sub-folders in training: its test may hold images of then."]
 
 
 def test_split_folders(make):

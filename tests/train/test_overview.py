@@ -1,7 +1,9 @@
 """What a run says of its data before it trains, and what it notes of them to find them again."""
 
+import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import pytest
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.data.folder import FileSource
+from vit_jax.data.subset import held_up_to
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.overview import checkpoint_metadata, files_of, opening, results_line, start_of
 from vit_jax.train.workdir import require_same_start
-from vit_jax.weights.description import FORMAT_VERSION, stored_architecture
+from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, stored_training_data
 
 
 @pytest.fixture
@@ -79,3 +82,18 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
     assert (metadata["num_examples"], metadata["global_batch"]) == (160, 16)
+
+
+@pytest.mark.parametrize(("split", "num_stated"), [("", 2), ("train/", 0)])
+def test_a_checkpoint_states_what_a_folder_held_out(folder, split, num_stated):
+    """Only where it was chosen: a folder with splits holds out nothing."""
+    if split:
+        for name in ("train", "test"):
+            shutil.copytree(folder, folder.with_name("splits") / name)
+        folder = folder.with_name("splits")
+    run = runs.build(f"data=folder:{folder}")
+    data = open_datasets(run.config)
+    metadata = json.loads(json.dumps(checkpoint_metadata(run, data)))
+    held = stored_training_data(metadata).held_up_to
+    assert held == (held_up_to(data.test, run.config.seed) if num_stated else {})
+    assert len(held) == num_stated

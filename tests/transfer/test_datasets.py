@@ -11,7 +11,7 @@ from vit_jax.weights.description import TrainingData
 def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
-    def open_source(data, split, config, seed):
+    def open_source(data, split, config, seed, held_then):
         opened.append((data, split, config.data_dir))
         return type("Fake", (), {"class_names": ("a", "b")})()
 

@@ -8,21 +8,37 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vit_jax.cli.weights import READING, open_model, split_weights
-from vit_jax.cli.words import UsageError, whole
+from vit_jax.cli.verb import verb
+from vit_jax.cli.weights import CHECKPOINT, READING, open_model
+from vit_jax.cli.words import Given, UsageError, whole
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
-    from vit_jax.analysis.images import View
     from vit_jax.api import Model
 
 _OF_IMAGES = ("split", "data_dir", "num_images", "shown")
 
 
-def inspect(words: Sequence[str]) -> None:
-    """Pictures of a model, each with its numbers."""
-    optional = ("images", *_OF_IMAGES, "heads", *READING)
-    options, _ = split_weights(words, ("CHECKPOINT", "[WHAT]"), required=("output",), optional=optional)
+@verb(
+    CHECKPOINT
+    | {
+        "[WHAT]": "all by default, or with commas between them: filters, positions, distance, rollout, heads, gradcam, "
+        "similar, pca, reconstructions",
+        "--output=FOLDER": "for each picture a .png, and its numbers as .npz",
+        "[--images=FILES]": "what it looks at: a folder, an image, a pattern, or data as in a recipe",
+        "[--split=NAME]": "of data; test by default",
+        "[--data_dir=FOLDER]": "of TFDS",
+        "[--num_images=128]": "at most so many, evenly spread",
+        "[--shown=8]": "how many of them a sheet has",
+        "[--heads=LAYER:HEAD,…]": "whose attention is drawn, both from 1; all heads of the last layer by default",
+    }
+    | READING,
+    "ViT-L_32.npz filters,positions --output=pictures",
+    "runs/digits --images=digits --output=pictures",
+)
+def inspect(given: Given) -> None:
+    """Draw pictures of a network: its filters and positions, what it looks at, what it finds similar."""
+    options = given.options
     if idle := [f"--{name}" for name in _OF_IMAGES if name in options and "images" not in options]:
         raise UsageError(f"{', '.join(idle)}: without effect without --images=; leave it out.")
     numbers = {name: whole(options, name) for name in ("num_images", "shown") if name in options}
@@ -53,11 +69,12 @@ def inspect(words: Sequence[str]) -> None:
     view = dataclasses.replace(view, heads=heads, **shown)
     for note in view.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    folder = make_folder(pathlib.Path(options["output"]).expanduser())
-    for name in drawn:
-        for path, content in KINDS[name].draw(model, view).files(folder / name).items():
-            write_atomically(path, content)
-            print(printable(str(path)), flush=True)
+    folder = pathlib.Path(options["output"]).expanduser()
+    with make_folder(folder):
+        for name in drawn:
+            for path, content in KINDS[name].draw(model, view).files(folder / name).items():
+                write_atomically(path, content)
+                print(printable(str(path)), flush=True)
 
 
 def _names(text: str, known: Sequence[str]) -> list[str]:

@@ -4,17 +4,36 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from vit_jax.cli.words import UsageError, split, whole
-
-_OPTIONAL = ("slices", "price", "num_examples", "num_classes", "hlo", "tries")
-_SWITCHES = ("search", "batches", "json", "arithmetic")
+from vit_jax.cli.verb import RECIPE, verb
+from vit_jax.cli.words import Given, UsageError, whole
 
 
-def plan(words: Sequence[str]) -> None:
-    """Plans a recipe on a machine."""
-    options, overrides, _ = split(words, required=("config", "topology"), optional=_OPTIONAL, switches=_SWITCHES)
+@verb(
+    RECIPE
+    | {
+        "--topology=NAME": "v4, v5e, v5p or v6e:16x16; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs",
+        "[--slices=N]": "of this topology",
+        "[--price=N]": "of one chip for one hour",
+        "[--num_examples=N]": "of data that the recipe does not name",
+        "[--num_classes=N]": "of data that the recipe does not name",
+        "[--arithmetic]": "compile nothing, as for GPUs",
+        "[--search]": "find the fastest layout that fits: rematerialisation, sharding and micro-batches",
+        "[--batches]": "search other batches too",
+        "[--tries=4]": "how many of the best layouts are compiled",
+        "[--hlo=FILE]": "write the compiled program",
+        "[--json]": "print all figures as JSON",
+    },
+    "--config=pretrain_imagenet1k:ViT-B/16 --topology=v5e:16x16 --price=1.2",
+    "--config=pretrain_imagenet1k:ViT-L/16 --topology=h100:8 --search",
+)
+def plan(given: Given) -> None:
+    """Memory, time and cost of a recipe on TPUs or GPUs that you do not have.
+
+    For TPUs the run's own step is compiled; GPUs are planned by arithmetic.
+    """
+    options, overrides, _ = given
     _check_combination(options)
     os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
     from vit_jax.config import load_recipe

@@ -2,40 +2,64 @@
 
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.cli.verb import verb
 from vit_jax.cli.weights import load_placed_model
-from vit_jax.cli.words import UsageError, split, whole
+from vit_jax.cli.words import Given, UsageError, whole
 from vit_jax.files import printable
 
+_OF_DATA = ("data_dir", "global_batch", "max_unreadable")
 
-def plot(words: Sequence[str]) -> None:
-    """Learning curves of runs in one picture."""
-    options, _, runs = split(words, positional=("RUN…",), optional=("output", "metrics", "axis"))
+
+@verb(
+    {
+        "RUN…": "workdirs, or folders with workdirs in them",
+        "[--output=FILE]": "curves.png by default; .svg and .pdf too",
+        "[--axis=steps|images|exaflops|time]": "against what metrics are drawn; steps by default",
+        "[--metrics=NAME,…]": "loss,accuracy,learning_rate by default; speed, norms, or a metric by its own name",
+    },
+    "runs/digits",
+    "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg",
+)
+def plot(given: Given) -> None:
+    """Draw the learning curves of runs in one picture."""
+    options, runs = given.options, given.more
     output = pathlib.Path(options.get("output", "curves.png")).expanduser()
 
     from vit_jax import drawing
     from vit_jax.analysis import curves
     from vit_jax.files import write_atomically
 
-    form, axis = output.suffix.removeprefix("."), options.get("axis", "steps")
+    form = output.suffix.removeprefix(".")
     if form not in drawing.FORMS:
         raise UsageError(f"--output={options['output']}: the name must end in one of .{', .'.join(drawing.FORMS)}.")
-    if axis not in curves.AXES:
-        raise UsageError(f"--axis={axis}: choose one of {', '.join(curves.AXES)}.")
     drawing.require_drawing()
     asked = tuple(options["metrics"].split(",")) if "metrics" in options else curves.USUAL
-    figure = curves.draw_curves(curves.read_runs(runs), asked, axis)
+    figure = curves.draw_curves(curves.read_runs(runs), asked, options.get("axis", "steps"))
     write_atomically(output, drawing.to_bytes(figure, form))
     print(printable(str(output)))
 
 
-def report(words: Sequence[str]) -> None:
-    """A run as one HTML page."""
-    optional, switches = ("output", "data_dir", "global_batch", "max_unreadable"), ("without_data",)
-    options, _, _ = split(words, positional=("WORKDIR",), optional=optional, switches=switches)
-    if idle := [f"--{name}" for name in optional[1:] if name in options and "without_data" in options]:
+@verb(
+    {
+        "WORKDIR": "of a run, ended or not",
+        "[--output=FILE]": "report.html by default",
+        "[--without_data]": "read no images: only what is in the workdir",
+        "[--data_dir=FOLDER]": "of TFDS",
+        "[--global_batch=128]": "images at a time on all devices",
+        "[--max_unreadable=0]": "more images that cannot be read leave the answers out, with a note",
+    },
+    "runs/digits",
+    "runs/pod --without_data --output=pod.html",
+)
+def report(given: Given) -> None:
+    """Write a run as one HTML page: results, curves, mistakes, pictures of the network, cost, config.
+
+    The page needs no other file and no network. The images that the run is tested on are evaluated for it.
+    """
+    options = given.options
+    if idle := [f"--{name}" for name in _OF_DATA if name in options and "without_data" in options]:
         raise UsageError(f"{', '.join(idle)}: without effect with --without_data; leave it out.")
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     limits = {name: whole(numbers, name) for name in ("global_batch", "max_unreadable")}

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.cli.words import UsageError, fail, split, whole
+from vit_jax.cli.verb import RECIPE, verb
+from vit_jax.cli.words import Given, UsageError, fail, whole
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -17,20 +18,36 @@ sharding.parameters=fsdp (parameters split over the devices), model.remat=dots o
 smaller global_batch. JAX says:"""
 
 
-def pretrain(words: Sequence[str]) -> None:
-    """Trains from scratch, or resumes."""
+_RUN = RECIPE | {"--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption"}
+
+
+@verb(
+    _RUN,
+    "--config=digits --workdir=runs/digits",
+    "--config=pretrain_imagenet1k:ViT-B/16 --workdir=runs/imagenet --config.seed=1",
+)
+def pretrain(given: Given) -> None:
+    """Train from scratch, or resume from the workdir's last checkpoint."""
     with preemptible():
         from vit_jax.config import PretrainConfig
 
-        _train("pretrain", PretrainConfig, words)
+        _train("pretrain", "finetune", PretrainConfig, given)
 
 
-def finetune(words: Sequence[str]) -> None:
-    """Fine-tunes given weights, or resumes."""
+@verb(
+    _RUN,
+    "--config=finetune:any,own --workdir=runs/mine --config.init_from=ViT-B_16.npz --config.data=folder:my-images",
+    "--config=finetune:ViT-B/16,cifar10 --workdir=runs/cifar10 --config.init_from=runs/imagenet",
+)
+def finetune(given: Given) -> None:
+    """Fine-tune weights on other images, or resume.
+
+    --config.init_from=WEIGHTS names the weights: a workdir, .npz, .safetensors or hf://owner/name.
+    """
     with preemptible():
         from vit_jax.config import FinetuneConfig
 
-        _train("finetune", FinetuneConfig, words)
+        _train("finetune", "pretrain", FinetuneConfig, given)
 
 
 @contextlib.contextmanager
@@ -51,13 +68,14 @@ def preemptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _train(verb: str, kind: type, words: Sequence[str]) -> None:
+def _train(verb: str, other: str, kind: type, given: Given) -> None:
     from vit_jax.config import load_recipe
 
-    options, overrides, _ = split(words, required=("config", "workdir"))
+    options, overrides, _ = given
     config, workdir = load_recipe(options["config"], overrides), options["workdir"]
     if not isinstance(config, kind):
-        raise UsageError(f"{options['config']} is a recipe for {type(config).__name__}, not for {verb}.")
+        recipe = options["config"]
+        raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
     run_training(lambda: train(config, workdir), workdir)
@@ -103,23 +121,41 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
         fail(f"{_OUT_OF_MEMORY}\n{error}", exits.FAILED)
 
 
-def show(words: Sequence[str]) -> None:
-    """Prints every value of a recipe."""
+@verb(RECIPE, "--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1")
+def show(given: Given) -> None:
+    """Print every value of a recipe."""
     from vit_jax.config import load_recipe, to_text
 
-    options, overrides, _ = split(words, required=("config",))
-    print(to_text(load_recipe(options["config"], overrides)), end="")
+    print(to_text(load_recipe(given.options["config"], given.overrides)), end="")
 
 
-def prepare(words: Sequence[str]) -> None:
-    """Writes a dataset as ArrayRecord files, or a smaller copy of an image folder."""
+_OF_CATALOGUE = {
+    "[--data_dir=FOLDER]": "of TFDS",
+    "[--manual_dir=FOLDER]": "files of a dataset that TFDS cannot download",
+}
+_OF_FOLDER = {
+    "[--short_side=N]": "of the smaller images, in pixels",
+    "[--output=FOLDER]": "the copy of a folder",
+    "[--quality=90]": "of its JPEGs, from 1 to 100",
+}
+
+
+@verb(
+    {"DATASET": "a name in the TFDS catalogue, or folder:PATH"} | _OF_CATALOGUE | _OF_FOLDER,
+    "cifar10",
+    "folder:my-images --short_side=256 --output=my-images-256",
+)
+def prepare(given: Given) -> None:
+    """Write a TFDS dataset as ArrayRecord files, once, or a smaller copy of an image folder.
+
+    The copy is read several times faster. It needs --short_side= and --output=, which are for folders only.
+    """
     from vit_jax.data.folder import folder_of
 
-    optional = ("data_dir", "manual_dir", "short_side", "quality", "output")
-    options, *_ = split(words, positional=("DATASET",), optional=optional)
+    options = given.options
     folder = folder_of(options["DATASET"])
-    allowed, needed = (optional[2:], ("short_side", "output")) if folder else (optional[:2], ())
-    if wrong := [name for name in optional if name in options and name not in allowed]:
+    idle, needed = (_OF_CATALOGUE, ("short_side", "output")) if folder else (_OF_FOLDER, ())
+    if wrong := [name for name in options if any(form.startswith(f"[--{name}=") for form in idle)]:
         kind = "a folder" if folder else "the TFDS catalogue, only for folder:PATH"
         raise UsageError(f"--{wrong[0]}= is not for a dataset of {kind}. Leave it out.")
     if missing := [name for name in needed if name not in options]:
@@ -140,13 +176,23 @@ def prepare(words: Sequence[str]) -> None:
     print(f"{output}: {counts['reduced']:,} images made smaller, {counts['copied']:,} copied as they are")
 
 
-def bench(words: Sequence[str]) -> None:
-    """Times the parts of a recipe's run."""
+@verb(
+    RECIPE
+    | {
+        "[--steps=20]": "to time",
+        "[--data]": "time also the input, alone and with the step, and the complete loop",
+        "[--json]": "print all figures as JSON",
+    },
+    "--config=digits --data",
+    "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256",
+)
+def bench(given: Given) -> None:
+    """Time a recipe's step, evaluation, inference, saves, input and loop on this machine."""
     import json
 
     from vit_jax.config import load_recipe
 
-    options, overrides, _ = split(words, required=("config",), optional=("steps",), switches=("data", "json"))
+    options, overrides, _ = given
     num_steps = whole({"steps": "20"} | options, "steps")
     config = load_recipe(options["config"], overrides)
 

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.cli.weights import load_placed_model, split_weights
-from vit_jax.cli.words import UsageError, positive, whole, wholes
+from vit_jax.cli.verb import verb
+from vit_jax.cli.weights import CHECKPOINT, READING, load_placed_model
+from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
@@ -18,26 +19,57 @@ if TYPE_CHECKING:
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
 _OF_IMAGES = ("resize", "crop_fraction")  # for weights that do not state their own preparation
-_EXTRACTING = ("layer", "preprocessing", "global_batch", "max_unreadable", "cache", "compute_dtype", *_OF_IMAGES)
 _NUMBERS = {"global_batch": "128", "max_unreadable": "0"}
+_OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
+_OF_FEATURES = {
+    "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, block:N or stage:N",
+    "[--preprocessing=fewshot|own]": "the released protocol's, or as the weights were trained",
+    "[--cache=FOLDER]": "where features are kept, or none",
+    "[--global_batch=128]": "images at a time on all devices",
+    "[--max_unreadable=0]": "more images that cannot be read are an error",
+    "[--json]": "print all figures as JSON",
+} | READING
+_ON_PAIRS = (
+    {
+        "[--train_split=NAME]": "whose features are fitted",
+        "[--test_split=NAME]": "on which they are judged",
+    }
+    | _OF_DATA
+    | _OF_FEATURES
+)
+_DATA = CHECKPOINT | {
+    "--data=DATA,…": "as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; or all: released"
+}
 
 
-def fewshot(words: Sequence[str]) -> None:
-    """Few-shot accuracy in closed form."""
-    options = _options(words, "shots", "seeds", "l2", "sampling")
-    given: dict[str, Any] = {"sampling": options.get("sampling", "random")}
-    if given["sampling"] == "first":
+@verb(
+    _DATA
+    | {
+        "[--shots=1,5,10,25]": "training images of each class",
+        "[--seeds=0,1,2]": "of the choices of images, over which results are averaged",
+        "[--l2=1024]": "penalties",
+        "[--sampling=random|first]": "which images of a class are taken",
+    }
+    | _ON_PAIRS,
+    "ViT-B_16.npz --data=released",
+    "runs/mine --data=folder:my-images --shots=10 --l2=1",
+)
+def fewshot(given: Given) -> None:
+    """Accuracy of a linear classifier in closed form on the frozen features of a few images of each class."""
+    options = given.options
+    chosen: dict[str, Any] = {"sampling": options.get("sampling", "random")}
+    if chosen["sampling"] == "first":
         if "seeds" in options:
             raise UsageError(f"--seeds={options['seeds']}: without effect with --sampling=first; leave it out.")
-        given["seeds"] = (0,)
+        chosen["seeds"] = (0,)
     for name, lowest in (("shots", 1), ("seeds", 0)):
-        given |= {name: wholes(options, name, lowest)} if name in options else {}
+        chosen |= {name: wholes(options, name, lowest)} if name in options else {}
     if "l2" in options:
-        given["l2"] = tuple(positive(options, "l2", text) for text in options["l2"].split(","))
+        chosen["l2"] = tuple(positive(options, "l2", text) for text in options["l2"].split(","))
 
     from vit_jax.evals.fewshot import FewShot
 
-    protocol = FewShot(**given)
+    protocol = FewShot(**chosen)
 
     with _on_pairs(options, "fewshot") as (pairs, extractor):
         from vit_jax.transfer.frozen import run_few_shot
@@ -46,31 +78,57 @@ def fewshot(words: Sequence[str]) -> None:
         _say(options, extractor, table.to_dict(), table.to_text(), table.notes)
 
 
-def probe(words: Sequence[str]) -> None:
-    """A linear classifier on all training images."""
-    options = _options(words, "method", "penalty")
+@verb(
+    _DATA
+    | {
+        "[--method=logistic|least_squares]": "logistic regression (default), or closed form",
+        "[--penalty=X]": "searched on a held-out part by default",
+    }
+    | _ON_PAIRS,
+    "ViT-B_16.npz --data=cifar100",
+    "runs/mine --data=digits --method=least_squares",
+)
+def probe(given: Given) -> None:
+    """Accuracy of a linear classifier on the frozen features of all training images."""
+    options = given.options
     method = options.get("method", "logistic")
-    if method not in ("logistic", "least_squares"):
-        raise UsageError(f"--method={method}: choose logistic or least_squares.")
     penalty = positive(options, "penalty") if "penalty" in options else None
     _each(options, "probe", method=method, penalty=penalty)
 
 
-def knn(words: Sequence[str]) -> None:
-    """Nearest neighbours."""
-    options = _options(words, "neighbours", "temperature")
-    given: dict[str, Any] = {"neighbours": wholes(options, "neighbours")} if "neighbours" in options else {}
-    given |= {"temperature": positive(options, "temperature")} if "temperature" in options else {}
-    _each(options, "knn", **given)
+@verb(
+    _DATA
+    | {
+        "[--neighbours=10,20,100]": "how many vote",
+        "[--temperature=0.07]": "of the weights of their votes",
+    }
+    | _ON_PAIRS,
+    "ViT-B_16.npz --data=pets,dtd",
+    "runs/mine --data=folder:my-images --neighbours=10",
+)
+def knn(given: Given) -> None:
+    """Accuracy of the nearest neighbours among the training images, by the cosine similarity of features."""
+    options = given.options
+    chosen: dict[str, Any] = {"neighbours": wholes(options, "neighbours")} if "neighbours" in options else {}
+    chosen |= {"temperature": positive(options, "temperature")} if "temperature" in options else {}
+    _each(options, "knn", **chosen)
 
 
-def features(words: Sequence[str]) -> None:
-    """Frozen features as a file."""
-    optional = ("split", "classes", "data_dir", *_EXTRACTING)
-    switches = ("json",)
-    options, _ = split_weights(
-        words, ("CHECKPOINT",), required=("data", "output"), optional=optional, switches=switches
-    )
+@verb(
+    CHECKPOINT
+    | {
+        "--data=DATA": "as in a recipe, or one of the datasets of fewshot",
+        "--output=FILE": "of .npz: features, labels and names",
+        "[--split=NAME]": "test by default",
+    }
+    | _OF_DATA
+    | _OF_FEATURES,
+    "ViT-B_16.npz --data=pets --output=pets.npz",
+    "runs/mine --data=folder:my-images --split=train --layer=block:3 --output=features.npz",
+)
+def features(given: Given) -> None:
+    """The frozen features themselves, with labels and names, as a file."""
+    options = given.options
     output = pathlib.Path(options["output"]).expanduser()
     if output.suffix != ".npz" or not output.parent.is_dir():
         raise UsageError(f"--output={output}: must be a file that ends in .npz, in an existing folder.")
@@ -81,12 +139,6 @@ def features(words: Sequence[str]) -> None:
         source = open_split(options["data"], options.get("split"), choice, weights.training)
         written = write_features(output, extractor.extract(source), source)
         _say(options, extractor, written, "\n".join(f"{name:<12} {value}" for name, value in written.items()), [])
-
-
-def _options(words: Sequence[str], *own: str) -> dict[str, str]:
-    optional = (*own, *_SIDES, *_EXTRACTING)
-    options, _ = split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional, switches=("json",))
-    return options
 
 
 def _each(options: Mapping[str, str], kind: Any, **arguments: Any) -> None:
@@ -117,8 +169,6 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     """Joins the other processes, loads the model, and yields what computes its features."""
     numbers = {name: whole(_NUMBERS | dict(options), name) for name in _NUMBERS}
     preprocessing = options.get("preprocessing", preprocessing)
-    if preprocessing not in ("fewshot", "own"):
-        raise UsageError(f"--preprocessing={preprocessing}: choose fewshot or own.")
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
     if "data_dir" in options and all(name.startswith("folder:") for name in options["data"].split(",")):
         idle.append("--data_dir")

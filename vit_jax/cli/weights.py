@@ -3,11 +3,13 @@
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.cli.words import UsageError, fail, fraction, split, whole
+from vit_jax.cli.verb import verb
+from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
 from vit_jax.files import printable
+from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
     import jax
@@ -16,14 +18,41 @@ if TYPE_CHECKING:
     from vit_jax.inference.labelled import Labelled
     from vit_jax.weights import Weights
 
-READING = ("class_names", "resize", "crop_fraction", "compute_dtype")  # of weights that are to be used
-_CHOOSING = ("split", "data_dir", "train_split", "classes", "seed", "holdout_fraction")  # of labelled images
+CHECKPOINT = {"CHECKPOINT": "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"}
+_NAMES = {"[--class_names=FILE]": "names of the classes, one a line, where the weights do not state them"}
+_FACTS = {f"[--{name}={form}]": f"{what}, where the file does not state it" for name, (form, what) in OPTIONS.items()}
+_OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | _FACTS
+READING = _OF_WEIGHTS | {
+    "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
+    "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
+    "[--compute_dtype=float32]": "or bfloat16",
+}
+_CHOOSING = {
+    "[--split=NAME]": "test by default; train, all, or another split of the data",
+    "[--data_dir=FOLDER]": "of TFDS, or of the ImageNets",
+    "[--train_split=NAME]": "the split that decides which classes there are",
+    "[--classes=A,B]": "only images of these",
+    "[--seed=N]": "of the hold-out of a folder without splits",
+    "[--holdout_fraction=X]": "of each class of a folder without splits",
+}
 
 
-def convert(words: Sequence[str]) -> None:
-    """Reads weights in one format and writes them in another."""
-    switches = ("without_head", "overwrite")
-    options, _ = split_weights(words, ("SOURCE", "DESTINATION"), optional=("to", "class_names"), switches=switches)
+@verb(
+    {
+        "SOURCE": "weights in any format: a file, a folder, a workdir or hf://owner/name",
+        "DESTINATION": "a .npz or .safetensors file, or a folder",
+        "[--to=released|bit|timm|huggingface|vit_jax]": "the format; a .npz and a folder have defaults",
+        "[--without_head]": "leave the classifier out",
+        "[--overwrite]": "replace what is there",
+    }
+    | _OF_WEIGHTS
+    | _NAMES,
+    "ViT-B_16.npz weights/",
+    "runs/mine my-vit/ --to=huggingface --without_head",
+)
+def convert(given: Given) -> None:
+    """Read weights in any format and write them in any other."""
+    options = given.options
     _convert(options, options["SOURCE"], options["DESTINATION"], options.get("to"))
 
 
@@ -42,10 +71,31 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
     print(report.text())
 
 
-def evaluate(words: Sequence[str]) -> None:
-    """Accuracy of weights on a labelled dataset."""
-    optional = (*_CHOOSING, "global_batch", "csv", "report", "real", "max_unreadable", *READING)
-    options, _ = split_weights(words, ("CHECKPOINT",), required=("data",), optional=optional, switches=("json",))
+@verb(
+    CHECKPOINT
+    | {
+        "--data=DATA": "folder:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of its test sets",
+        "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
+        "[--csv=FILE]": "write the table of classes",
+        "[--json]": "print all figures as JSON",
+        "[--global_batch=128]": "images at a time on all devices",
+        "[--max_unreadable=0]": "more images that cannot be read are an error",
+        "[--real=FILE]": "real.json, the labels of ImageNet ReaL",
+    }
+    | _CHOOSING
+    | READING
+    | _NAMES,
+    "runs/mine --data=folder:my-images --csv=classes.csv",
+    "ViT-B_16.npz --data=imagenet --data_dir=DATA --report=reports",
+)
+def evaluate(given: Given) -> None:
+    """Accuracy, loss and calibration of weights on a labelled dataset, with intervals.
+
+    Data that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all
+    of a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out. Of
+    imagenet those of validation, ReaL, V2, -A, -R, Sketch and ObjectNet that are there, in one table.
+    """
+    options = given.options
     numbers = {"global_batch": "128", "max_unreadable": "0"} | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
 
@@ -99,7 +149,8 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
 
     data, data_dir = options["data"], options.get("data_dir")
     if is_family(data):
-        if idle := [f"--{name}" for name in _CHOOSING if name in options and name != "data_dir"]:
+        choosing = ("split", "train_split", "classes", "seed", "holdout_fraction")
+        if idle := [f"--{name}" for name in choosing if name in options]:
             raise UsageError(f"{', '.join(idle)}: without effect on {data}; leave it out.")
         opened, absent = open_family(data, weights, data_dir=data_dir, real=options.get("real"))
         if "csv" in options and len(opened) > 1:
@@ -118,9 +169,21 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
     return {"": open_labelled(data, weights, choice)}, {}
 
 
-def predict(words: Sequence[str]) -> None:
-    """Classes of image files."""
-    options, paths = split_weights(words, ("CHECKPOINT", "IMAGE…"), optional=("top", *READING), switches=("json",))
+@verb(
+    CHECKPOINT
+    | {
+        "IMAGE…": "image files, folders with images, or patterns",
+        "[--top=3]": "classes to print for each image",
+        "[--json]": "print them as JSON",
+    }
+    | READING
+    | _NAMES,
+    "runs/mine cat.jpg photos/",
+    "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct",
+)
+def predict(given: Given) -> None:
+    """Classes of image files: a table, or JSON."""
+    options, _, paths = given
     top = whole({"top": "3"} | options, "top")
     from vit_jax.data.files import list_images
 
@@ -139,14 +202,23 @@ def predict(words: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def export(words: Sequence[str]) -> None:
-    """One file for the world outside: weights, or a program."""
-    options, _ = split_weights(
-        words, ("CHECKPOINT",), required=("to",), optional=("output", "names", *READING), switches=("overwrite",)
-    )
+@verb(
+    CHECKPOINT
+    | {
+        "--to=npz|safetensors|stablehlo": "weights, or a program that takes uint8 images",
+        "[--output=PATH]": "the name of the weights by default",
+        "[--names=timm|huggingface]": "whose names a .safetensors file has",
+        "[--overwrite]": "replace what is there",
+    }
+    | READING
+    | _NAMES,
+    "runs/mine --to=npz",
+    "runs/mine --to=stablehlo --output=mine.stablehlo",
+)
+def export(given: Given) -> None:
+    """One file for other programs: weights, or a StableHLO program for CPU, CUDA and TPU."""
+    options = given.options
     kind = options["to"]
-    if kind not in ("npz", "safetensors", "stablehlo"):
-        raise UsageError(f"--to={kind}: choose npz, safetensors or stablehlo.")
     name = pathlib.Path(options["CHECKPOINT"]).expanduser().resolve().name
     output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
     _require_sense(options, kind, output)
@@ -168,29 +240,11 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     names = options.get("names")
     if names is not None and kind != "safetensors":
         raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
-    if names not in (None, "timm", "huggingface"):
-        raise UsageError(f"--names={names}: choose timm or huggingface.")
     idle = [f"--{name}" for name in ("resize", "crop_fraction", "compute_dtype") if name in options]
     if idle and kind != "stablehlo":
         raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo.")
     if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
         raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
-
-
-def split_weights(
-    words: Sequence[str],
-    positional: Sequence[str],
-    *,
-    required: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    switches: Sequence[str] = (),
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """`split` for a verb that reads weights: it takes every option about them, and no overrides."""
-    from vit_jax.weights import OPTIONS
-
-    optional, switches = (*optional, *OPTIONS), ("raw", *switches)
-    options, _, more = split(words, positional=positional, required=required, optional=optional, switches=switches)
-    return options, more
 
 
 def load_placed_model(
@@ -248,16 +302,15 @@ def _readable(model: "Model", weights: "Weights") -> "Model":
 
 def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Options about weights whose file does not state everything, in the types that `load_weights` takes."""
-    from vit_jax.weights import OPTIONS
-
     given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
     kinds = {"num_heads": int} | {name: float for name in OPTIONS if name.endswith("epsilon")}
     try:
         given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}
         if "image_size" in given:
-            given["image_size"] = tuple(int(part) for part in given["image_size"].split(","))
+            parts = [int(part) for part in given["image_size"].split(",")]
+            given["image_size"] = tuple(parts * 2 if len(parts) == 1 else parts)
     except ValueError as error:
-        raise UsageError(f"An option is not a number: {error}. image_size is HEIGHT,WIDTH.") from None
+        raise UsageError(f"An option is not a number: {error}. image_size is SIDE or HEIGHT,WIDTH.") from None
     if "class_names" in options:
         from vit_jax.weights.load import read_class_names
 

@@ -4,7 +4,7 @@ import difflib
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from vit_jax.files import printable_lines
 
@@ -13,72 +13,85 @@ class UsageError(ValueError):
     """The words of the command are wrong."""
 
 
-def split(
-    words: Sequence[str],
-    *,
-    positional: Sequence[str] = (),
-    required: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    switches: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
-    """Options of the verb by name, `--config.FIELD=VALUE` overrides in their order, and further positional words.
+class Given(NamedTuple):
+    """What the words of a command say."""
 
-    Positional words are options by their name, except for the words, one or more, of a last name that ends in "…"; a last
-    name in brackets, "[NAME]", may be left out. A switch has no value. Options may be written with "-" or "_".
+    options: dict[str, str]  # by name, positional words too; a switch is "true"
+    overrides: list[str]  # --config.FIELD=VALUE, in their order
+    more: tuple[str, ...]  # what belongs to the positional argument that ends in "…"
+
+
+def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Given:
+    """Reads the words by the verb's table of arguments, from their form to their meaning.
+
+    The forms: `NAME` and `NAME…` are positional, one word or several, and a last `[NAME]` may be left out;
+    `--name=VALUE` must be given, `[--name=VALUE]` and the switch `[--name]` may be; `--name=a|b` is one of these;
+    `[--config.…]` stands for all overrides. Users may write "-" for "_".
+
+    Raises:
+      UsageError: a word that is none of them, a value that is not allowed, or something missing.
     """
-    options: dict[str, str] = {}
-    overrides: list[str] = []
+    positional = [form for form in arguments if not form.strip("[").startswith("--")]
+    named = {form.strip("[]-").partition("=")[0]: form for form in arguments if form not in positional}
+    takes_overrides = any(name.startswith("config.") for name in named)
+    given = Given({}, [], ())
     plain: list[str] = []
-    known = [*required, *optional]
     for word in words:
-        if word.startswith("--config.") and "config" in known:
-            overrides.append(word)
-            continue
-        if not word.startswith("--"):
-            plain.append(word)
-            continue
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        if name in switches and not equals:
-            options[name] = "true"
-            continue
-        if name not in known:
-            shown = [f"--{k}=" for k in known] + [f"--{k}" for k in switches]
-            raise UsageError(f"Unknown argument {word!r}.{_hint(name, known, switches)} Known: {', '.join(shown)}")
-        if not equals or not value:
-            raise UsageError(f"--{name} needs a value: --{name}=VALUE")
-        options[name] = value
-    last = positional[-1] if positional else ""
-    takes_more, may_lack = last.endswith("…"), last.startswith("[")
+        if not word.startswith("--"):
+            plain.append(word)
+        elif word.startswith("--config.") and takes_overrides:
+            given.overrides.append(word)
+        elif name not in named or (equals and "=" not in named[name]):
+            hint = _hint(name, named, takes_overrides)
+            raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
+        else:
+            given.options[name] = _value(name, named[name], value)
+    several = [form for form in positional if form.endswith("…")]
+    single = positional[: len(positional) - len(several)]
     if plain and not positional:
         raise UsageError(f"Unknown argument {plain[0]!r}: arguments of this verb begin with --.")
-    if len(plain) < len(positional) - may_lack or (len(plain) > len(positional) and not takes_more):
-        given = " ".join(plain) or "nothing"
-        raise UsageError(f"Expected {' '.join(positional)}, given {given}. See vit-jax --help.")
-    num_named = len(positional) - takes_more
-    options |= zip((name.strip("[]") for name in positional[:num_named]), plain, strict=False)
-    missing = [f"--{name}=" for name in required if name not in options]
+    num_needed = sum(not form.startswith("[") for form in positional)
+    if len(plain) < num_needed or (len(plain) > len(positional) and not several):
+        expected, found = " ".join(positional), " ".join(plain) or "nothing"
+        raise UsageError(f"Expected {expected}, given {found}. See vit-jax {verb} --help.")
+    given.options.update(zip((form.strip("[]") for form in single), plain, strict=False))
+    missing = [f"--{name}=" for name, form in named.items() if not form.startswith("[") and name not in given.options]
     if missing:
-        raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax --help.")
-    return options, overrides, tuple(plain[num_named:])
+        raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax {verb} --help.")
+    return given._replace(more=tuple(plain[len(single) :]))
 
 
-def _hint(name: str, known: Sequence[str], switches: Sequence[str]) -> str:
-    """Suggests a field of the config, or an option of similar spelling."""
-    near = [f"--config.{field}=" for field in _fields_named(name)] if "config" in known else []
-    for match in () if near else difflib.get_close_matches(name, [*known, *switches], n=1):
-        near = [f"--{match}{'=' if match in known else ''}"]
+def _value(name: str, form: str, value: str) -> str:
+    """The value given for an argument of this form, "true" for a switch."""
+    _, equals, allowed = form.strip("[]").partition("=")
+    if equals and not value:
+        raise UsageError(f"--{name} needs a value: --{name}=VALUE")
+    choices = allowed.split("|")
+    if len(choices) > 1 and value not in choices:
+        raise UsageError(f"--{name}={value}: choose {', '.join(choices[:-1])} or {choices[-1]}.")
+    return value if equals else "true"
+
+
+def _hint(name: str, named: Mapping[str, str], takes_overrides: bool) -> str:
+    """Suggests an option of similar spelling, or a field of the config."""
+    close = difflib.get_close_matches(name, named, n=1, cutoff=0.8)
+    near = [] if close or not takes_overrides else [f"--config.{field}" for field in _fields_meant_by(name)]
+    close = close if close or near else difflib.get_close_matches(name, named, n=1)
+    near += [f"--{match}{'=' if '=' in named[match] else ''}" for match in close]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _fields_named(name: str) -> list[str]:
-    """Fields of a recipe that have this name, in full or after their section."""
+def _fields_meant_by(name: str) -> list[str]:
+    """Fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
     from vit_jax.config.load import field_paths
+    from vit_jax.config.nearest import nearest
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
     fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
-    return [field for field in fields if name in (field, field.rpartition(".")[2])]
+    return [field if "=" in field else f"{field}=" for field in nearest(name, fields)]
 
 
 def whole(options: Mapping[str, str], name: str) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import durations, schema
+from vit_jax.config.nearest import nearest
 from vit_jax.references import is_reference
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       A frozen dataclass of `schema`, every field checked for name and type.
 
     Raises:
-      ValueError: missing file, unknown field (the nearest is named), or a value of the wrong type.
+      ValueError: missing file, unknown field (the one that is meant is named), or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
     file = _find(path)
@@ -93,7 +94,8 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     hints = typing.get_type_hints(kind)
     if not isinstance(values, Mapping):
-        raise ValueError(f"config.{prefix.rstrip('.')}={values!r} is not a section; its fields: {', '.join(hints)}.")
+        first = f"{prefix}{next(iter(hints))}"
+        raise ValueError(f"config.{prefix.rstrip('.')}={values!r} is not a section of fields, such as config.{first}.")
     for name in sorted(values.keys() - hints.keys()):
         raise ValueError(_unknown(prefix + name, [prefix + known for known in hints]))
     absent = [field for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
@@ -129,9 +131,8 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
         values = values.setdefault(section, {})
     hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
-        inside = list(typing.get_type_hints(hint)) if dataclasses.is_dataclass(hint) else ["NAME"]
-        listed = ", ".join(f"{name}.{known}" for known in inside)
-        raise ValueError(f"config.{name} is a section; set one of its fields: {listed}.")
+        first = next(iter(typing.get_type_hints(hint))) if dataclasses.is_dataclass(hint) else "NAME"
+        raise ValueError(f"config.{name} is a section: set one of its fields, such as config.{name}.{first}={text}.")
     if not equals:
         raise ValueError(f"--config.{name} needs a value: --config.{name}=VALUE.")
     values[field] = _parse(name, text, hint)
@@ -158,10 +159,9 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    same_leaf = [field for field in known if field.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = same_leaf + difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f" Nearest: {', '.join(dict.fromkeys(near))}." if near else f" Fields here: {', '.join(sorted(known))}."
-    return f"There is no field {name!r} in the config.{hint}"
+    near = nearest(name, known)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "`vit-jax show --config=RECIPE` prints all fields."
+    return f"There is no field {name!r} in the config. {hint}"
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:
@@ -219,7 +219,7 @@ def _parse_list(name: str, text: str, hint: Any) -> tuple[Any, ...]:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> Any:
-    """The value in the field's type; an int is taken for a float and a list for a tuple."""
+    """The value in the field's type; an int is taken for a float, a list for a tuple, one size for height and width."""
     if hint is Any:
         return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
@@ -246,6 +246,9 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     option = next(option for option in options if option is not type(None))
     if typing.get_origin(option) is tuple:
         kinds = typing.get_args(option)
+        if kinds == (int, int):
+            value = value if isinstance(value, (list, tuple)) else (value,)
+            value = (*value, *value) if len(value) == 1 else value
         if _is_list(option) and isinstance(value, (list, tuple)):
             kinds = kinds[:1] * len(value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):

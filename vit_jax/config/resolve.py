@@ -63,6 +63,11 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
         )
     if schedule.decay == "rsqrt" and steps.timescale < 1:
         yield f"schedule.timescale={schedule.timescale!r}: rsqrt needs at least 1 step."
+    if config.polyak.factor is not None and steps.polyak_start >= steps.total:
+        yield (
+            f"polyak.start={config.polyak.start!r} is step {steps.polyak_start} of {steps.total}: there would be no "
+            "average. Start earlier, or set config.polyak.factor=None."
+        )
     first_drop = round(schedule.drop_at_fraction[0] * steps.total)
     if schedule.decay == "staircase" and first_drop < steps.warmup:
         yield (

@@ -32,7 +32,7 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
 )
 _POSITIVE = (
     *("input.test_crop_fraction", "input.max_image_megapixels"),
-    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay"),
+    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "logging.hang_seconds"),
 )
 
 
@@ -105,6 +105,12 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("optimizer", ("layer_decay", "frozen"), optimizer.trained == "all", "optimizer.trained='all'"),
         ("input", ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
         ("input", ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
+        (
+            "logging",
+            ("profile_num_steps",),
+            config.logging.profile_start_step is not None,
+            "logging.profile_start_step",
+        ),
         ("input", ("test_crop_fraction",), inputs.test_resize == "short_side", "short_side"),
     )
     for name, fields, has_effect, needed in conditions:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.files import EXTENSIONS, entries_of, image_files, is_folder, is_image, read_file
 from vit_jax.data.records import Source, few
-from vit_jax.data.subset import hold_out
+from vit_jax.data.subset import hold_out, hold_out_as_then
 
 SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
 WHOLE = "all"  # the split that is every image of a folder without split sub-folders
@@ -66,13 +66,16 @@ def located(data: str) -> str:
     return data if path is None else f"folder:{path.resolve()}"
 
 
-def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Source:
+def open_folder(
+    path: Path, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None = None
+) -> Source:
     """Opens one split of an image folder.
 
     With sub-folders named like splits (train, test, val, validation, valid, and those of the config), each with
     class folders in it, the split is any such sub-folder and the classes are those of `config.train_split`.
     Otherwise `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file
-    name), `config.train_split` is the rest, and "all" is both.
+    name), `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are as
+    they were then, and what has been added since is on either side by its name.
 
     Raises:
       ValueError: no such folder or split; a folder that cannot be read; no images; fewer than two classes; a class
@@ -89,7 +92,7 @@ def open_folder(path: Path, split: str, config: InputConfig, seed: int) -> Sourc
         )
     if split_folders(path, config.train_split, config.test_split):
         return _open_split(path, split, config)
-    return _open_flat(path, split, config, seed)
+    return _open_flat(path, split, config, seed, held_then or {})
 
 
 def split_folders(path: Path, *names: str) -> list[str]:
@@ -129,7 +132,7 @@ def _open_split(path: Path, split: str, config: InputConfig) -> Source:
     return _read_classes(path / split, class_names, present)
 
 
-def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source:
+def _open_flat(path: Path, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str]) -> Source:
     names = (config.train_split, config.test_split, WHOLE)
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
@@ -141,6 +144,9 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int) -> Source
     everything = _read_classes(path, class_names, class_names)
     if split == WHOLE:
         return everything
+    if held_then:
+        rest, held_out = hold_out_as_then(everything, held_then, seed)
+        return held_out if split == config.test_split else rest
     if not 0.0 < config.holdout_fraction < 1.0:
         raise ValueError(
             f"config.input.holdout_fraction is {config.holdout_fraction}; a folder without split sub-folders needs "

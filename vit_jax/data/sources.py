@@ -1,6 +1,7 @@
 """Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" or one's own, "package.module:name"."""
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from vit_jax.data.subset import select
 from vit_jax.references import is_reference, resolve
 
 
-def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source:
+def open_source(
+    data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None = None
+) -> Source:
     """Opens one split of a dataset.
 
     Args:
@@ -24,16 +27,19 @@ def open_source(data: str, split: str, config: InputConfig, seed: int) -> Source
         train800val200 or test.
       config: where data is kept, which classes and training examples to take, whether to cache records.
       seed: chooses the hold-out of an image folder without split sub-folders, and the training examples.
+      held_then: of such a folder, what was held out when weights were trained on it, from `subset.held_up_to`.
 
     Raises:
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
         or examples that the config chooses do not exist; what a reference names is no source.
     """
-    source = select(_open(data, split, config, seed), config, training=split == config.train_split, seed=seed)
+    source = select(
+        _open(data, split, config, seed, held_then), config, training=split == config.train_split, seed=seed
+    )
     return CachedSource(source) if config.cache_records else source
 
 
-def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
+def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind in ("tfds", "vtab") and name):
         from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
@@ -43,7 +49,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int) -> Source:
         opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
         return opened(name, split, config.data_dir)
     if (path := folder_of(data)) is not None:
-        return open_folder(path, split, config, seed)
+        return open_folder(path, split, config, seed, held_then)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", "folder"], n=1)
     near = [f"folder:{data}"] if Path(data).expanduser().is_dir() else [word for word in near if word != kind]
     hint = f" Did you mean {near[0]!r}?" if near else ""

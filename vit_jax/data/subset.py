@@ -7,7 +7,7 @@ record keeps the order of the others, and the first ten of a class are among its
 import difflib
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -78,6 +78,36 @@ def hold_out(
         raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
     held = _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose))
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
+
+
+def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
+    """By class, the last hash (64 bits, as hex digits) of what `hold_out` chose without another purpose.
+
+    It tells later, of a source that has changed since, which records were held out: those up to this hash.
+    """
+    last: dict[str, str] = {}
+    for index, label in enumerate(held_out.labels.tolist()):
+        name = held_out.class_names[label]
+        last[name] = max(last.get(name, ""), _short_hash(held_out, index, seed))
+    return last
+
+
+def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tuple[SubsetSource, SubsetSource]:
+    """As `hold_out`, by what `held_up_to` gave for the source as it was: nothing held out now was in the rest then.
+
+    Of a class that there was not, everything is held out.
+    """
+    names, labels = source.class_names, checked_labels(source).tolist()
+    is_held = [
+        names[label] not in last or _short_hash(source, index, seed) <= last[names[label]]
+        for index, label in enumerate(labels)
+    ]
+    held = np.array(is_held, bool)
+    return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
+
+
+def _short_hash(source: Source, index: int, seed: int) -> str:
+    return hashlib.sha256(b"%d/%b" % (seed, source.key_of(index))).hexdigest()[:16]
 
 
 def classes_without_examples(source: Source) -> list[str]:

@@ -1,7 +1,7 @@
 """Which images of a labelled dataset are evaluated, and their labels in the numbering of the weights' classes.
 
-Data that the weights were trained on are split as they were then. Of other data the split "test" is evaluated, but of
-a folder without split sub-folders all images.
+Data that the weights were trained on are split as they were then, also where images were added or removed since. Of
+other data the split "test" is evaluated, but of a folder without split sub-folders all images.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from vit_jax.config import InputConfig
 from vit_jax.data.folder import WHOLE, folder_of, located, split_folders
 from vit_jax.data.records import Source, few
 from vit_jax.data.sources import open_source
-from vit_jax.data.subset import SubsetSource
+from vit_jax.data.subset import SubsetSource, hold_out, hold_out_as_then
 from vit_jax.weights import Weights
 from vit_jax.weights.description import TrainingData
 
@@ -95,7 +95,13 @@ def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> 
         classes=how.classes if choice.classes is None else choice.classes,
         holdout_fraction=how.holdout_fraction,
     )
-    source = _numbered(open_source(data, split, config, how.seed), data, weights)
+    opened = open_source(data, split, config, how.seed, how.held_up_to)
+    if how.held_up_to and _has_changed(opened, how):
+        notes.append(
+            f"{data} has changed since training: what was held out then is held out, and of new images those that "
+            "would have been. No image has changed sides."
+        )
+    source = _numbered(opened, data, weights)
     if weights.class_names is None:
         notes.append("the weights do not name their classes: matched by number with the data's.")
     words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
@@ -125,8 +131,11 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
         return _decide_flat(data, choice, weights, own)
     _refuse_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
     usual = how.train_split if own or how.train_split in splits else split  # evaluation needs no training images
-    how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split)
-    return split, how, []
+    notes = (
+        [f"{data} had no split sub-folders in training: its {split} may hold images of then."] if how.held_up_to else []
+    )
+    how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split, held_up_to={})
+    return split, how, notes
 
 
 def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData | None) -> _Decision:
@@ -141,17 +150,32 @@ def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData 
         raise ValueError(f"--split={split}: {data} has no split sub-folders; choose one of {', '.join(parts)}.")
     if parts[split] == WHOLE:
         _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
-        trained_on = "" if own or weights.training is None else weights.training.data
+        trained_on = "" if weights.training is None else weights.training.data
         note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
-        return WHOLE, how, [note] if trained_on.startswith("folder:") else []
+        if own:
+            note = f"the weights were trained on most of {data}: --split=test is what they have not seen."
+        return WHOLE, dataclasses.replace(how, held_up_to={}), [note] if trained_on.startswith("folder:") else []
     then = weights.training or how  # also where it is not recognised: it may be a copy
     how = dataclasses.replace(
         how,
         seed=then.seed if choice.seed is None else choice.seed,
         holdout_fraction=then.holdout_fraction if choice.holdout_fraction is None else choice.holdout_fraction,
     )
-    note = f"training held out {then.holdout_fraction:g} of each class by seed {then.seed}; this is another hold-out."
-    return parts[split], how, [note] if own and how != own else []
+    is_as_then = (how.seed, how.holdout_fraction) == (then.seed, then.holdout_fraction)
+    how = dataclasses.replace(how, held_up_to=then.held_up_to if is_as_then else {})
+    note = (
+        f"training held out {then.holdout_fraction:g} of each class by seed {then.seed}; this is another hold-out, in "
+        "which there are images that the weights were trained on."
+    )
+    return parts[split], how, [note] if own and not is_as_then else []
+
+
+def _has_changed(source: Source, how: TrainingData) -> bool:
+    """Whether another part of a folder would be held out today than was in training."""
+    everything = _whole(source)
+    _, now = hold_out(everything, how.holdout_fraction, how.seed, purpose=b"")
+    _, then = hold_out_as_then(everything, how.held_up_to, how.seed)
+    return now.records_sha256 != then.records_sha256
 
 
 def _refuse_idle(what: str, choice: Choice, *names: str) -> None:

@@ -42,9 +42,8 @@ def write_report(folder: Path, labelled: Labelled, model: Model, evaluate: Evalu
 @contextlib.contextmanager
 def _writing_images(folder: Path, labelled: Labelled) -> Iterator[Watch]:
     """Yields what writes a line of images.csv for each answer as it comes; the file appears at the end."""
-    make_folder(folder)
     names, answer_names = labelled.source.class_names, labelled.key.answer_names
-    with open_atomically(folder / "images.csv") as file:
+    with make_folder(folder), open_atomically(folder / "images.csv") as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["image", "class", "answer", "probability", "is_right"])

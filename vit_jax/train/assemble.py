@@ -124,6 +124,11 @@ def assemble(
             f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
             f"{architecture.name}: choose a divisor of it."
         )
+    form, platform = config.model.attention, devices[0].platform
+    if form == "cudnn" and platform != "gpu":
+        raise ValueError(f"config.model.attention='cudnn' needs an NVIDIA GPU, and here is {platform}: use auto.")
+    if form != "auto" and not architecture.has_transformer:
+        raise ValueError(f"config.model.attention={form!r} has no effect: {architecture.name} has no attention.")
     schedule = schedule or build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )

@@ -64,19 +64,19 @@ def train(
     config, total, is_first = run.config, run.steps.total, hosts.is_first()
     folder, keeping = workdir.folder, config.checkpoint
     with contextlib.ExitStack() as stack:
+        evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
+        writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         store = CheckpointStore(
             folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
         )
         stack.callback(store.close)
-        writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
-        evaluations = [*build_evaluations(run, data, split, interruption.check), *further]
         began_compiling = time.perf_counter()
         train_step = run.compile_train_step()
         display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")

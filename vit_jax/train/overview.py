@@ -12,10 +12,11 @@ from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.data.folder import folder_of, located
+from vit_jax.data.folder import folder_of, holds_out, located
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
+from vit_jax.data.subset import held_up_to
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
@@ -131,6 +132,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         train_split=config.input.train_split,
         test_split=config.input.test_split,
         classes=config.input.classes,
+        held_up_to=held_up_to(data.test, config.seed) if holds_out(config.data, config.input) else {},
     )
     return {
         **describe(

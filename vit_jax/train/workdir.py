@@ -37,6 +37,8 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
     path = pathlib.Path(workdir).expanduser().absolute()
     lock = WorkdirLock(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
+        if hosts.is_first():
+            stack.enter_context(_refused_without_trace(path))
         error = _take(lock, config, stack) if hosts.is_first() else None
         if jax.process_count() > 1:
             if any(hosts.gather("" if error is None else "cannot be used")):
@@ -45,6 +47,25 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
         if error is not None:
             raise error
         yield lock
+
+
+@contextlib.contextmanager
+def _refused_without_trace(path: pathlib.Path) -> Iterator[None]:
+    """After a ValueError in the context what the run made goes again, unless it has come to a checkpoint or metrics."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    before: set[pathlib.Path] = set()
+    with contextlib.suppress(OSError):  # there is none, or none that can be used, as will be said
+        before.update(path.iterdir())
+    try:
+        yield
+    except ValueError:
+        with contextlib.suppress(OSError):
+            new = {*path.iterdir()} - before
+            for file in new if {file.name for file in new} <= {CONFIG_FILE, START_FILE} else ():
+                file.unlink()
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def refuse_as_source(init_from: str | None, workdir: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.config import InputConfig
@@ -60,10 +61,10 @@ def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -
       ValueError: an unknown name (the nearest are named), sides that are the same or of other classes, or as
         `open_source`.
     """
-    data, config, seed = _how(name, choice, training)
+    data, config, seed, held = _how(name, choice, training)
     if config.train_split == config.test_split:
         raise ValueError(f"{name}: the training and the test split are both {config.train_split!r}; name two.")
-    train, test = (open_source(data, split, config, seed) for split in (config.train_split, config.test_split))
+    train, test = (open_source(data, split, config, seed, held) for split in (config.train_split, config.test_split))
     if train.class_names != test.class_names:
         raise ValueError(
             f"The splits of {name} have different classes: {config.train_split!r} {list(train.class_names)}, "
@@ -74,11 +75,11 @@ def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -
 
 def open_split(name: str, split: str | None, choice: Choice, training: TrainingData | None = None) -> Source:
     """Opens any split, the one to test on unless it is named; other arguments as for `open_pair`."""
-    data, config, seed = _how(name, choice, training)
-    return open_source(data, split or config.test_split, config, seed)
+    data, config, seed, held = _how(name, choice, training)
+    return open_source(data, split or config.test_split, config, seed, held)
 
 
-def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str, InputConfig, int]:
+def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str, InputConfig, int, Mapping[str, str]]:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
         near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2)
@@ -97,4 +98,4 @@ def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str,
         classes=choice.classes,
         holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
     )
-    return known.data, config, then.seed if then else 0
+    return known.data, config, then.seed if then else 0, then.held_up_to if then else {}

@@ -24,6 +24,8 @@ class TrainingData:
     train_split: str  # the name of the split that it was trained on
     test_split: str  # and of the one that it was not
     classes: tuple[str, ...]  # those chosen of the data; (): all
+    # of a folder without split sub-folders, by class: what was held out, from `data.subset.held_up_to`
+    held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
@@ -95,6 +97,9 @@ def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
     if not isinstance(stored, dict) or not isinstance(stored.get("classes"), list):
         return None
     known: dict[str, Any] = {field.name: stored.get(field.name) for field in dataclasses.fields(TrainingData)}
-    texts = [known["data"], known["train_split"], known["test_split"], *(known["classes"])]
+    held = known["held_up_to"] = known["held_up_to"] or {}  # checkpoints of before this was written
+    if not isinstance(held, dict):
+        return None
+    texts = [known["data"], known["train_split"], known["test_split"], *known["classes"], *held.values()]
     is_sound = type(known["seed"]) is int and type(known["holdout_fraction"]) is float
     return TrainingData(**known) if is_sound and all(isinstance(text, str) for text in texts) else None

@@ -1,13 +1,13 @@
 """What a caller may state of weights whose file does not. No jax here: the command line reads it for its help."""
 
-OPTIONS = (
-    "image_size",
-    "num_heads",
-    "gelu",
-    "layer_norm_epsilon",
-    "group_norm_epsilon",
-    "standardization_epsilon",
-    "standardization_epsilon_added_to",
-    "position_embedding",
-)
-"""Fields of the architecture that `load_weights` takes, for weights whose file does not state them."""
+OPTIONS = {
+    "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
+    "num_heads": ("N", "heads of attention"),
+    "gelu": ("tanh|exact", "form of the activation"),
+    "layer_norm_epsilon": ("X", "of every layer norm"),
+    "group_norm_epsilon": ("X", "of every group norm"),
+    "standardization_epsilon": ("X", "of weight standardisation"),
+    "standardization_epsilon_added_to": ("variance|std", "where it is added"),
+    "position_embedding": ("learned_1d|learned_2d|sincos2d|none", "kind of positions"),
+}
+"""Fields of the architecture that `load_weights` takes, where the file does not state them: form and meaning."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import write_atomically
+from vit_jax.files import make_folder, write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
@@ -171,11 +171,8 @@ def convert(
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
     folder = path if is_folder else path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be made: {error.strerror}. Choose a folder that you may write to.") from None
-    statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
+    with make_folder(folder):
+        statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
     return Report(
         source=weights.source,
         destination=f"{path} ({format_name})",

@@ -1,0 +1,38 @@
+"""Names that are no fields, and the fields that people mean by them."""
+
+import pytest
+
+from vit_jax.config import FinetuneConfig, PretrainConfig
+from vit_jax.config.load import field_paths
+from vit_jax.config.nearest import _MEANT, nearest
+
+PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)
+
+
+def test_every_word_means_a_field_and_is_none():
+    known = {*PRETRAINING, *FINETUNING}
+    assert {field.partition("=")[0] for field in _MEANT.values()} <= known
+    assert not _MEANT.keys() & {field.rpartition(".")[2] for field in known}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("batch_size", ["global_batch"]),
+        ("Batch-Size", ["global_batch"]),
+        ("input.batch_size", ["global_batch"]),
+        ("epochs", ['total="N epochs"']),
+        ("lr", ["schedule.learning_rate"]),
+        ("hidden_size", ["model.width"]),
+        ("learning_rate", ["schedule.learning_rate"]),  # under its section
+        ("wdith", ["model.width"]),
+        ("zzzz", []),
+    ],
+)
+def test_nearest(name, fields):
+    assert nearest(name, PRETRAINING) == fields
+
+
+def test_a_word_for_what_this_kind_of_run_has_not():
+    assert nearest("resume", PRETRAINING) == ["resume_from"]
+    assert "resume_from" not in nearest("resume", FINETUNING)

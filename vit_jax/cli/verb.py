@@ -1,0 +1,61 @@
+"""A verb: a function with the table of its arguments and examples, of which its words are read and its help is made."""
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+
+from vit_jax.cli.words import Given, split
+
+_WIDTH = 120
+_INDENT = 32  # of what an argument means
+RECIPE = {
+    "--config=RECIPE[:ARGUMENT]": "a file (configs/digits.py), or a recipe that is installed (digits)",
+    "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe; `vit-jax show` prints them all",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One verb; called with the words that follow it."""
+
+    run: Callable[[Given], None]
+    arguments: Mapping[str, str]  # meaning by form, which `split` explains
+    examples: tuple[str, ...]
+
+    def __call__(self, words: Sequence[str]) -> None:
+        self.run(split(words, self.arguments, self.name))
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return self._description()[0]
+
+    def help(self) -> str:
+        """The description, every argument with its meaning, and the examples."""
+        required = " ".join(form for form in self.arguments if not form.startswith("["))
+        optional = " [OPTION …]" if any(form.startswith("[") for form in self.arguments) else ""
+        arguments = (_entry(form, meaning) for form, meaning in self.arguments.items())
+        examples = (f"  vit-jax {self.name} {example}" for example in self.examples)
+        usage = f"vit-jax {self.name} {required}{optional}"
+        return "\n".join((usage, "", *self._description(), "", *arguments, "", "Examples:", *examples, ""))
+
+    def _description(self) -> list[str]:
+        return inspect.cleandoc(self.run.__doc__ or "").splitlines()
+
+
+def verb(arguments: Mapping[str, str], *examples: str) -> Callable[[Callable[[Given], None]], Verb]:
+    """Makes a verb of a function; its docstring opens the help."""
+    return lambda run: Verb(run, arguments, examples)
+
+
+def _entry(form: str, meaning: str) -> str:
+    """An argument, its meaning in a column beside it, or under a name that is longer."""
+    name = form[1:-1] if form.startswith("[") else form
+    indent = " " * _INDENT
+    lines = textwrap.fill(meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return f"  {name}\n{lines}" if len(name) > _INDENT - 4 else f"  {name}".ljust(_INDENT) + lines[_INDENT:]

@@ -1,0 +1,61 @@
+"""Which field people mean by a name that is none: other systems' words for ours, and similar spellings."""
+
+import difflib
+from collections.abc import Iterable
+
+_WORDS = {  # what is to be written here, and what others call it
+    "data": "dataset dataset_name data_path data_set",
+    "global_batch": "batch_size batch train_batch_size per_device_train_batch_size bs",
+    'total="N epochs"': "epochs num_epochs max_epochs train_epochs num_train_epochs",
+    'total="N steps"': "steps num_steps max_steps total_steps train_steps training_steps",
+    "init_from": "pretrained pretrained_path checkpoint_path weights model_init load_from ckpt",
+    "resume_from": "resume resume_from_checkpoint",
+    "seed": "random_seed rng_seed",
+    "model.name": "model model_name arch architecture backbone variant patch_size",
+    "model.width": "hidden_size embed_dim hidden_dim dim",
+    "model.depth": "layers num_layers num_hidden_layers",
+    "model.num_heads": "heads num_attention_heads",
+    "model.mlp_dim": "intermediate_size",
+    "model.pool": "pool_type global_pool",
+    "model.compute_dtype": "dtype precision mixed_precision amp fp16 bf16",
+    "model.remat": "gradient_checkpointing grad_checkpointing",
+    "model.dropout_fraction": "dropout drop_rate dropout_rate hidden_dropout_prob",
+    "model.stochastic_depth_fraction": "drop_path drop_path_rate stochastic_depth stochdepth",
+    "input.image_size": "img_size input_size resolution size res crop_size",
+    "input.flip": "hflip horizontal_flip",
+    "input.mixup_alpha": "mixup",
+    "input.randaugment_layers": "randaugment randaug rand_augment aa auto_augment",
+    "input.num_workers": "workers num_data_workers dataloader_num_workers",
+    "input.holdout_fraction": "val_fraction validation_split val_split test_size",
+    "objective.label_smoothing_fraction": "label_smoothing smoothing label_smoothing_factor",
+    "optimizer.name": "optimizer opt optim",
+    "optimizer.weight_decay": "wd",
+    "optimizer.clip_global_norm": "clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val",
+    "optimizer.accumulation_steps": "accum_steps grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.layer_decay": "layer_wise_lr_decay llrd",
+    "schedule.learning_rate": "lr base_lr max_lr peak_lr",
+    "schedule.end_learning_rate": "min_lr end_lr final_lr",
+    "schedule.decay": "schedule scheduler sched lr_scheduler lr_scheduler_type lr_schedule decay_type",
+    'schedule.warmup="N steps"': "warmup_steps warmup_epochs warmup_ratio",
+    "polyak.factor": "ema ema_decay model_ema model_ema_decay",
+    'evaluation.every="N epochs"': "eval_every eval_steps eval_interval eval_freq log_eval_steps",
+    'checkpoint.every="N epochs"': "save_steps save_every checkpoint_steps checkpoint_every ckpt_steps save_interval",
+    'logging.every="N steps"': "log_every log_steps log_interval logging_steps log_training_steps print_freq",
+    "logging.wandb_project": "wandb project wandb_name",
+}
+_MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The fields of `known`, with dots between sections, that may be meant by `name`, the likeliest first.
+
+    A field may be followed by `=` and how its value is written.
+    """
+    fields, leaf = list(known), name.rpartition(".")[2]
+    word = leaf.lower().replace("-", "_")
+    meant = [_MEANT[word]] if word in _MEANT and _MEANT[word].partition("=")[0] in fields else []
+    same_leaf = [field for field in fields if field.rpartition(".")[2] == leaf]
+    close = [] if meant else difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+    return list(dict.fromkeys(same_leaf or meant + close))
