@@ -37,7 +37,7 @@ EXTRAS = {
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
-    "docs": ["pdoc>=16"],
+    "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["matplotlib>=3.8"],  # the pictures of a report
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
@@ -48,6 +48,8 @@ EXTRAS = {
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "matplotlib>=3.8",
+        "mkdocs-material==9.8.1",
+        "mkdocstrings[python]==1.0.8",
         "mypy==2.4.1",
         "nbclient==0.11.0",
         "pytest==9.2.0",

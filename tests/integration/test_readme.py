@@ -1,4 +1,4 @@
-"""The walk-through of the README, from a folder to predicted labels, as it stands there.
+"""The walk-through of docs/own_images.md, from a folder to predicted labels, as it stands there.
 
 Its commands are copied; only the two trainings are made shorter by options at their end.
 """
@@ -25,7 +25,7 @@ SHORTER = {
 
 def walk_through():
     """The code under its heading: the program that makes the folder, and the commands as lists of words."""
-    section = (commands.ROOT / "README.md").read_text().split("## Fine-tune on your own images")[1].split("\n## ")[0]
+    section = (commands.ROOT / "docs/own_images.md").read_text()
     code = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
     program = re.search(r"python - <<'END'\n(.*?)\nEND\n", code, re.DOTALL)
     lines = code[program.end() :].replace("\\\n", " ").splitlines()

@@ -1,0 +1,185 @@
+"""Hooks of the documentation site (mkdocs.yml): pages that are made of the code, and links that leave docs/.
+
+The home page is the README. A file outside docs/ that a page links to is a page under repository/, its text as it
+stands, so that every link of the site leads somewhere and is checked.
+"""
+
+import ast
+import io
+import os
+import pathlib
+import posixpath
+import re
+import tokenize
+from collections.abc import Iterator
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+OUTSIDE = "repository"
+LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)")
+FENCED = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
+LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yaml": "yaml", ".sbatch": "sh", ".ipynb": "json"}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that docs/ has no file for."""
+    made = {"commands.md": commands(), "config.md": options(), **python()}
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    waiting = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_uri.endswith(".md"))]
+    waiting += [path.removeprefix(f"{OUTSIDE}/") for path in _named_in_nav(config.nav) if path.startswith(OUTSIDE)]
+    seen = set(waiting)
+    while waiting:
+        path = waiting.pop()
+        page = page_of(path)
+        if page not in made and files.get_file_from_path(page) is None:
+            files.append(File.generated(config, page, content=text_of(path)))
+        if path.endswith(".md") and page not in made:
+            new = {target for target in linked_from(path) if target not in seen and needs_page(target)}
+            seen |= new
+            waiting += sorted(new)
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Turns links between files of the repository into links between pages."""
+    path = file_of(page.file.src_uri)
+
+    def rewrite(match: re.Match[str]) -> str:
+        return posixpath.relpath(page_of(target_of(path, match[1])), posixpath.dirname(page.file.src_uri) or ".")
+
+    parts = FENCED.split(markdown)
+    parts[::2] = [LINK.sub(rewrite, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+# Files of the repository and their pages.
+
+
+def target_of(path: str, link: str) -> str:
+    """The file that a link in another file means, from the repository's root."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+
+
+def needs_page(path: str) -> bool:
+    """Whether it is outside docs/, or something there that is no page or picture."""
+    return not path.startswith("docs/") or path.endswith((".py", ".ipynb")) or (ROOT / path).is_dir()
+
+
+def page_of(path: str) -> str:
+    """Where a file of the repository is in the site."""
+    if path == "README.md":
+        return "index.md"
+    inside = path.removeprefix("docs/")
+    if (ROOT / path / "README.md").is_file():
+        return page_of(f"{path}/README.md")
+    if not needs_page(path):
+        return inside
+    return f"{OUTSIDE}/{path}" if path.endswith(".md") else f"{OUTSIDE}/{path}.md"
+
+
+def file_of(page: str) -> str:
+    """The file of the repository that a page shows; of one made of code a file that is not there, in docs/."""
+    if page == "index.md":
+        return "README.md"
+    inside = page.removeprefix(f"{OUTSIDE}/")
+    if inside == page:
+        return f"docs/{page}"
+    return inside if (ROOT / inside).is_file() else inside.removesuffix(".md")
+
+
+def linked_from(path: str) -> Iterator[str]:
+    """Files that a page's links mean; a link to nothing stays, and is reported when the site is built."""
+    for part in FENCED.split(text_of(path))[::2]:
+        for link in LINK.findall(part):
+            target = target_of(path, link)
+            if (ROOT / target / "README.md").is_file():
+                target = f"{target}/README.md"
+            if (ROOT / target).exists():
+                yield target
+
+
+def text_of(path: str) -> str:
+    """A page's text: of code the file as a block, of a folder the names in it."""
+    file = ROOT / path
+    if file.is_dir():
+        names = sorted(name for name in os.listdir(file) if not name.startswith((".", "__pycache__")))
+        return "\n".join([f"# {path}", "", *(f"* `{name}`" for name in names), ""])
+    text = file.read_text()
+    if path.endswith(".md"):
+        return text
+    return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n````\n"
+
+
+def _named_in_nav(nav: Any) -> Iterator[str]:
+    for entry in nav:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from _named_in_nav(value) if isinstance(value, list) else [value]
+
+
+# Pages made of code.
+
+
+def commands() -> str:
+    """The help of every verb."""
+    from vit_jax.cli import VERBS
+
+    parts = ["# Commands", "", "What `vit-jax VERB --help` prints.", ""]
+    for name, verb in VERBS.items():
+        parts += [f"## {name}", "", verb.summary, "", "````text", verb.help().rstrip(), "````", ""]
+    return "\n".join(parts)
+
+
+def python() -> dict[str, str]:
+    """A page for each part of the package, made of its docstrings, and one that lists them."""
+    rooms = sorted(path for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").is_file())
+    rooms += sorted(path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__"))
+    lines, pages = list[str](), dict[str, str]()
+    for path in rooms:
+        module = f"vit_jax.{path.stem}"
+        source = path / "__init__.py" if path.is_dir() else path
+        about = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
+        pages[f"python/{path.stem}.md"] = f"# {module}\n\n::: {module}\n"
+        lines.append(f"| [`{module}`](python/{path.stem}.md) | {about} |")
+    public = "What `import vit_jax` has is in [`vit_jax.api`](python/api.md)."
+    table = "\n".join(["| part | holds |", "|---|---|", *lines])
+    pages["python.md"] = f"# Python\n\nMade of the docstrings. {public}\n\n{table}\n"
+    return pages
+
+
+def options() -> str:
+    """Every option of a run with its type, default and comment in the schema."""
+    source = (ROOT / "vit_jax/config/schema.py").read_text()
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines = source.splitlines()
+    parts = [
+        "# Config",
+        "",
+        "Every option, from `vit_jax/config/schema.py`. `--config.SECTION.FIELD=VALUE` sets one.",
+        "",
+    ]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            about = (ast.get_docstring(node) or "").replace("\n", " ")
+            parts += [f"## {node.name}", "", about, "", "| field | type | default | |", "|---|---|---|---|"]
+            for field in fields:
+                above = list[str]()
+                number = field.lineno - 1
+                while number in comments and lines[number - 1].strip().startswith("#"):
+                    above.insert(0, comments[number])
+                    number -= 1
+                words = " ".join([*above, comments.get(field.end_lineno or 0, "")]).strip()
+                default = ast.unparse(field.value) if field.value else "must be given"
+                codes = (ast.unparse(field.target), ast.unparse(field.annotation), default)
+                cells = [*(f"`{code}`" for code in codes), words.replace("|", "\\|")]
+                parts.append(f"| {' | '.join(cells)} |")
+            parts.append("")
+    return "\n".join(parts)

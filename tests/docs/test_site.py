@@ -1,0 +1,64 @@
+"""The documentation site: built without a warning, with the pages that are made of the code, and links that hold."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.commands import HANG_SECONDS, ROOT
+from vit_jax.cli import VERBS
+
+README_LINES = 150
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", page.read_text()))
+
+
+def test_pages_made_of_the_code(site):
+    commands = (site / "commands.html").read_text()
+    assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
+    assert "position_stddev float 0.02 of learned positions at the start" in words_of(site / "config.html")
+    assert "Which network. name picks rows of variants" in words_of(site / "config.html")
+    assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
+
+
+def test_every_link_leads_to_a_file(site):
+    """Also those to code, which stands outside docs/."""
+    assert "def main(" in words_of(site / "repository/docs/examples/training_loop.py.html")
+    broken = []
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):
+            is_local = not link.startswith(("http", "data:", "mailto:", "/"))
+            if is_local and not (page.parent / link).exists():
+                broken.append((page.name, link))
+    assert broken == []
+
+
+def test_pages_load_nothing_from_a_network(site):
+    loaded = {link for page in site.rglob("*.html") for link in re.findall(r'src="(https?:[^"]+)', page.read_text())}
+    assert loaded == set()
+
+
+def test_the_readme_is_short_and_leads_on():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= README_LINES
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r"\(docs/([^)#/]+)", text)), "a page that the README does not name"
