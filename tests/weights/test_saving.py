@@ -72,9 +72,7 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(format_na
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("network", OURS)
 def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(format_name, network, tmp_path):
-    with pytest.raises(
-        ValueError, match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax inst"
-    ):
+    with pytest.raises(ValueError, match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"):
         save_weights(weights_of(OURS[network]), tmp_path / "w", format_name)
     assert not list(tmp_path.iterdir())
 

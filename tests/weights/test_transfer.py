@@ -183,7 +183,7 @@ def test_offsets_in_a_row_of_two_become_those_of_three():
 
 def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_have_it():
     """Pair by pair: where the old grid is stretched over the new, the offset lies between four old ones."""
-    (rows, columns), (new_rows, new_columns) = old, new = (2, 3), (3, 4)
+    (rows, columns), (_, new_columns) = old, new = (2, 3), (3, 4)
     offsets_Rh = table(11, 2)
     sums, counts = np.zeros((23, 2)), np.zeros(23)
     patches = list(np.ndindex(new))
