@@ -60,13 +60,8 @@ def test_resnets_and_hybrids_likewise(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [("model.block=axial", "model.position_embedding=relative"), ("model.position_layers=every",)],
-    ids=["axial", "every"],
-)
-def test_other_blocks_and_positions_likewise(options):
-    options = ("model.position_embedding=learned_1d", *options)
+def test_axial_blocks_and_relative_positions_likewise():
+    options = ("model.block=axial", "model.position_embedding=relative")
     one, curve_of_one = runs.train(runs.build(*options), 5)
     eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
     np.testing.assert_allclose(runs.losses(curve), runs.losses(curve_of_one), rtol=1e-5)
