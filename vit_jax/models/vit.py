@@ -33,8 +33,9 @@ class VisionTransformer(nnx.Module):
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
-        self.positions = None if a.position_layers == "every" else build_positions(a, rngs=rngs)
-        self.adds_at_stem = a.position_layers == "stem"
+        if a.position_layers != "every":  # where the blocks have them
+            self.positions = build_positions(a, rngs=rngs)
+        self.position_layers = a.position_layers
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
         self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
@@ -61,8 +62,8 @@ class VisionTransformer(nnx.Module):
         keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
         map_BHWC, stages_BHWC = (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
         embedded_BSD = self._embed(map_BHWC, keys[0], corruption)
-        in_blocks = None if self.adds_at_stem else self.positions
-        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, in_blocks)
+        shared = self.positions if self.position_layers == "shared" else None
+        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, shared)
         tokens_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
         pooled_BD = self._pool(tokens_BSD)
         logits_BK, patches_BNO, features_BD = None, None, pooled_BD.astype(jnp.float32)
@@ -90,7 +91,8 @@ class VisionTransformer(nnx.Module):
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
             tokens = jnp.concatenate([class_token, tokens], axis=1)
-        tokens = add_positions(tokens, self.positions) if self.adds_at_stem else tokens
+        if self.position_layers == "stem":
+            tokens = add_positions(tokens, self.positions)
         return dropout(named(tokens, "tokens_BSD"), self.dropout_fraction, key)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
