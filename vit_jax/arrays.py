@@ -78,7 +78,8 @@ class ModelOutput:
       blocks_LBSD: with taps=("blocks",): the output of every block of a transformer, in the compute dtype, before the
         final norm; a class token comes first. L S D numbers for each image: 1.8 million of a ViT-B/16 at 224 pixels.
       attention_LBTQS: with taps=("attention",): how much query Q of head T takes of token S, float32; over S they sum
-        to 1. L T S S numbers for each image: 5.6 million of a ViT-B/16 at 224 pixels, 48 million at 384.
+        to 1. L T S S numbers for each image: 5.6 million of a ViT-B/16 at 224 pixels, 48 million at 384. Of axial
+        blocks there are 2 L, along rows and along columns in turn, 0 outside of these.
       stages_BHWC: with taps=("stages",): the map after each stage of a ResNet, or of the ResNet of a hybrid.
     """
 

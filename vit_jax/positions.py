@@ -1,4 +1,4 @@
-"""Fixed position embeddings in numbers: models add them, files of other programs hold them as a learned table.
+"""Position embeddings in numbers: fixed ones, which files of other programs hold as a learned table, and offsets.
 
 Legend: S sequence length, D width.
 """
@@ -39,3 +39,21 @@ def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
     y_angles = rows.reshape(-1, 1) * frequencies
     parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:
+    """Where in a table of relative positions the offset between two tokens is.
+
+    The table begins with the offsets 1 - N to N - 1 of a query from a key in raster order; with a class token, that as
+    a query, as a key, and as both follow.
+
+    Returns:
+      int (S, S), queries by keys.
+    """
+    order = np.arange(num_patches)
+    places = order[:, None] - order + num_patches - 1
+    if has_class_token:
+        places = np.pad(places, ((1, 0), (1, 0)))
+        places[0, :], places[:, 0] = 2 * num_patches - 1, 2 * num_patches
+        places[0, 0] += 1
+    return places

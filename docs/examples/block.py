@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.config import Architecture
-from vit_jax.models.transformer import Attention, LayerNorm, Mlp
+from vit_jax.models.block import Attention, LayerNorm, Mlp
 
 
 class ParallelBlock(nnx.Module):

@@ -92,6 +92,13 @@ def test_an_option_without_effect_is_refused(a, options, message):
         adapted(a, **options)
 
 
+def test_relative_positions_are_resized_and_have_no_kernel():
+    a = network("ViT-B/16", position_embedding="relative")
+    assert adapted(a, image_size=(384, 384), position_resize="bicubic").grid == (24, 24)
+    with pytest.raises(ValueError, match="attention='pallas' computes no relative positions: use auto or xla"):
+        adapted(a, attention="pallas")
+
+
 def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
     a = network("ViT-H/14")
     with pytest.raises(ValueError, match=r"378 or 392, or another patch size, or .* model\.uncovered_border=drop"):

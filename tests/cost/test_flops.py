@@ -61,6 +61,18 @@ def test_exaflops_of_hybrids(name: str, epochs: int, printed: float) -> None:
     assert exaflops(named(name, 224), epochs * JFT_IMAGES) == pytest.approx(printed, rel=0.006)
 
 
+def test_axial_blocks_and_relative_positions_by_hand() -> None:
+    """B/32 on 224 pixels: 7 x 7 patches, each seeing 7 in a row and 7 in a column; blocks twice over."""
+    options = {"name": "ViT-B/32", "head": "linear", "pool": "gap"}
+    plain, relative, axial = (
+        forward_macs(build_architecture(ModelConfig(**options, **more), image_size=(224, 224), num_classes=0))
+        for more in ({}, {"position_embedding": "relative"}, {"block": "axial"})
+    )
+    projections_and_mlp = 12 * 49 * 12 * 768**2
+    assert axial - plain == projections_and_mlp + 12 * (2 * 2 * 49 * 7 - 2 * 49 * 49) * 768
+    assert relative - plain == 12 * 49 * 49 * 768
+
+
 @pytest.mark.parametrize(("kernel", "evenly"), [(1, True), (3, True), (3, False), (7, True), (7, False)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenly: bool) -> None:

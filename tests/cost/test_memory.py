@@ -7,6 +7,7 @@ from vit_jax.cost.memory import kept_bytes
 
 TOKENS = 12 * 8 * 197 * 768 * 2
 MEANS = 12 * 8 * 197 * 4 * 4  # two of each norm
+AXIAL = {"pool": "gap", "block": "axial"}  # 196 tokens, and two halves of a block
 MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048 * 2
 
 
@@ -17,10 +18,14 @@ MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048
         ("ViT-B/16", "attention", 8, 1, MEANS + TOKENS * 3),  # and what attention gives, its sum with the input
         ("ViT-B/16", "dots", 8, 1, MEANS + TOKENS * (3 + 3 + 4)),  # and query, key, value; hidden
         ("ViT-B/16", "dots", 8, 2, MEANS + TOKENS * 2 + TOKENS * (4 + 4) // 2),
+        ("ViT-B/16 axial", "full", 8, 1, (2 * MEANS + TOKENS) * 196 // 197),
+        ("ViT-B/16 axial", "attention", 8, 1, (2 * MEANS + TOKENS * 5) * 196 // 197),
+        ("ViT-B/16 axial", "dots", 8, 1, (2 * MEANS + TOKENS * (1 + 2 * (1 + 4 + 4))) * 196 // 197),
         ("R50x1", "full", 4, 1, 4 * 2 * (112**2 * 64 + MAPS)),  # what the root gave, the inputs of the units
     ],
 )
 def test_what_policies_keep(name, remat, images, model_shards, num_bytes):
-    config = ModelConfig(name=name, remat=remat)
+    name, *is_axial = name.split()
+    config = ModelConfig(name=name, remat=remat, **(AXIAL if is_axial else {}))
     architecture = build_architecture(config, image_size=(224, 224), num_classes=1000)
     assert kept_bytes(architecture, images, model_shards=model_shards, tiled=False) == num_bytes

@@ -13,7 +13,7 @@ from tests.models.test_vit import filled, small
 from vit_jax.activations import placed_by
 from vit_jax.models import attention_kernel
 from vit_jax.models.attention import CORES, Attention, Projections
-from vit_jax.models.transformer import LayerNorm
+from vit_jax.models.block import LayerNorm
 
 SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
     (2, 49, 3, 64),

@@ -22,6 +22,9 @@ from vit_jax.models.flops import count_macs, forward_macs
         {"name": "R50+ViT-S/32"},
         {"name": "ViT-mu/16", "pool": "gap", "head": "mlp"},
         {"name": "ViT-mu/16", "num_classes": 0},
+        {"name": "ViT-mu/16", "position_embedding": "relative"},
+        {"name": "ViT-mu/16", "block": "axial", "depth": 2},
+        {"name": "ViT-mu/16", "block": "axial", "position_embedding": "relative", "pool": "map"},
         {"name": "R26x1", "image_size": (75, 45)},  # odd maps are rounded up
     ],
     ids=lambda options: options["name"],

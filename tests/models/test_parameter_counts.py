@@ -100,6 +100,15 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
         ({"position_embedding": "learned_2d", "pool": "gap"}, (2 * 4 + 3 * 4) - 7 * 8 - 8),
         ({"position_embedding": "sincos2d"}, -7 * 8),
         ({"position_embedding": "none"}, -7 * 8),
+        ({"position_embedding": "relative"}, (11 + 3) * 4 - 7 * 8),  # offsets, and a class token's, of a head's length
+        ({"position_embedding": "relative", "pool": "gap", "depth": 2}, TINY_BLOCK + 2 * 11 * 4 - 7 * 8 - 8),
+        ({"position_layers": "every", "depth": 3}, 2 * (TINY_BLOCK + 7 * 8)),
+        ({"position_layers": "shared", "depth": 3}, 2 * TINY_BLOCK),
+        ({"block": "axial", "pool": "gap", "depth": 3}, 5 * TINY_BLOCK - 2 * 8),
+        (  # rows of 3 and columns of 2
+            {"block": "axial", "pool": "gap", "position_embedding": "relative"},
+            TINY_BLOCK - 2 * 8 + (5 + 3) * 4 - 6 * 8,
+        ),
         (PREACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_BEFORE + 256 * 5 + 5 - TINY_COUNT),
         (POSTACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_AFTER + 256 * 5 + 5 - TINY_COUNT),
         (  # a map of 2 x 2 with 256 channels, cut into two patches of 1 x 2 cells

@@ -72,6 +72,9 @@ EVERY_KIND = [
         for head in ("mlp", "linear")
     ),
     *({"name": "ViT-S/16", "position_embedding": kind} for kind in ("learned_1d", "learned_2d", "sincos2d", "none")),
+    {"name": "ViT-S/16", "position_embedding": "relative"},
+    {"name": "ViT-S/16", "position_layers": "every"},
+    {"name": "ViT-S/16", "block": "axial"},
     *({"name": "R26x1", "residual_unit": form} for form in ("preactivation", "postactivation")),
     {"name": "R26+ViT-S/32"},
 ]

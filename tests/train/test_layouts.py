@@ -59,6 +59,15 @@ def test_resnets_and_hybrids_likewise(name):
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_axial_blocks_and_relative_positions_likewise():
+    options = ("model.block=axial", "model.position_embedding=relative")
+    one, curve_of_one = runs.train(runs.build(*options), 5)
+    eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
+    np.testing.assert_allclose(runs.losses(curve), runs.losses(curve_of_one), rtol=1e-5)
+    assert_same_parameters(eight.model, one.model, atol=1e-5)
+
+
 @pytest.mark.parametrize("model", [1, 2])
 def test_moments_and_average_lie_with_their_parameters(model):
     run = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8)

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tests.train import small_runs as runs
-from vit_jax.train.start import _restore_all
+from vit_jax.train.start import _require_same_network, _restore_all
 
 FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
 FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
@@ -24,6 +24,15 @@ def restore(stored, given):
 @pytest.mark.parametrize("stored", [FACTS, FACTS | FILES], ids=["before files were noted", "now"])
 def test_the_same_data(stored):
     assert restore(stored, FACTS | FILES) == 5
+
+
+def test_positions_added_elsewhere_are_of_another_network():
+    """The parameters are the same. Checkpoints from before blocks could add positions do not say where."""
+    run = runs.build("model.position_embedding=learned_1d")
+    given = dataclasses.asdict(run.architecture)
+    _require_same_network(run, {name: value for name, value in given.items() if name != "position_layers"}, "run")
+    with pytest.raises(ValueError, match="position_layers: there 'shared', here 'stem'"):
+        _require_same_network(run, given | {"position_layers": "shared"}, "run")
 
 
 @pytest.mark.parametrize("name", FACTS | FILES)

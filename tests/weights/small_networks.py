@@ -50,6 +50,14 @@ NETWORKS = {
     "resnet": RESNET,
     "postactivation": dataclasses.replace(RESNET, residual_unit="postactivation"),
 }
+OURS = {  # of which no other format has the names
+    "relative": dataclasses.replace(VIT, position_embedding="relative"),
+    "every": dataclasses.replace(VIT, position_layers="every"),
+    "every_2d": dataclasses.replace(VIT, position_layers="every", position_embedding="learned_2d"),
+    "shared": dataclasses.replace(VIT, position_layers="shared"),
+    "axial": dataclasses.replace(VIT, block="axial", pool="gap"),
+    "axial_relative": dataclasses.replace(VIT, block="axial", pool="map", position_embedding="relative"),
+}
 
 
 def weights_of(a: Architecture, **details) -> Weights:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
-from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, assert_same, weights_of
+from tests.weights.small_networks import HYBRID, NETWORKS, OURS, RESNET, SQUARE, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.weights import load_weights
@@ -30,10 +30,10 @@ def detailed(a):
 
 
 @pytest.mark.parametrize(
-    ("format_name", "network"), [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation"))]
+    ("format_name", "network"), [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation", *OURS))]
 )
 def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
-    a = dataclasses.replace(NETWORKS[network], layer_norm_epsilon=3e-6, gelu="exact")
+    a = dataclasses.replace((NETWORKS | OURS)[network], layer_norm_epsilon=3e-6, gelu="exact")
     written = detailed(a)
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
     statuses, _ = save_weights(written, path, format_name)
@@ -67,6 +67,14 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(format_na
     assert status.status == f"made of {form}"
     assert status.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
     assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("network", OURS)
+def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(format_name, network, tmp_path):
+    with pytest.raises(ValueError, match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"):
+        save_weights(weights_of(OURS[network]), tmp_path / "w", format_name)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("format_name", ["released", "timm", "huggingface", OWN])

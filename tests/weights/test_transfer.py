@@ -11,10 +11,10 @@ import pytest
 import scipy.ndimage
 
 from tests.models.small_models import abstract
-from tests.weights.small_networks import NETWORKS, VIT, assert_same, weights_of
+from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
 from vit_jax import pytree
 from vit_jax.weights.names import stacked_shapes
-from vit_jax.weights.transfer import fit, resize_grid, resize_rows, without_head
+from vit_jax.weights.transfer import fit, resize_grid, resize_offsets, resize_rows, without_head
 
 MLP = NETWORKS["mlp_head"]
 HEAD = ("head/linear/kernel", "head/linear/bias")
@@ -92,6 +92,21 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     )
 
 
+@pytest.mark.parametrize("network", OURS)
+def test_positions_in_blocks_are_resized_block_by_block(network):
+    a, target = OURS[network], doubled(OURS[network])
+    given, fitted = weights_of(a).parameters, fit(weights_of(a), target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
+    resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
+    tables = {name for name in given if "positions/" in name and not name.endswith("class_row")}
+    assert resized.keys() == tables
+    if network == "every":
+        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (given, fitted.parameters)), strict=True):
+            np.testing.assert_array_equal(new[0], resize_rows(old[0], a.grid, target.grid, "corners"))
+    if network == "axial_relative":
+        assert set(resized.values()) == {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
+
+
 @pytest.mark.parametrize("method", FILTERS)
 def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_says(method):
     target = changed(doubled(VIT), num_classes=4, head_bias_init=-10.0)
@@ -159,6 +174,29 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     flat_SD = np.concatenate([table(1, 3), old_hwD.reshape(-1, 3)])  # the row of a class token stays
     found_SD = resize_rows(flat_SD, old, new, "corners")
     np.testing.assert_array_equal(found_SD, np.concatenate([flat_SD[:1], found.reshape(-1, 3)]))
+
+
+def test_offsets_in_a_row_of_two_become_those_of_three():
+    table = np.array([[2], [4], [10], [-1], [-2], [-3]], np.float32)  # offsets -1, 0, 1; a class token's
+    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == [2, 3, 4, 7, 10, -1, -2, -3]
+
+
+def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_have_it():
+    """Pair by pair: where the old grid is stretched over the new, the offset lies between four old ones."""
+    (rows, columns), (_, new_columns) = old, new = (2, 3), (3, 4)
+    offsets_Rh = table(11, 2)
+    sums, counts = np.zeros((23, 2)), np.zeros(23)
+    patches = list(np.ndindex(new))
+    for query, key in ((q, k) for q in patches for k in patches):
+        y, x = ((q - k) * (n - 1) / (m - 1) for q, k, n, m in zip(query, key, old, new, strict=True))
+        place = (query[0] - key[0]) * new_columns + query[1] - key[1] + 11
+        counts[place] += 1
+        for row, column in np.ndindex(2 * rows - 1, 2 * columns - 1):
+            row, column = row - rows + 1, column - columns + 1
+            share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
+            sums[place] += share * offsets_Rh[row * columns + column + 5]
+    np.testing.assert_allclose(resize_offsets(offsets_Rh, old, new, "corners"), sums / counts[:, None], atol=1e-6)
+    assert resize_offsets(offsets_Rh, old, (3, 2), "corners").shape == (11, 2)
 
 
 def by_filter(old_n, new_n, method):

@@ -30,9 +30,10 @@ class Architecture:
     units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
     width_factor: float = 1.0  # multiplies all channels of the ResNet
     network: Reference | None = None
-    block: Reference | None = None
+    block: schema.BlockForm | Reference | None = None
     pool: schema.Pool = "token"
     position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
+    position_layers: schema.PositionLayers = "stem"
     position_stddev: float = 0.02
     head: schema.HeadForm = "linear"
     head_bias_init: float = 0.0
@@ -52,7 +53,7 @@ class Architecture:
     @property
     def is_standard(self) -> bool:
         """Whether every part is one of ours, so that formulas and other formats know it."""
-        return self.network is None and self.block is None and not is_reference(self.position_embedding)
+        return self.network is None and not is_reference(self.block) and not is_reference(self.position_embedding)
 
     @property
     def has_transformer(self) -> bool:
@@ -95,6 +96,12 @@ class Architecture:
         """Tokens a block sees: the patches and, where there is one, the class token."""
         return self.grid[0] * self.grid[1] + (self.pool == "token")
 
+    @property
+    def attention_lengths(self) -> tuple[int, ...]:
+        """Tokens that each one sees in the attentions of a block: all; or those of its row, then of its column."""
+        rows, columns = self.grid
+        return (columns, rows) if self.block == "axial" else (self.sequence_length,)
+
 
 def build_architecture(
     config: ModelConfig, *, image_size: tuple[int, int], num_classes: int, patch_outputs: int = 0
@@ -113,7 +120,7 @@ def build_architecture(
     defaults: dict[str, Any] = {
         **vars(RESIDUAL_UNITS[form]),
         "residual_unit": form,
-        "pool": "gap" if family == "resnet" else "token",
+        "pool": "gap" if family == "resnet" or config.block == "axial" else "token",
         "head": "linear" if family == "resnet" or patch_outputs else "mlp",
     }
     if name.size is None:
@@ -183,7 +190,8 @@ def adapt_architecture(
 def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
     if not a.has_transformer and (config.dropout_fraction or config.stochastic_depth_fraction):
         raise ValueError(f"config.model: {a.name} has no transformer: dropout and stochastic depth have no effect.")
-    if config.position_resize != "corners" and not (a.has_transformer and a.position_embedding.startswith("learned")):
+    is_resized = a.has_transformer and a.position_embedding in ("learned_1d", "learned_2d", "relative")
+    if config.position_resize != "corners" and not is_resized:
         raise ValueError(
             f"config.model.position_resize={config.position_resize!r} has no effect: {a.name} has no learned "
             "positions. Leave it at 'corners'."
@@ -244,8 +252,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 
 _ABSENT = {  # options that a family has no use for
     "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
-    "resnet": "width depth mlp_dim num_heads block position_embedding position_stddev dropout_fraction "
-    "stochastic_depth_fraction gelu layer_norm_epsilon",
+    "resnet": "width depth mlp_dim num_heads block position_embedding position_layers position_stddev "
+    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon",
     "hybrid": "",
 }
 
@@ -328,3 +336,19 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         yield f"position_embedding='sincos2d' needs a width divisible by 4, not {a.width}."
     if a.position_embedding == "learned_2d" and a.width % 2:
         yield f"position_embedding='learned_2d' needs an even width, not {a.width}."
+    if a.block == "axial" and a.pool == "token":
+        yield "pool='token': a class token has no place in the rows and columns of axial blocks: use gap or map."
+    if a.position_layers != "stem" and a.position_embedding in _NOT_ADDED:
+        yield f"position_layers={a.position_layers!r}: {_NOT_ADDED[a.position_embedding]}. Leave it at 'stem'."
+    if a.position_layers == "every" and a.position_embedding == "sincos2d":
+        yield "position_layers='every': sincos2d has no parameters, so that every block has the same: use 'shared'."
+    if a.position_embedding == "relative" and is_reference(a.block):
+        yield f"position_embedding='relative' is a part of our own blocks' attention, not of {a.block}."
+    if a.position_embedding == "relative" and a.attention in ("pallas", "cudnn"):
+        yield f"attention={a.attention!r} computes no relative positions: use auto or xla."
+
+
+_NOT_ADDED = {
+    "none": "position_embedding='none' adds nothing",
+    "relative": "relative positions are added to nothing, every block's attention has its own",
+}

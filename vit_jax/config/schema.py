@@ -18,7 +18,9 @@ Reference = NewType("Reference", str)
 
 Pool = Literal["token", "gap", "map"]
 HeadForm = Literal["mlp", "linear"]
-PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none"]
+PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none", "relative"]
+PositionLayers = Literal["stem", "every", "shared"]
+BlockForm = Literal["axial"]
 Gelu = Literal["tanh", "exact"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
@@ -51,8 +53,12 @@ class ModelConfig:
     depth: int | None = None
     mlp_dim: int | None = None
     num_heads: int | None = None
-    block: Reference | None = None  # a class in the place of `models.transformer.Block`
-    position_embedding: PositionEmbedding | Reference = "learned_1d"
+    # axial: attention along rows and an MLP, then along columns and another; or a class in the place of
+    # `models.block.Block`
+    block: BlockForm | Reference | None = None
+    position_embedding: PositionEmbedding | Reference = "learned_1d"  # relative: a part of every block's attention
+    # added once, before the blocks; or to the input of every block, with parameters of its own, or the same for all
+    position_layers: PositionLayers = "stem"
     position_stddev: float = 0.02  # of learned positions at the start; big_vision has width ** -0.5
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first

@@ -1,7 +1,8 @@
 """FLOPs of a forward pass and of training, by formula.
 
 Matrix products count, as in papers: convolutions, patch embedding, query, key, value and output projections, QK^T and
-AV, both MLP layers, and the head. Norms, weight standardisation, softmax, GELU, pooling and biases do not. No jax here.
+AV, both MLP layers, the head, and queries times the keys of relative positions. Norms, weight standardisation, softmax,
+GELU, pooling and biases do not. No jax here.
 
 Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K classes.
 """
@@ -18,7 +19,8 @@ FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each
 def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> int:
     """Multiply-accumulates of one image's forward pass.
 
-    For a ViT with a linear head and no attention pooling: `N*P*P*3*D + L*(S*(4*D*D + 2*D*M) + 2*S*S*D) + D*K`.
+    For a ViT of ordinary blocks, with a linear head and no attention pooling:
+    `N*P*P*3*D + L*(S*(4*D*D + 2*D*M) + 2*S*S*D) + D*K`.
     Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers count twice as many.
 
     With `count_padding` a 3x3 or 7x7 convolution costs the same at the border as elsewhere, as in tables. Otherwise
@@ -43,9 +45,10 @@ def _resnet(a: Architecture, count_padding: bool) -> int:
 
 def _block(a: Architecture) -> int:
     tokens = a.sequence_length
-    projections = tokens * 4 * a.width * a.width
-    attention = 2 * tokens * tokens * a.width  # QK^T and AV; all heads together have the full width
-    return projections + attention + tokens * 2 * a.width * a.mlp_dim
+    projections_and_mlp = tokens * (4 * a.width * a.width + 2 * a.width * a.mlp_dim)
+    products = 3 if a.position_embedding == "relative" else 2  # QK^T and AV; and Q times the keys of offsets
+    attention = [products * tokens * length * a.width for length in a.attention_lengths]  # all heads: the full width
+    return len(attention) * projections_and_mlp + sum(attention)
 
 
 def _pooling(a: Architecture) -> int:

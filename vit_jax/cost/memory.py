@@ -137,22 +137,21 @@ class _Sizes:
             yield from itertools.repeat(self._block(remat), self.a.depth)
 
     def _block(self, remat: str) -> int:
-        a, images, tokens = self.a, self.images, self.a.sequence_length
+        a, images, tokens, halves = self.a, self.images, self.a.sequence_length, len(self.a.attention_lengths)
         stream = self.padded(images * tokens, a.width)
         means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
-            return stream + means
-        heads = a.num_heads // self.shards
+            return stream + halves * means
         by_heads = self.padded(images * tokens, a.width // self.shards)
         if remat == "attention":
-            return 2 * stream + by_heads + means
+            return stream + halves * (stream + by_heads + means)
         rows = _up(tokens, ROWS if self.tiled else 1)
         hidden = self.padded(images * rows, a.mlp_dim // self.shards)
         if remat == "dots" or self.is_unrolled:
-            return 2 * stream + 4 * by_heads + hidden + means
+            return stream + halves * (stream + 4 * by_heads + hidden + means)
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
-        scores = 0 if self.has_kernel else self._scores(images * heads, tokens) * rows // tokens
-        return norms + 2 * stream + 4 * by_heads + scores + 6 * hidden
+        scores = 0 if self.has_kernel else sum(self._scores(length) for length in a.attention_lengths)
+        return halves * (norms + 2 * stream + 4 * by_heads + 6 * hidden) + scores
 
     @property
     def is_unrolled(self) -> bool:
@@ -162,11 +161,20 @@ class _Sizes:
     @property
     def has_kernel(self) -> bool:
         """Whether attention keeps its scores on the chip."""
-        return self.tiled and self.itemsize == 2 and self.a.attention in ("auto", "pallas")
+        forms = ("pallas",) if self.a.block == "axial" else ("auto", "pallas")
+        return self.tiled and self.itemsize == 2 and self.a.attention in forms and not self._is_relative
 
-    def _scores(self, rows: int, tokens: int) -> int:
-        """The weights of an attention, in float32 and in the compute dtype."""
-        return self.padded(rows * tokens, tokens, itemsize=4) + self.padded(rows * tokens, tokens)
+    @property
+    def _is_relative(self) -> bool:
+        return self.a.position_embedding == "relative"
+
+    def _scores(self, length: int) -> int:
+        """The weights of an attention to so many tokens, in float32 and in the compute dtype; the keys of offsets."""
+        a, lines = self.a, self.images * self.a.sequence_length // length
+        rows = lines * (a.num_heads // self.shards) * length
+        scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
+        offsets = self.padded(length * length, a.width // a.num_heads) if self._is_relative else 0
+        return scores * _up(length, ROWS if self.tiled else 1) // length + offsets
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
         """Of a residual unit: its input; what its convolutions gave; or everything that its norms see and make.

@@ -3,7 +3,7 @@
 Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_kernel
+from vit_jax.models.positions import RelativePositions
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 
@@ -35,23 +36,36 @@ class Projections(NamedTuple):
 class Attention(nnx.Module):
     """Multi-head attention with separate, biased projections; softmax in float32."""
 
-    def __init__(self, width: int, num_heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs, form: AttentionForm = "auto"):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        form: AttentionForm = "auto",
+        positions: RelativePositions | None = None,
+    ):
         self.query, self.key, self.value, self.out = (
             nnx.Linear(width, width, kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs) for _ in range(4)
         )
-        self.num_heads, self.dtype, self.form = num_heads, dtype, form
+        self.num_heads, self.dtype, self.form, self.positions = num_heads, dtype, form, positions
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Returns (B, Q, D), each query's mixture of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
+        if self.positions is not None:  # no other form has them
+            return self.out(_weighted(projections, self.num_heads, self.positions())[0])
         form = _chosen(self.form, projections, self.num_heads)
         return self.out(CORES[form](projections, self.num_heads))
 
     @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As a call, and returns the weights of the mixture (B, T, Q, S) in float32, beside its result."""
-        mixture_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)
+        offset_key_QSh = None if self.positions is None else self.positions()
+        projections = self._project(queries_BQD, tokens_BSD)
+        mixture_BQE, weights_BTQS = _weighted(projections, self.num_heads, offset_key_QSh)
         return self.out(mixture_BQE), weights_BTQS
 
     def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
@@ -66,11 +80,44 @@ class Attention(nnx.Module):
         return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases))
 
 
-def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
-    """The mixture (B, Q, E) and its weights (B, T, Q, S), with the scores in memory."""
+class LineAttention(Attention):
+    """Attention to the tokens of one's own line: so many neighbours in their order, the first of them at a multiple."""
+
+    def __init__(self, *arguments: Any, length: int, **options: Any):
+        super().__init__(*arguments, **options)
+        self.length = length
+
+    def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
+        """As of `Attention`, with queries of the same length."""
+        mixture = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
+        return mixture.reshape(queries_BSD.shape)
+
+    def with_weights(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As of `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
+        batch, length, _ = tokens_BSD.shape
+        lines = length // self.length
+        mixture, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
+        apart = weights.reshape(batch, lines, self.num_heads, self.length, self.length)
+        weights_BTSS = jnp.einsum("BlTqs,lm->BTlqms", apart, jnp.eye(lines)).reshape(batch, -1, length, length)
+        return mixture.reshape(queries_BSD.shape), weights_BTSS
+
+    def _lines(self, x_BSD: jax.Array) -> jax.Array:
+        return x_BSD.reshape(-1, self.length, x_BSD.shape[-1])
+
+
+def _weighted(
+    projections: Projections, num_heads: int, offset_key_QSh: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The mixture (B, Q, E) and its weights (B, T, Q, S), with the scores in memory.
+
+    A query's products with `offset_key_QSh`, of relative positions and the same for all heads, are added to its scores.
+    """
     query_BQTh, key_BSTh, value_BSTh = projections.heads(num_heads)
     query_BQTh = query_BQTh * jnp.asarray(query_BQTh.shape[-1] ** -0.5, query_BQTh.dtype)
     logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
+    if offset_key_QSh is not None:
+        keys_QSh = offset_key_QSh.astype(query_BQTh.dtype)
+        logits_BTQS += jnp.einsum("BQTh,QSh->BTQS", query_BQTh, keys_QSh, preferred_element_type=jnp.float32)
     weights_BTQS = jax.nn.softmax(logits_BTQS)
     mixture_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
     return _kept(mixture_BQTh.reshape(projections.query_BQE.shape)), weights_BTQS

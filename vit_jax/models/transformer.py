@@ -1,6 +1,6 @@
-"""The encoder: pre-norm blocks of attention and MLP, stacked into one and run by a scan; from its tokens to logits.
+"""The encoder: blocks stacked into one and run by a scan; from its tokens to logits.
 
-Legend: B batch, S sequence length, D width, T heads, h head dimension, M MLP dimension, L depth, K classes.
+Legend: B batch, S sequence length, D width, T heads, L depth, K classes.
 """
 
 import functools
@@ -10,18 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import named
 from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
-from vit_jax.models.dropout import drop_examples, dropout
+from vit_jax.models.block import AxialBlock, Block, LayerNorm, Mlp
 from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.references import resolve
 
-NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
 _save_only = jax.checkpoint_policies.save_only_these_names
@@ -40,79 +39,7 @@ def standardized(x: jax.Array, axes: int | tuple[int, ...], epsilon: float) -> j
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=axes, keepdims=True) + epsilon)
 
 
-class LayerNorm(nnx.Module):
-    """Normalises over D.
-
-    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
-    """
-
-    def __init__(self, a: Architecture):
-        self.scale = nnx.Param(jnp.ones((a.width,)))
-        self.bias = nnx.Param(jnp.zeros((a.width,)))
-        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
-
-    @jax.named_scope("norm")
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
-        x = x.astype(jnp.float32)
-        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
-        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
-        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
-        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
-        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
-
-
-class Mlp(nnx.Module):
-    """Two dense layers around a GELU, dropout after each (ViT, App. B.1).
-
-    The form of the GELU is "tanh", an approximation (released JAX code), or "exact" (PyTorch ports).
-    """
-
-    def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
-        dense = functools.partial(nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs)
-        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
-        self.form = form
-
-    @jax.named_scope("mlp")
-    def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-        hidden_BSM = checkpoint_name(named(self.expand(x_BSD), "hidden_BSM"), "hidden")
-        hidden_BSM = jax.nn.gelu(hidden_BSM, approximate=self.form == "tanh")
-        return dropout(self.contract(dropout(hidden_BSM, fraction, key, site=0)), fraction, key, site=1)
-
-
-class Block(nnx.Module):
-    """One layer of the encoder: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(a.compute_dtype)
-        self.attention_norm = LayerNorm(a)
-        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs, form=a.attention)
-        self.mlp_norm = LayerNorm(a)
-        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
-        self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0
-
-    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        norm_BSD = self.attention_norm(x_BSD)
-        return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
-
-    def with_attention(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """As a call, and returns the attention weights (B, T, S, S) beside its output."""
-        norm_BSD = self.attention_norm(x_BSD)
-        branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
-        return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
-
-    def _add(
-        self, x_BSD: jax.Array, branch_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
-    ) -> jax.Array:
-        """Both residual branches: that of the attention as computed, that of the MLP."""
-        drop = functools.partial(drop_examples, fraction=drop_fraction, key=key if self.drops_examples else None)
-        branch_BSD = dropout(branch_BSD, self.dropout_fraction, key, site=2)
-        x_BSD = checkpoint_name(x_BSD + drop(branch_BSD, site=3), "middle")
-        branch_BSD = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=key)
-        return x_BSD + drop(branch_BSD, site=4)
+BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock}
 
 
 class Encoder(nnx.Module):
@@ -121,17 +48,26 @@ class Encoder(nnx.Module):
     Compile time does not grow with depth. `remat` says what the backward pass computes again, `scan_unroll`
     how many blocks one iteration of the loop holds. A block of the user's own (`a.block`, "package.module:name") is a
     class with the constructor and call of `Block`; with a `with_attention` as there it also gives attention weights.
+    Positions that every block adds to its input (`a.position_layers`) are a part of it, shared ones are given.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
-        block = Block if a.block is None else resolve(a.block, "config.model.block")
-        self.blocks = jax.vmap(lambda key: block(a, rngs=nnx.Rngs(key)))(jax.random.split(key, a.depth))
+        kind = BLOCKS.get(a.block) or resolve(str(a.block), "config.model.block")
+
+        def build_block(key: jax.Array) -> nnx.Module:
+            block = kind(a, rngs=nnx.Rngs(key))
+            if a.position_layers == "every":
+                block.positions = build_positions(a, rngs=nnx.Rngs(jax.random.fold_in(key, 0)))
+            return block
+
+        self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
         self.norm = LayerNorm(a)
         self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
+        self.position_layers = a.position_layers
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
 
     def __call__(
-        self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = ()
+        self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = (), positions: nnx.Module | None = None
     ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """Runs the blocks.
 
@@ -139,6 +75,7 @@ class Encoder(nnx.Module):
           x_BSD: embedded tokens.
           key: of dropout and stochastic depth; None outside training.
           taps: "blocks" and "attention" are returned; what is not named is not kept.
+          positions: added to the input of every block, where all add the same.
 
         Returns:
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
@@ -154,6 +91,8 @@ class Encoder(nnx.Module):
 
         def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, tuple]:
             block, *inputs = layer
+            if self.position_layers != "stem":
+                x_BSD = add_positions(x_BSD, block.positions if self.position_layers == "every" else positions)
             x_BSD, weights_BTQS = (
                 block.with_attention(x_BSD, *inputs) if "attention" in taps else (block(x_BSD, *inputs), None)
             )
@@ -164,6 +103,8 @@ class Encoder(nnx.Module):
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
         layers = (self.blocks, fractions_L, keys_L)
         x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll or 1)
+        if attention_LBTQS is not None:  # a block may have several
+            attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
         return self.norm(x_BSD), blocks_LBSD, attention_LBTQS
 
 

@@ -13,7 +13,8 @@ from vit_jax.activations import named
 from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.models.dropout import dropout
-from vit_jax.models.embed import PatchEmbedding, build_positions
+from vit_jax.models.embed import PatchEmbedding
+from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.models.resnet import ResNetBody
 from vit_jax.models.transformer import AttentionPooling, Encoder, Head, PatchHead
 
@@ -32,7 +33,9 @@ class VisionTransformer(nnx.Module):
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
-        self.positions = build_positions(a, rngs=rngs)
+        if a.position_layers != "every":  # where the blocks have them
+            self.positions = build_positions(a, rngs=rngs)
+        self.position_layers = a.position_layers
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
         self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
@@ -59,7 +62,8 @@ class VisionTransformer(nnx.Module):
         keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
         map_BHWC, stages_BHWC = (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
         embedded_BSD = self._embed(map_BHWC, keys[0], corruption)
-        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps)
+        shared = self.positions if self.position_layers == "shared" else None
+        tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, shared)
         tokens_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
         pooled_BD = self._pool(tokens_BSD)
         logits_BK, patches_BNO, features_BD = None, None, pooled_BD.astype(jnp.float32)
@@ -87,13 +91,9 @@ class VisionTransformer(nnx.Module):
             batch, _, width = tokens.shape
             class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
             tokens = jnp.concatenate([class_token, tokens], axis=1)
-        positions_1SD = self.positions()
-        if positions_1SD.shape != (1, *tokens.shape[1:]):
-            raise ValueError(
-                f"{type(self.positions).__name__} returns positions {positions_1SD.shape} for {(1, *tokens.shape[1:])}."
-            )
-        tokens = named(tokens + positions_1SD.astype(tokens.dtype), "tokens_BSD")
-        return dropout(tokens, self.dropout_fraction, key)
+        if self.position_layers == "stem":
+            tokens = add_positions(tokens, self.positions)
+        return dropout(named(tokens, "tokens_BSD"), self.dropout_fraction, key)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
         if self.class_token is not None:

@@ -135,7 +135,8 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
     if mesh.shape["model"] > 1 and run.architecture.has_transformer:
         a = run.architecture
         tokens = size * _images(run) * a.sequence_length * a.width
-        yield 4 * a.depth * seconds("all-reduce", tokens, members("model"))  # two a block, forward and backward
+        sums = 4 * a.depth * len(a.attention_lengths)  # two for each attention and its MLP, forward and backward
+        yield sums * seconds("all-reduce", tokens, members("model"))
 
 
 def _values(leaves: list[Any], mesh: Any) -> int:

@@ -25,7 +25,8 @@ from vit_jax.weights.transfer import Fitted, fit, without_head
 
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 MEANING = (
-    *("family", "network", "block", "pool", "position_embedding", "head", "num_heads", "gelu", "layer_norm_epsilon"),
+    *("family", "network", "block", "pool", "position_embedding", "position_layers", "head", "num_heads", "gelu"),
+    "layer_norm_epsilon",
     *("residual_unit", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"),
 )
 """What two architectures with the same shapes may still differ in."""
@@ -158,8 +159,9 @@ def _restore_all(assembly: Assembly, reader: CheckpointReader, step: int, metada
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
     """Of two networks with the same shapes one may still compute something else than the other."""
     given = dataclasses.asdict(assembly.architecture)
-    if different := [name for name in MEANING if stored.get(name) != given[name]]:
-        lines = "\n".join(f"  {name}: there {stored.get(name)!r}, here {given[name]!r}" for name in different)
+    there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
+    if different := [name for name in MEANING if there[name] != given[name]]:
+        lines = "\n".join(f"  {name}: there {there[name]!r}, here {given[name]!r}" for name in different)
         raise ValueError(f"{source} is of another network:\n{lines}")
 
 

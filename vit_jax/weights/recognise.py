@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
+from vit_jax.config.schema import AddedTo, Gelu
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, Entry, Facts, released
+from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, released
 from vit_jax.weights.options import OPTIONS
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "gelu": get_args(Gelu),
     "standardization_epsilon_added_to": get_args(AddedTo),
-    "position_embedding": get_args(PositionEmbedding),
+    "position_embedding": TABULAR,
 }
 _NEEDED = {
     "image_size": "give height and width in pixels, such as 224,224",

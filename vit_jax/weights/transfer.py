@@ -4,6 +4,7 @@ Legend: h w rows and columns of patches, S sequence length, D width.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -70,14 +71,9 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    (rows, columns), (new_rows, new_columns) = source.grid, target.grid
-    grids = {  # old and new; the tables of rows and of columns are grids one wide
-        "positions/table": (source.grid, target.grid),
-        "positions/row_table": ((rows, 1), (new_rows, 1)),
-        "positions/column_table": ((columns, 1), (new_columns, 1)),
-    }
-    for name, (old, new) in grids.items():
-        if name in given and old != new:
+    for name in given:
+        old, new = (_grid_of(name, a.grid) for a in (source, target))
+        if old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
             statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
@@ -159,7 +155,47 @@ def _corner_weights(old: int, new: int) -> np.ndarray:
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
+def resize_offsets(table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+    """The same for relative positions, whose rows are offsets in raster order and then a class token's, which stay.
+
+    Offsets are resized as the grid of rows by columns that they are. Several of the new ones may be one in raster
+    order: that is their mean, each counted as often as two patches have it.
+    """
+    (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
+    resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)
+    sums_Rh = np.zeros((new_places_HW.max() + 1, table_Rh.shape[1]))
+    np.add.at(sums_Rh, new_places_HW, pairs_HW[..., None] * resized_HWh.astype(np.float64))
+    means_Rh = sums_Rh / np.bincount(new_places_HW.ravel(), pairs_HW.ravel())[:, None]
+    return np.concatenate([means_Rh.astype(np.float32), table_Rh[places_hw.max() + 1 :]])
+
+
+def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Of every offset by rows and columns: its row in a table, and how many pairs of patches have it."""
+    rows, columns = (np.arange(1 - length, length) for length in grid)
+    pairs = np.multiply.outer(grid[0] - abs(rows), grid[1] - abs(columns))
+    return np.add.outer(rows * grid[1], columns) + grid[0] * grid[1] - 1, pairs
+
+
+_TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")
+
+
+def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
+    """Of a table of positions, on patches of this grid; (0, 0) of any other parameter.
+
+    Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
+    """
+    rows, columns = grid
+    one = {"row_table": (rows, 1), "column_table": (columns, 1), "rows": (1, columns), "columns": (1, rows)}
+    match = _TABLE.fullmatch(name)
+    return one.get(match[1] or match[2], grid) if match else (0, 0)
+
+
 def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    if name == "positions/table":
+    if name.startswith("encoder/blocks/"):
+        rest = name.removeprefix("encoder/blocks/")
+        return np.stack([_resize(rest, layer, old, new, method) for layer in array])
+    if "attention/" in name:
+        return resize_offsets(array, old, new, method)
+    if name.endswith("/table"):
         return resize_rows(array[0], old, new, method)[None]
     return resize_grid(array[:, None], new, method)[:, 0]

@@ -13,8 +13,12 @@ from vit_jax.weights.names import bit, huggingface, released, timm
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
-__all__ = ["FORMATS", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
+__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
 __all__ += ["stack", "stacked_shapes", "unstack"]
+
+
+TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
+"""Position embeddings that are a table, or can be written as one."""
 
 
 class Format(NamedTuple):
@@ -45,11 +49,10 @@ FORMATS = {
 
 
 def require_standard(a: Architecture, format_name: str) -> None:
-    """Raises ValueError where a network has parts of the researcher's own, for which other formats have no names."""
-    own = {name: getattr(a, name, None) for name in ("network", "block")}
-    if a.has_transformer and a.position_embedding not in get_args(PositionEmbedding):
-        own["position_embedding"] = a.position_embedding
-    if parts := ", ".join(f"{name}={value!r}" for name, value in own.items() if value):
+    """Raises ValueError where a network has parts, ours or one's own, for which other formats have no names."""
+    names = ("network", "block", "position_embedding", "position_layers")
+    held = (*TABULAR, "stem", None)
+    if parts := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
         raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
 
 

@@ -1,0 +1,141 @@
+"""Pre-norm blocks of attention and MLP: the ordinary one, and the axial one, which is two along rows and columns.
+
+Legend: B batch, S sequence length, D width, T heads, M MLP dimension, h w rows and columns of patches.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax.activations import named
+from vit_jax.config import Architecture
+from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention
+from vit_jax.models.dropout import drop_examples, dropout
+from vit_jax.models.positions import RelativePositions
+
+NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
+
+
+class LayerNorm(nnx.Module):
+    """Normalises over D.
+
+    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
+    """
+
+    def __init__(self, a: Architecture):
+        self.scale = nnx.Param(jnp.ones((a.width,)))
+        self.bias = nnx.Param(jnp.zeros((a.width,)))
+        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
+
+    @jax.named_scope("norm")
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
+        x = x.astype(jnp.float32)
+        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
+        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
+        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
+        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
+
+
+class Mlp(nnx.Module):
+    """Two dense layers around a GELU, dropout after each (ViT, App. B.1).
+
+    The form of the GELU is "tanh", an approximation (released JAX code), or "exact" (PyTorch ports).
+    """
+
+    def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
+        dense = functools.partial(nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs)
+        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
+        self.form = form
+
+    @jax.named_scope("mlp")
+    def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
+        hidden_BSM = checkpoint_name(named(self.expand(x_BSD), "hidden_BSM"), "hidden")
+        hidden_BSM = jax.nn.gelu(hidden_BSM, approximate=self.form == "tanh")
+        return dropout(self.contract(dropout(hidden_BSM, fraction, key, site=0)), fraction, key, site=1)
+
+
+def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
+    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs}
+    if a.position_embedding == "relative":
+        options["positions"] = RelativePositions(a, length or math.prod(a.grid), rngs=rngs)
+    if length is None:
+        return Attention(a.width, a.num_heads, form=a.attention, **options)
+    form = "xla" if a.attention == "auto" else a.attention  # the kernel is for longer sequences
+    return LineAttention(a.width, a.num_heads, form=form, length=length, **options)
+
+
+class Block(nnx.Module):
+    """One layer of the encoder: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    With a `length`, attention is within lines of so many tokens.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
+        dtype = jnp.dtype(a.compute_dtype)
+        self.attention_norm = LayerNorm(a)
+        self.attention = _build_attention(a, length, rngs)
+        self.mlp_norm = LayerNorm(a)
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0
+
+    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
+        norm_BSD = self.attention_norm(x_BSD)
+        return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
+
+    def with_attention(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """As a call, and returns the attention weights (B, T, S, S) beside its output."""
+        norm_BSD = self.attention_norm(x_BSD)
+        branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
+        return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
+
+    def _add(
+        self, x_BSD: jax.Array, branch_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
+        """Both residual branches: that of the attention as computed, that of the MLP."""
+        drop = functools.partial(drop_examples, fraction=drop_fraction, key=key if self.drops_examples else None)
+        branch_BSD = dropout(branch_BSD, self.dropout_fraction, key, site=2)
+        x_BSD = checkpoint_name(x_BSD + drop(branch_BSD, site=3), "middle")
+        branch_BSD = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=key)
+        return x_BSD + drop(branch_BSD, site=4)
+
+
+class AxialBlock(nnx.Module):
+    """Two blocks in the place of one: the first has attention along rows, the second along columns (ViT, App. D.6)."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        rows, columns = self.grid = a.grid
+        self.rows = Block(a, rngs=rngs, length=columns)
+        self.columns = Block(a, rngs=rngs, length=rows)
+
+    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+        """As of `Block`; the tokens are patches in raster order."""
+        of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
+        x_BSD = self.rows(x_BSD, drop_fraction, of_rows)
+        return _turned(self.columns(_turned(x_BSD, self.grid), drop_fraction, of_columns), self.grid[::-1])
+
+    def with_attention(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """As a call, and returns the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
+        of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
+        x_BSD, rows_BTSS = self.rows.with_attention(x_BSD, drop_fraction, of_rows)
+        x_BSD, columns_BTSS = self.columns.with_attention(_turned(x_BSD, self.grid), drop_fraction, of_columns)
+        places = np.arange(x_BSD.shape[1]).reshape(self.grid[::-1]).T.ravel()  # among the columns, in raster order
+        both = jnp.stack([rows_BTSS, columns_BTSS[:, :, places[:, None], places]])
+        return _turned(x_BSD, self.grid[::-1]), both
+
+
+def _turned(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """The tokens of a grid in raster order, one column after the other."""
+    return x_BSD.reshape(len(x_BSD), *grid, -1).swapaxes(1, 2).reshape(x_BSD.shape)

@@ -1,0 +1,111 @@
+"""Position embeddings: added to the tokens, or as a part of attention.
+
+Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (N, or N + 1 with a class token at
+index 0), D width, h also head dimension.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.config import Architecture
+from vit_jax.positions import fixed_positions, offset_places
+from vit_jax.references import resolve
+
+
+def _small(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+    return nnx.Param(a.position_stddev * jax.random.normal(rngs.params(), shape))
+
+
+class LearnedPositions1D(nnx.Module):
+    """One learned row for each token in raster order, the class token's first."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        self.table = _small(architecture, rngs, 1, architecture.sequence_length, architecture.width)
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        return self.table[...]
+
+
+class LearnedPositions2D(nnx.Module):
+    """A learned half-width row for each row and each column of patches, concatenated (ViT, App. D.4)."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        (rows, columns), width = architecture.grid, architecture.width
+        self.row_table = _small(architecture, rngs, rows, width // 2)
+        self.column_table = _small(architecture, rngs, columns, width // 2)
+        self.class_row = _small(architecture, rngs, 1, width) if architecture.pool == "token" else None
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        rows_hD, columns_wD = self.row_table[...], self.column_table[...]
+        shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
+        halves = (jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape))
+        grid_hwD = jnp.concatenate(halves, axis=-1)
+        table = grid_hwD.reshape(-1, grid_hwD.shape[-1])
+        if self.class_row is not None:
+            table = jnp.concatenate([self.class_row[...], table])
+        return table[None]
+
+
+class FixedPositions(nnx.Module):
+    """Sine-cosine positions, or none: no parameters, and nothing added to a class token."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+        del rngs
+        self.grid, self.width = architecture.grid, architecture.width
+        self.kind, self.has_class_token = architecture.position_embedding, architecture.pool == "token"
+
+    def __call__(self) -> jax.Array:
+        """Returns positions_1SD."""
+        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, has_class_token=self.has_class_token))
+
+
+class RelativePositions(nnx.Module):
+    """A learned key for each offset between a query and a key in raster order (ViT, App. D.4; Shaw et al., 2018).
+
+    A query's product with it is added to the logits of attention. The paper does not say how a class token takes part
+    and what heads share: here a class token has three keys of its own (as query, as key, as both), all heads have the
+    same keys, no offset is clipped, and every block has a table of its own.
+    """
+
+    def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
+        self.num_patches, self.has_class_token = num_patches, a.pool == "token"
+        num_keys = 2 * num_patches - 1 + 3 * self.has_class_token
+        self.table = _small(a, rngs, num_keys, a.width // a.num_heads)
+
+    def __call__(self) -> jax.Array:
+        """Returns keys_SSh: of every query, one for each token."""
+        return self.table[...][offset_places(self.num_patches, has_class_token=self.has_class_token)]
+
+
+POSITIONS: dict[str, Callable[..., nnx.Module]] = {
+    "learned_1d": LearnedPositions1D,
+    "learned_2d": LearnedPositions2D,
+    "sincos2d": FixedPositions,
+    "none": FixedPositions,
+    "relative": FixedPositions,  # adds nothing
+}
+
+
+def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
+    """The position embedding of an architecture: one of ours, or "package.module:name" of the user's own.
+
+    That is a class with the constructor and call of `LearnedPositions1D`: its call returns (1, S, D).
+    """
+    kind = a.position_embedding
+    build = POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
+    return build(a, rngs=rngs)
+
+
+def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
+    """Tokens plus what a position embedding returns; ValueError if that is of another shape than (1, S, D)."""
+    positions_1SD = positions()
+    if positions_1SD.shape != (1, *tokens_BSD.shape[1:]):
+        expected = (1, *tokens_BSD.shape[1:])
+        raise ValueError(f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}.")
+    return tokens_BSD + positions_1SD.astype(tokens_BSD.dtype)
