@@ -5,9 +5,9 @@ Arithmetic is in `attention`, `components`, `grad_cam` and `reconstructions`.
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,15 @@ class Picture(NamedTuple):
 
     def files(self, path: Path) -> dict[Path, bytes]:
         """The contents of the files `path` with .png and .npz at its end."""
-        numbers = io.BytesIO()
-        np.savez_compressed(numbers, **dict(self.data))
+        numbers, arrays = io.BytesIO(), dict[str, Any](self.data)
+        np.savez_compressed(numbers, **arrays)
         return {path.with_suffix(".png"): self.png, path.with_suffix(".npz"): numbers.getvalue()}
 
 
 def draw_filters(model: Model, view: View) -> Picture:
     """Principal components of the patch embedding (ViT, Fig. 7 left); of a ResNet or hybrid the kernels of its root."""
     del view
-    a, module = model.architecture, model.module
+    a, module = model.architecture, _parts(model)
     if a.has_resnet:
         root = module.stem.root if a.has_transformer else module.body.root
         filters = np.moveaxis(np.asarray(root.conv.kernel[...]), -1, 0)
@@ -71,7 +71,7 @@ def draw_positions(model: Model, view: View) -> Picture:
     """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig. 7 centre, 10)."""
     del view
     a, (rows, columns) = model.architecture, model.architecture.grid
-    similarity = cosine_similarities(np.asarray(model.module.positions())[0, -rows * columns :])
+    similarity = cosine_similarities(np.asarray(_parts(model).positions())[0, -rows * columns :])
     similarity = similarity.reshape(rows, columns, rows, columns)
     times = max(1, TILE_CELLS // max(rows, columns))
     tiles = similarity.repeat(times, axis=2).repeat(times, axis=3)
@@ -161,7 +161,7 @@ def draw_similar(model: Model, view: View) -> Picture:
     images = view.all_images
     if len(images) < 2:
         raise ValueError("similar: there is one image only; give at least two.")
-    features = np.stack(list(model.stream(images, "features_BD")))
+    features = np.stack([*_rows(model, images, "features_BD")])
     queries, similarity = view.shown_indices, cosine_similarities(features)
     np.fill_diagonal(similarity, -np.inf)
     nearest = np.argsort(-similarity[queries], axis=1, kind="stable")[:, : min(NUM_NEIGHBOURS, len(images) - 1)]
@@ -179,8 +179,7 @@ def draw_pca(model: Model, view: View) -> Picture:
     every = -(-len(images) * math.prod(a.grid) // MOST_ROWS)
     shown = {int(index): place for place, index in enumerate(view.shown_indices)}
     rows, of_shown = list[np.ndarray](), list[np.ndarray]()
-    for index, tokens_ND in enumerate(model.stream(images, "tokens_BND")):
-        assert isinstance(tokens_ND, np.ndarray)
+    for index, tokens_ND in enumerate(_rows(model, images, "tokens_BND")):
         rows.append(tokens_ND[index % every :: every])
         if index in shown:
             of_shown.append(tokens_ND)
@@ -222,8 +221,19 @@ def chosen_heads(a: Architecture, heads: tuple[tuple[int, int], ...]) -> tuple[t
     return heads or tuple((a.depth, head + 1) for head in range(min(a.num_heads, MOST_HEADS)))
 
 
+def _parts(model: Model) -> Any:
+    """The module, whose parts only the kind of network tells."""
+    return model.module
+
+
 def _queries(a: Architecture) -> str:
     return " from the class token" if a.pool == "token" else ", mean over all patches as queries"
+
+
+def _rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndarray]:
+    for row in model.stream(images_NHWC, field):
+        assert isinstance(row, np.ndarray), "prepared images can be read"
+        yield row
 
 
 def _named(view: View) -> dict[str, np.ndarray]:
