@@ -54,7 +54,7 @@ def inspect(given: Given) -> None:
     model, _ = open_model(options, needs_classes=False, needs_transform="images" in options)
     drawn = _available(model, names, options)
     if "heads" in drawn:
-        chosen_heads(model.architecture, heads)
+        chosen_heads(model, heads)
     view, images, output = View(), options.get("images"), pathlib.Path(options["output"]).expanduser()
     if images is not None and with_images & {*drawn}:
         split, data_dir = options.get("split"), options.get("data_dir")
