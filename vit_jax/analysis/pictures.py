@@ -113,11 +113,11 @@ def draw_distance(model: Model, view: View) -> Picture:
     figure.suptitle(f"{a.name}, {a.num_heads} heads a layer, mean over {len(view.all_images)} images", fontsize=9)
     for axes, (name, label, of_uniform) in zip(figure.subplots(1, 2), panels, strict=True):
         of_heads = np.repeat(np.arange(1, layers + 1), a.num_heads)
-        axes.margins(y=0.08)
         axes.plot(of_heads, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="a head")
         axes.axhline(of_uniform, color=GREY, linestyle="--", label="uniform attention")
         depth = "layer" if layers == a.depth else f"attention; {layers // a.depth} in a block"
-        axes.set(xlabel=f"network depth ({depth})", ylabel=label, xlim=(0.5, layers + 0.5), ylim=(0, None))
+        axes.set(xlabel=f"network depth ({depth})", ylabel=label, xlim=(0.5, layers + 0.5))
+        axes.set_ylim(0, 1.08 * max(of_uniform, means[name].max()))
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return Picture(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, _, value in panels})
