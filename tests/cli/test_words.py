@@ -25,6 +25,8 @@ def test_options_switches_and_overrides():
         (["a", "b"], ("FIRST", "SECOND"), {"FIRST": "a", "SECOND": "b"}, ()),
         (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"FIRST": "a"}, ("b", "c d", "e")),
         (["-", "-x"], ("FIRST", "MORE…"), {"FIRST": "-"}, ("-x",)),
+        (["a"], ("FIRST", "[SECOND]"), {"FIRST": "a"}, ()),
+        (["a", "b"], ("FIRST", "[SECOND]"), {"FIRST": "a", "SECOND": "b"}, ()),
         ([], (), {}, ()),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
@@ -78,9 +79,11 @@ def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[s
     a = model.architecture
     per_image = a.depth * a.num_heads * a.sequence_length**2
     size = max(1, min(MOST_IMAGES, len(images_NHWC), MOST_WEIGHTS // per_image))
-    step = jax.jit(
-        lambda module, images: reduce(dataclasses.replace(model, module=module)(images, taps=("attention",)))
-    )
+
+    @jax.jit
+    def step(module: nnx.Module, images_BHWC: jax.Array) -> dict[str, jax.Array]:
+        return reduce(dataclasses.replace(model, module=module)(images_BHWC, taps=("attention",)))
+
     found = []
     for first in range(0, len(images_NHWC), size):
         part = images_NHWC[first : first + size]

@@ -3,6 +3,8 @@
 Legend: B images, H W height and width of the map, C its channels, K classes.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,7 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
     place = "stem" if a.has_transformer else "body"  # where the network keeps its ResNet
 
     @jax.jit
-    def step(module: jax.Array, image_BHWC: jax.Array) -> dict[str, jax.Array]:
+    def step(module: Any, image_BHWC: jax.Array) -> dict[str, jax.Array]:
         images = normalise(image_BHWC, a.compute_dtype)
         map_BHWC, _ = getattr(module, place)(images)
 

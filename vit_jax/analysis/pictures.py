@@ -5,9 +5,9 @@ Arithmetic is in `attention`, `components`, `grad_cam` and `reconstructions`.
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from vit_jax.analysis.components import cosine_similarities, principal_component
 from vit_jax.analysis.grad_cam import class_activations
 from vit_jax.analysis.images import View, spread
 from vit_jax.analysis.reconstructions import reconstruct
+from vit_jax.analysis.sheets import MOST_INCHES
 from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
@@ -29,6 +30,7 @@ NUM_NEIGHBOURS = 6
 MOST_HEADS = 8  # of a sheet, where none are chosen
 MOST_ROWS = 10_000  # tokens from which directions of colours are found
 MOST_TICKS = 14
+MOST_TABLES = 4  # of a picture, where every block has positions of its own
 TILE_CELLS = 24  # of a side of a tile at least, between which one is left out
 
 
@@ -40,15 +42,15 @@ class Picture(NamedTuple):
 
     def files(self, path: Path) -> dict[Path, bytes]:
         """The contents of the files `path` with .png and .npz at its end."""
-        numbers = io.BytesIO()
-        np.savez_compressed(numbers, **dict(self.data))
+        numbers, arrays = io.BytesIO(), dict[str, Any](self.data)
+        np.savez_compressed(numbers, **arrays)
         return {path.with_suffix(".png"): self.png, path.with_suffix(".npz"): numbers.getvalue()}
 
 
 def draw_filters(model: Model, view: View) -> Picture:
     """Principal components of the patch embedding (ViT, Fig. 7 left); of a ResNet or hybrid the kernels of its root."""
     del view
-    a, module = model.architecture, model.module
+    a, module = model.architecture, _parts(model)
     if a.has_resnet:
         root = module.stem.root if a.has_transformer else module.body.root
         filters = np.moveaxis(np.asarray(root.conv.kernel[...]), -1, 0)
@@ -71,21 +73,25 @@ def draw_positions(model: Model, view: View) -> Picture:
     """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig. 7 centre, 10)."""
     del view
     a, (rows, columns) = model.architecture, model.architecture.grid
-    similarity = cosine_similarities(np.asarray(model.module.positions())[0, -rows * columns :])
-    similarity = similarity.reshape(rows, columns, rows, columns)
+    tables_LSD = position_tables(model)
+    similar = np.stack([cosine_similarities(table_SD[-rows * columns :]) for table_SD in tables_LSD])
+    similar = similar.reshape(-1, rows, columns, rows, columns)
+    layers = spread(len(similar), MOST_TABLES)
+    width = MOST_INCHES if len(layers) > 1 else 6.0
+    figure = new_figure(width, (width - 1.6) / len(layers) * min(max(rows / columns, 0.3), 3) + 0.9)
     times = max(1, TILE_CELLS // max(rows, columns))
-    tiles = similarity.repeat(times, axis=2).repeat(times, axis=3)
-    figure = new_figure(6, 5.2 * min(max(rows / columns, 0.3), 3) + 0.3)
-    axes = figure.subplots()
-    picture = axes.imshow(sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
-    figure.colorbar(picture, label="cosine similarity", shrink=0.8)
-    for axis, count, name in ((axes.yaxis, rows, "row"), (axes.xaxis, columns, "column")):
-        places = spread(count, MOST_TICKS)
-        side = count * times
-        axis.set_ticks(places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places])
-        axis.set_label_text(f"{name} of the patch that others are compared with")
-    axes.set_title(f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}", fontsize=9)
-    return Picture(to_bytes(figure), {"similarity": similarity})
+    for axes, layer in zip(every := figure.subplots(1, len(layers), squeeze=False)[0], layers, strict=True):
+        tiles = similar[layer].repeat(times, axis=2).repeat(times, axis=3)
+        picture = axes.imshow(sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
+        for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
+            places, side = spread(count, MOST_TICKS // len(layers)), count * times
+            axis.set_ticks(places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places])
+        axes.set_title(f"layer {layer + 1}" if len(similar) > 1 else "", fontsize=9)
+    every[0].set_ylabel("row of the patch")
+    figure.supxlabel("column of the patch that a tile compares with all others", fontsize="medium")
+    figure.colorbar(picture, ax=list(every), label="cosine similarity", shrink=0.8)
+    figure.suptitle(f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}", fontsize=9)
+    return Picture(to_bytes(figure), {"similarity": similar[0] if len(similar) == 1 else similar})
 
 
 def draw_distance(model: Model, view: View) -> Picture:
@@ -99,17 +105,19 @@ def draw_distance(model: Model, view: View) -> Picture:
 
     found = attention.over_images(model, view.all_images, reduce)
     means = {name: array.astype(np.float64).mean(axis=0) for name, array in found.items()}
-    length = a.sequence_length
+    length, layers = a.sequence_length, len(means["distance_pixels"])
     uniform = float(attention.token_distances(a.grid, cell).sum()) / math.prod(a.grid) / length
     panels = [("distance_pixels", "mean attention distance (pixels)", uniform)]
     panels.append(("entropy_nats", "mean entropy of attention (nats)", math.log(length)))
     figure = new_figure(7.5, 3.4)
     figure.suptitle(f"{a.name}, {a.num_heads} heads a layer, mean over {len(view.all_images)} images", fontsize=9)
     for axes, (name, label, of_uniform) in zip(figure.subplots(1, 2), panels, strict=True):
-        layers = np.repeat(np.arange(1, a.depth + 1), a.num_heads)
-        axes.plot(layers, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="a head")
+        of_heads = np.repeat(np.arange(1, layers + 1), a.num_heads)
+        axes.plot(of_heads, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="a head")
         axes.axhline(of_uniform, color=GREY, linestyle="--", label="uniform attention")
-        axes.set(xlabel="network depth (layer)", ylabel=label, xlim=(0.5, a.depth + 0.5), ylim=(0, None))
+        depth = "layer" if layers == a.depth else f"attention; {layers // a.depth} in a block"
+        axes.set(xlabel=f"network depth ({depth})", ylabel=label, xlim=(0.5, layers + 0.5))
+        axes.set_ylim(0, 1.08 * max(of_uniform, means[name].max()))
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return Picture(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, _, value in panels})
@@ -130,7 +138,7 @@ def draw_rollout(model: Model, view: View) -> Picture:
 def draw_heads(model: Model, view: View) -> Picture:
     """Raw attention of single heads."""
     a = model.architecture
-    chosen = chosen_heads(a, view.heads)
+    chosen = chosen_heads(model, view.heads)
     layers, heads = (np.array(numbers) - 1 for numbers in zip(*chosen, strict=True))
     num_patches = math.prod(a.grid)
 
@@ -161,7 +169,7 @@ def draw_similar(model: Model, view: View) -> Picture:
     images = view.all_images
     if len(images) < 2:
         raise ValueError("similar: there is one image only; give at least two.")
-    features = np.stack(list(model.stream(images, "features_BD")))
+    features = np.stack([*_rows(model, images, "features_BD")])
     queries, similarity = view.shown_indices, cosine_similarities(features)
     np.fill_diagonal(similarity, -np.inf)
     nearest = np.argsort(-similarity[queries], axis=1, kind="stable")[:, : min(NUM_NEIGHBOURS, len(images) - 1)]
@@ -179,8 +187,7 @@ def draw_pca(model: Model, view: View) -> Picture:
     every = -(-len(images) * math.prod(a.grid) // MOST_ROWS)
     shown = {int(index): place for place, index in enumerate(view.shown_indices)}
     rows, of_shown = list[np.ndarray](), list[np.ndarray]()
-    for index, tokens_ND in enumerate(model.stream(images, "tokens_BND")):
-        assert isinstance(tokens_ND, np.ndarray)
+    for index, tokens_ND in enumerate(_rows(model, images, "tokens_BND")):
         rows.append(tokens_ND[index % every :: every])
         if index in shown:
             of_shown.append(tokens_ND)
@@ -212,18 +219,41 @@ def cell_size(a: Architecture) -> tuple[int, int]:
     return a.patch_size[0] * times, a.patch_size[1] * times
 
 
-def chosen_heads(a: Architecture, heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """The heads to draw; ValueError for one that the network does not have."""
+    a = model.architecture
+    layers = (_shape(model, "attention_LBTQS", "attention") or (0,))[0]
     for layer, head in heads:
-        if not (1 <= layer <= a.depth and 1 <= head <= a.num_heads):
-            raise ValueError(
-                f"--heads={layer}:{head}: {a.name} has layers 1 to {a.depth} and heads 1 to {a.num_heads}."
-            )
-    return heads or tuple((a.depth, head + 1) for head in range(min(a.num_heads, MOST_HEADS)))
+        if not (1 <= layer <= layers and 1 <= head <= a.num_heads):
+            raise ValueError(f"--heads={layer}:{head}: {a.name} has layers 1 to {layers} and heads 1 to {a.num_heads}.")
+    return heads or tuple((layers, head + 1) for head in range(min(a.num_heads, MOST_HEADS)))
+
+
+def position_tables(model: Model) -> np.ndarray:
+    """What is added to tokens, (1, S, D), or where every block adds its own (L, S, D); (0, S, D) where nothing is."""
+    a, module = model.architecture, _parts(model)
+    tables: Any = np.zeros((0, 0, 0))
+    if callable(getattr(module, "positions", None)):
+        tables = np.asarray(module.positions())
+    elif (of_blocks := getattr(module.encoder.blocks, "positions", None)) is not None:
+        tables = np.asarray(jax.vmap(lambda positions: positions()[0])(of_blocks))
+    has_rows = tables.shape[1:] == (a.sequence_length, a.width) and tables.any()
+    return tables if has_rows else np.zeros((0, a.sequence_length, a.width))
+
+
+def _parts(model: Model) -> Any:
+    """The module, whose parts only the kind of network tells."""
+    return model.module
 
 
 def _queries(a: Architecture) -> str:
     return " from the class token" if a.pool == "token" else ", mean over all patches as queries"
+
+
+def _rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndarray]:
+    for row in model.stream(images_NHWC, field):
+        assert isinstance(row, np.ndarray), "prepared images can be read"
+        yield row
 
 
 def _named(view: View) -> dict[str, np.ndarray]:
@@ -254,18 +284,15 @@ def _without_positions(model: Model) -> str | None:
         return f"{a.name} has no transformer, and no positions"
     if reason := _without_parts(model):
         return reason
-    table = getattr(model.module, "positions", lambda: None)()
-    if getattr(table, "shape", None) != (1, a.sequence_length, a.width):
-        return f"{a.position_embedding} positions are no row for each token"
-    return None if np.any(table) else f"{a.position_embedding} positions add nothing to tokens"
+    return None if len(position_tables(model)) else f"{a.position_embedding} positions add no row to each token"
 
 
 def _without_attention(model: Model) -> str | None:
     a = model.architecture
     if not a.has_transformer:
         return f"{a.name} has no attention"
-    shape = _shape(model, "attention_LBTQS", "attention")
-    if shape == (a.depth, 1, a.num_heads, a.sequence_length, a.sequence_length):
+    shape = _shape(model, "attention_LBTQS", "attention") or (0,)
+    if shape[0] and shape[1:] == (1, a.num_heads, a.sequence_length, a.sequence_length):
         return None
     return f"{a.block or a.network or a.name} does not give the weights of every block, head and token"
 

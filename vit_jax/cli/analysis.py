@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vit_jax.api import Model
 
 _OF_IMAGES = ("split", "data_dir", "num_images", "shown")
+_NUMBERS = {"num_images": "128", "shown": "8"}
 
 
 @verb(
@@ -39,10 +40,7 @@ _OF_IMAGES = ("split", "data_dir", "num_images", "shown")
 def inspect(given: Given) -> None:
     """Draw pictures of a network: its filters and positions, what it looks at, what it finds similar."""
     options = given.options
-    if idle := [f"--{name}" for name in _OF_IMAGES if name in options and "images" not in options]:
-        raise UsageError(f"{', '.join(idle)}: without effect without --images=; leave it out.")
-    numbers = {name: whole(options, name) for name in ("num_images", "shown") if name in options}
-    heads = _heads(options)
+    numbers, heads = {name: whole(_NUMBERS | options, name) for name in _NUMBERS}, _heads(options)
 
     from vit_jax.analysis.images import View, read_view
     from vit_jax.analysis.pictures import KINDS, chosen_heads
@@ -50,29 +48,23 @@ def inspect(given: Given) -> None:
     from vit_jax.files import make_folder, write_atomically
 
     names = _names(options.get("WHAT", "all"), list(KINDS))
-    with_images = [name for name in names if KINDS[name].needs_images]
-    if "heads" in options and "heads" not in names:
-        raise UsageError(f"--heads={options['heads']}: without effect on {', '.join(names)}; leave it out.")
-    if "images" in options and not with_images:
-        raise UsageError(f"--images={options['images']}: {', '.join(names)} need none; leave it out.")
-    if with_images and "images" not in options and "WHAT" in options and options["WHAT"] != "all":
-        raise UsageError(f"{', '.join(with_images)}: give images, --images=FOLDER or data as in a recipe.")
+    with_images = {name for name in names if KINDS[name].needs_images}
+    _require_sense(options, names, needs_images=bool(with_images))
     require_drawing()
     model, _ = open_model(options, needs_classes=False, needs_transform="images" in options)
     drawn = _available(model, names, options)
     if "heads" in drawn:
-        chosen_heads(model.architecture, heads)
-    view, shown = View(), {name: numbers.pop(name) for name in ("shown",) if name in numbers}
-    if set(drawn) & set(with_images):
-        chosen = {name: options[name] for name in ("split", "data_dir") if name in options}
-        view = read_view(model, options["images"], **chosen, **numbers)
-    view = dataclasses.replace(view, heads=heads, **shown)
+        chosen_heads(model, heads)
+    view, images, output = View(), options.get("images"), pathlib.Path(options["output"]).expanduser()
+    if images is not None and with_images & {*drawn}:
+        split, data_dir = options.get("split"), options.get("data_dir")
+        view = read_view(model, images, split=split, data_dir=data_dir, num_images=numbers["num_images"])
+    view = dataclasses.replace(view, shown=numbers["shown"], heads=heads)
     for note in view.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    folder = pathlib.Path(options["output"]).expanduser()
-    with make_folder(folder):
+    with make_folder(output):
         for name in drawn:
-            for path, content in KINDS[name].draw(model, view).files(folder / name).items():
+            for path, content in KINDS[name].draw(model, view).files(output / name).items():
                 write_atomically(path, content)
                 print(printable(str(path)), flush=True)
 
@@ -98,22 +90,35 @@ def _heads(options: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
     return tuple((int(layer), int(head)) for layer, head in pairs)
 
 
+def _require_sense(options: Mapping[str, str], names: Sequence[str], *, needs_images: bool) -> None:
+    """Every option has an effect on these pictures, and those asked for by name have what they need."""
+    has_images, of_names = "images" in options, f"on {', '.join(names)}"
+    idle = {f"--{name}": "without --images=" for name in _OF_IMAGES if name in options and not has_images}
+    if has_images and not needs_images:
+        idle["--images"] = of_names
+    if "heads" in options and "heads" not in names:
+        idle["--heads"] = of_names
+    for name, where in idle.items():
+        raise UsageError(f"{name}: without effect {where}; leave it out.")
+    if needs_images and not has_images and options.get("WHAT", "all") != "all":
+        raise UsageError(f"{options['WHAT']}: give images, --images=FOLDER or data as in a recipe.")
+
+
 def _available(model: "Model", names: Sequence[str], options: Mapping[str, str]) -> list[str]:
-    """Those of the pictures that can be drawn; a note for the others of "all", an error for those asked for by name."""
+    """Those of the pictures that can be drawn; a note on each other of "all", an error for one asked for by name."""
     from vit_jax.analysis.pictures import KINDS, available
 
     reasons = available(model)
-    if "images" not in options:
-        reasons |= {
-            name: "it needs --images=" for name, kind in KINDS.items() if kind.needs_images and not reasons[name]
-        }
-    missing = [f"{name} is left out: {reasons[name]}" for name in names if reasons[name]]
-    drawn = [name for name in names if not reasons[name]]
-    if missing and options.get("WHAT", "all") != "all":
+    if options.get("WHAT", "all") != "all":
         others = ", ".join(name for name, reason in reasons.items() if not reason)
-        raise ValueError(
-            f"{missing[0].replace(' is left out', '')}. This network has {others or 'none of the pictures'}."
-        )
-    for note in missing:
-        print(f"note: {printable(note)}.", file=sys.stderr)
-    return drawn
+        for name in names:
+            if reasons[name]:
+                raise ValueError(f"{name}: {reasons[name]}. Of this network there are {others or 'no pictures'}.")
+        return list(names)
+    if "images" not in options:
+        missing = {name: "it needs --images=" for name, kind in KINDS.items() if kind.needs_images}
+        reasons = {name: reason or missing.get(name) for name, reason in reasons.items()}
+    for name, reason in reasons.items():
+        if reason:
+            print(f"note: {name} is left out: {printable(reason)}.", file=sys.stderr)
+    return [name for name in names if not reasons[name]]

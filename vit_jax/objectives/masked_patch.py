@@ -5,6 +5,7 @@ Legend: B batch, N patches of an image, T targets of a patch, O outputs of the n
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ class MaskedPatch:
     grid: tuple[int, int]
     patch_size: tuple[int, int]
 
-    def prepare(self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array) -> Targets:
+    def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
         """Draws what is hidden, each patch for itself; targets come from the stored pixels."""
         del label_BK
         shape = (len(batch.image_BHWC), math.prod(self.grid))

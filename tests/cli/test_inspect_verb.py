@@ -1,0 +1,137 @@
+"""The verb inspect, from the words of the command to the files that it writes."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from tests.inference.samples import sample_pixels, sample_weights, to_png, write_pngs
+from tests.integration.commands import run, succeed
+from tests.weights.small_networks import RESNET, weights_of
+from vit_jax.analysis import pictures
+from vit_jax.weights.saving import OWN, save_weights
+
+DRAWN = ("filters", "positions", "distance", "rollout", "heads", "similar", "pca")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Weights `vit` and `resnet`, and a folder `images` of ten images."""
+    folder = tmp_path_factory.mktemp("inspect")
+    save_weights(sample_weights(), folder / "vit", OWN)
+    save_weights(dataclasses.replace(weights_of(RESNET), preprocessing=None), folder / "resnet", OWN)
+    write_pngs(folder / "images", sample_pixels(10))
+    return folder
+
+
+@pytest.fixture
+def here(folder, tmp_path, monkeypatch):
+    for name in ("vit", "resnet", "images"):
+        (tmp_path / name).symlink_to(folder / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Pictures that are not drawn: what is tested is which, and of what."""
+
+    def draw_nothing(model, view):
+        size = 0 if view.images_NHWC is None else len(view.images_NHWC)
+        return pictures.Picture(b"png", {"size": np.array(size), "heads": np.array(view.heads)})
+
+    kinds = {name: kind._replace(draw=draw_nothing) for name, kind in pictures.KINDS.items()}
+    monkeypatch.setattr(pictures, "KINDS", kinds)
+
+
+def test_all_pictures_and_their_numbers(here):
+    code, out, err = run(["inspect", "vit", "--images=images", "--output=new/pictures", "--num_images=6", "--shown=2"])
+    assert code == 0, err
+    assert out.split() == [f"new/pictures/{name}.{form}" for name in DRAWN for form in ("png", "npz")]
+    assert "note: gradcam is left out: ViT-custom/4 has no ResNet." in err
+    assert "note: reconstructions is left out" in err
+    for name in DRAWN:
+        assert (here / f"new/pictures/{name}.png").read_bytes().startswith(b"\x89PNG")
+    with np.load(here / "new/pictures/similar.npz") as numbers:
+        assert numbers["names"].tolist() == [f"images/{number:03}.png" for number in (0, 2, 4, 5, 7, 9)]
+    with np.load(here / "new/pictures/distance.npz") as numbers:
+        assert numbers["distance_pixels"].shape == (2, 2)
+        assert 0 < numbers["distance_pixels"].min() < numbers["distance_pixels"].max() < 12
+
+
+def test_without_images_what_needs_none(here, quick):
+    code, out, err = run(["inspect", "vit", "all", "--output=o"])
+    assert (code, out.split()) == (0, ["o/filters.png", "o/filters.npz", "o/positions.png", "o/positions.npz"])
+    assert "note: distance is left out: it needs --images=." in err
+
+
+def test_chosen_heads_of_a_pattern_of_files(here, quick):
+    assert succeed(["inspect", "vit", "heads", "--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"])
+    with np.load(here / "o/heads.npz") as numbers:
+        assert numbers["heads"].tolist() == [[2, 1], [1, 2]]
+        assert numbers["size"] == 3
+    (here / "o/heads.png").write_bytes(b"old")
+    assert succeed(["inspect", "vit", "heads", "--images=images", "--output=o"])
+    assert (here / "o/heads.png").read_bytes() == b"png", "files of the same name are replaced"
+
+
+def test_data_of_a_recipe(here, quick):
+    """A folder with classes, of which the test split is taken; names match nothing in the weights."""
+    for split in ("train", "test"):
+        for number, pixels in enumerate(sample_pixels(4)):
+            path = here / "data" / split / f"class{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(to_png(pixels))
+    assert succeed(["inspect", "vit", "pca", "--images=folder:data", "--num_images=3", "--output=o"])
+    with np.load(here / "o/pca.npz") as numbers:
+        assert numbers["size"] == 3
+
+
+def test_images_that_cannot_be_read_are_left_out(here, quick):
+    (here / "some").mkdir()
+    (here / "some/a.png").write_bytes(to_png(sample_pixels(1)[0]))
+    (here / "some/b.png").write_bytes(b"rubbish")
+    code, _, err = run(["inspect", "vit", "pca", "--images=some", "--output=o"])
+    assert code == 0
+    assert "note: 1 images cannot be read and are left out: some/b.png" in err
+    assert "none of 1 images can be read" in run(["inspect", "vit", "pca", "--images=some/b.png", "--output=o"]).err
+
+
+MISTAKES = [
+    (["vit"], "Missing: --output="),
+    (["vit", "filters", "positions", "--output=o"], "Expected CHECKPOINT [WHAT]"),
+    (["vit", "filter", "--output=o"], "There is no picture 'filter'. Did you mean 'filters'?"),
+    (["vit", "rollout", "--output=o"], "rollout: give images"),
+    (["vit", "rollout", "--images=imags", "--output=o"], "imags"),
+    (["vit", "rollout", "--images=digts:x", "--output=o"], "digts:x"),
+    (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: without effect on files"),
+    (["vit", "filters", "--images=images", "--output=o"], "--images: without effect on filters"),
+    (["vit", "filters", "--shown=3", "--output=o"], "--shown: without effect without --images="),
+    (["vit", "filters", "--heads=1:1", "--output=o"], "--heads: without effect on filters"),
+    (["vit", "heads", "--heads=0:1", "--images=images", "--output=o"], "must be LAYER:HEAD"),
+    (["vit", "heads", "--heads=2:3", "--images=images", "--output=o"], "layers 1 to 2 and heads 1 to 2"),
+    (
+        ["vit", "gradcam", "--images=images", "--output=o"],
+        "gradcam: ViT-custom/4 has no ResNet. Of this network there are filters, positions",
+    ),
+    (["vit", "reconstructions", "--images=images", "--output=o"], "config.objective.kind=masked_patch"),
+    (["vit", "filters", "--output=images/000.png"], "images/000.png cannot be written"),
+    (["resnet", "gradcam", "--images=images", "--output=o"], "does not state how images are prepared"),
+    (["resnet", "rollout", "--images=images", "--resize=direct", "--output=o"], "R-customx0.5 has no attention"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_mistakes(here, quick, words, message):
+    code, out, err = run(["inspect", *words])
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not (here / "o").exists()
+
+
+def test_without_matplotlib_it_says_so_first(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = run(["inspect", "nothing", "--output=o"])
+    assert code == 2
+    assert "pip install 'vit_jax[figures]'" in err
