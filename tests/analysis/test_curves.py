@@ -55,7 +55,8 @@ def test_curves_hold_what_was_written(here):
 )
 def test_positions_on_an_axis(here, axis, positions, label):
     (axes,) = draw_curves(read_runs(["study/a"]), ["test_accuracy"], axis).axes
-    assert (lines_of(axes), axes.get_xlabel()) == ([(positions, [0.25, 0.5])], label)
+    assert (lines_of(axes), axes.get_xlabel()) == ([(positions, [25, 50])], label)
+    assert axes.get_ylabel() == "test accuracy (%)"
 
 
 def test_long_runs_have_hours():

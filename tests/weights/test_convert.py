@@ -91,7 +91,7 @@ def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
     convert(source, destination, overwrite=True, without_head=True, gelu="exact")
     folder = inside if destination != ".." else inside.parent
     assert load_weights(destination).architecture == dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
-    assert {path.name for path in folder.iterdir()} - {"deeper"} == {"checkpoints"}
+    assert {path.name for path in folder.iterdir()} - {"deeper"} == {"README.md", "checkpoints"}
 
 
 def test_the_report_names_every_array_on_both_sides(source, tmp_path):

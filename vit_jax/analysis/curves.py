@@ -147,7 +147,7 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
     written = list(dict.fromkeys(metric for run in runs for metric in run.metrics()))
     chosen = {}
     for name in asked:
-        panel = PANELS.get(name) or Panel(name.replace("_", " "), lambda metric, name=name: metric == name)  # type: ignore[misc]
+        panel = PANELS.get(name) or _own_panel(name)
         metrics = [metric for metric in written if panel.holds(metric)]
         if metrics:
             chosen[name] = (panel, metrics)
@@ -159,6 +159,11 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
                 f"{', '.join(written)}."
             )
     return chosen
+
+
+def _own_panel(metric: str) -> Panel:
+    words, is_accuracy = metric.replace("_", " "), PANELS["accuracy"].holds(metric)
+    return Panel(f"{words} (%)" if is_accuracy else words, metric.__eq__, 100 if is_accuracy else 1)
 
 
 def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:

@@ -44,6 +44,7 @@ _CHOOSING = {
         "[--to=released|bit|timm|huggingface|vit_jax]": "the format; a .npz and a folder have defaults",
         "[--without_head]": "leave the classifier out",
         "[--overwrite]": "replace what is there",
+        "[--push=hf://OWNER/NAME]": "upload the folder, in the form of timm or huggingface, to the Hugging Face Hub",
     }
     | _OF_WEIGHTS
     | _NAMES,
@@ -52,8 +53,18 @@ _CHOOSING = {
 )
 def convert(given: Given) -> None:
     """Read weights in any format and write them in any other."""
+    from vit_jax.weights import hub
+    from vit_jax.weights.saving import LIBRARIES, names_folder
+
     options = given.options
-    _convert(options, options["SOURCE"], options["DESTINATION"], options.get("to"))
+    destination, address = options["DESTINATION"], options.get("push")
+    if address is not None:
+        if options.get("to") not in LIBRARIES or not names_folder(destination):
+            raise UsageError(f"--push={address}: the Hub takes a folder that is --to=timm or --to=huggingface.")
+        hub.require_hub(address)
+    _convert(options, options["SOURCE"], destination, options.get("to"))
+    if address is not None:
+        print(f"uploaded to {hub.push(pathlib.Path(destination).expanduser(), address)}")
 
 
 def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:

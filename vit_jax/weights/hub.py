@@ -1,10 +1,11 @@
-"""Weights from the Hugging Face Hub, `hf://owner/name[@revision]`, through huggingface_hub where it is installed.
+"""Weights from and to the Hugging Face Hub, `hf://owner/name[@revision]`, by huggingface_hub where it is installed.
 
 Only weights and their configuration are fetched, nothing that could run.
 """
 
 import pathlib
 import re
+from typing import Any
 
 PATTERNS = ["*.safetensors", "config.json", "preprocessor_config.json"]
 _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
@@ -21,18 +22,44 @@ def fetch(source: str) -> pathlib.Path:
     Raises:
       ValueError: a malformed address, huggingface_hub is not installed, or it cannot fetch.
     """
-    match = _REPOSITORY.fullmatch(source)
-    if not match:
-        raise ValueError(f"{source!r} is not an address of the form hf://owner/name or hf://owner/name@revision.")
+    match, library = _open(source, "download model.safetensors and config.json yourself and give the folder")
     try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ValueError(
-            f"{source} needs huggingface_hub: pip install 'vit_jax[hub]', or download model.safetensors and "
-            "config.json yourself and give the folder."
-        ) from error
-    try:
-        folder = huggingface_hub.snapshot_download(match["name"], revision=match["revision"], allow_patterns=PATTERNS)
+        folder = library.snapshot_download(match["name"], revision=match["revision"], allow_patterns=PATTERNS)
     except Exception as error:  # of the network, the Hub or the address; the library has no one class for them
         raise ValueError(f"{source} cannot be fetched: {error}") from error
     return pathlib.Path(folder)
+
+
+def require_hub(address: str) -> None:
+    """Raises ValueError if nothing could be uploaded there: before weights are converted for it."""
+    match, _ = _open(address, "upload the folder yourself")
+    if match["revision"]:
+        raise ValueError(f"{address}: a revision is made by the upload; give hf://owner/name.")
+
+
+def push(folder: pathlib.Path, address: str) -> str:
+    """Uploads a folder of weights as a repository, which is made where there is none; returns its address.
+
+    Raises:
+      ValueError: as `require_hub`, or the Hub refuses; the folder stays.
+    """
+    match, library = _open(address, "upload the folder yourself")
+    try:
+        hub = library.HfApi()
+        hub.create_repo(match["name"], exist_ok=True)
+        hub.upload_folder(repo_id=match["name"], folder_path=str(folder))
+    except Exception as error:  # as in `fetch`
+        raise ValueError(f"{folder} is written, and cannot be uploaded to {address}: {error}") from error
+    return f"hf://{match['name']}"
+
+
+def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
+    """The parts of an address, and the library."""
+    match = _REPOSITORY.fullmatch(address)
+    if not match:
+        raise ValueError(f"{address!r} is not an address of the form hf://owner/name or hf://owner/name@revision.")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ValueError(f"{address} needs huggingface_hub: pip install 'vit_jax[hub]', or {instead}.") from error
+    return match, huggingface_hub

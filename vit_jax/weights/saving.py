@@ -10,6 +10,7 @@ from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import make_folder, write_atomically
 from vit_jax.weights import transfer
+from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
@@ -50,6 +51,7 @@ def save_weights(
     weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
+        write_card(weights, OWN, path)
         return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
     require_standard(weights.architecture, format_name)
     written = transfer.with_position_table(weights)
@@ -63,6 +65,7 @@ def save_weights(
     if into_folder:
         path.mkdir(parents=True, exist_ok=True)
         notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
+        write_card(written, format_name, path)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
     return [_status(entry, arrays[entry.name], weights) for entry in entries] + statuses, notes
 

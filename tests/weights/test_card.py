@@ -1,0 +1,121 @@
+"""Model cards: their metadata, what they say, and that nothing of this machine is in them; uploads to the Hub."""
+
+import sys
+import types
+
+import pytest
+import yaml
+
+from tests.integration.commands import run, succeed
+from tests.weights.small_networks import HYBRID, VIT, weights_of
+from vit_jax.weights.description import TrainingData
+from vit_jax.weights.saving import OWN, save_weights
+from vit_jax.weights.transfer import without_head
+
+NAMES = ("cat", "dog | `x`", "bird")
+PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
+TRAINING = TrainingData(
+    data="folder:/home/somebody/pets", seed=0, holdout_fraction=0.1, train_split="train", test_split="test", classes=()
+)
+
+
+def card_of(weights, folder, format_name):
+    save_weights(weights, folder, format_name)
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+@pytest.mark.parametrize(
+    ("format_name", "library", "use"),
+    [
+        ("timm", "timm", 'timm.create_model("local-dir:my-vit", pretrained=True)'),
+        ("huggingface", "transformers", 'transformers.ViTForImageClassification.from_pretrained("my-vit")'),
+        (OWN, "vit_jax", 'vit_jax.load_model("my-vit")'),
+    ],
+)
+def test_what_a_card_says(tmp_path, format_name, library, use):
+    weights = weights_of(VIT, class_names=NAMES, preprocessing=PREPROCESSING, training=TRAINING)
+    front, text = card_of(weights, tmp_path / "my-vit", format_name)
+    assert front == {
+        "library_name": library,
+        "pipeline_tag": "image-classification",
+        "tags": ["vision-transformer", "vit_jax"],
+    }
+    count = sum(array.size for array in weights.parameters.values())
+    assert f"# my-vit\n\nViT-custom/4, {count:,} parameters, 3 classes." in text
+    assert "8 x 12 pixels" in text
+    assert "0.875 of it" in text
+    assert "a folder of images, `pets`" in text
+    assert "somebody" not in text
+    assert str(tmp_path) not in text
+    assert "`cat`, `dog | `x``, `bird`." in text
+    assert use in text
+
+
+def test_what_is_not_known_is_said(tmp_path):
+    front, text = card_of(without_head(weights_of(HYBRID), keep_hidden=False), tmp_path / "features", "timm")
+    assert front["pipeline_tag"] == "image-feature-extraction"
+    assert "no classifier: it ends in its features" in text
+    assert "| preparation | not known |" in text
+    assert "| trained on | not known |" in text
+    assert "## Classes" not in text
+    many = weights_of(VIT, class_names=None)
+    assert "Their names are not known." in card_of(many, tmp_path / "nameless", OWN)[1]
+
+
+def test_a_readme_of_ones_own_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine\n")
+    save_weights(weights_of(VIT), tmp_path, OWN)
+    assert (tmp_path / "README.md").read_text() == "mine\n"
+    (tmp_path / "README.md").unlink()
+    for weights in (weights_of(VIT), weights_of(HYBRID)):
+        save_weights(weights, tmp_path, "timm")
+    assert weights.architecture.name in (tmp_path / "README.md").read_text()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands in for huggingface_hub; what was uploaded."""
+    calls = []
+
+    class HfApi:
+        def create_repo(self, name, *, exist_ok):
+            if name.startswith("nobody/"):
+                raise OSError("401")
+            calls.append((name, exist_ok))
+
+        def upload_folder(self, *, repo_id, folder_path):
+            calls.append((repo_id, folder_path))
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi))
+    return calls
+
+
+def test_an_upload(tmp_path, monkeypatch, hub):
+    monkeypatch.chdir(tmp_path)
+    save_weights(weights_of(VIT, class_names=NAMES), tmp_path / "w", OWN)
+    out = succeed(["convert", "w", "my-vit", "--to=timm", "--push=hf://me/my-vit"])
+    assert out.splitlines()[-1] == "uploaded to hf://me/my-vit"
+    assert hub == [("me/my-vit", True), ("me/my-vit", "my-vit")]
+    outcome = run(["convert", "w", "other", "--to=timm", "--push=hf://nobody/x"])
+    assert (outcome.code, "other is written, and cannot be uploaded to hf://nobody/x: 401" in outcome.err) == (2, True)
+    assert (tmp_path / "other/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new", "--push=hf://me/x"], "the Hub takes a folder that is --to=timm or --to=huggingface"),
+        (["new.safetensors", "--to=timm", "--push=hf://me/x"], "the Hub takes a folder"),
+        (["new", "--to=timm", "--push=me/x"], "is not an address of the form hf://owner/name"),
+        (["new", "--to=timm", "--push=hf://me/x@v1"], "a revision is made by the upload; give hf://owner/name."),
+    ],
+)
+def test_refused_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):
+    monkeypatch.chdir(tmp_path)
+    outcome = run(["convert", "w", *words])
+    assert (outcome.code, message in outcome.err) == (2, True), outcome.err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    outcome = run(["convert", "w", "new", "--to=timm", "--push=hf://me/x"])
+    assert "pip install 'vit_jax[hub]', or upload the folder yourself" in outcome.err

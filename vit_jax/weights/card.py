@@ -1,0 +1,89 @@
+"""The model card of a folder of weights: README.md with the metadata that the Hugging Face Hub reads, and the use."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.files import printable, write_atomically
+from vit_jax.weights.load import Weights
+
+CARD = "README.md"
+_BEGINNING = "---\nlibrary_name: "
+MOST_CLASSES = 20  # that a card names
+_LIBRARY = {"timm": "timm", "huggingface": "transformers", "vit_jax": "vit_jax"}
+_USE = {
+    "timm": 'import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True)',
+    "huggingface": 'import transformers\n\nmodel = transformers.CLASS.from_pretrained("FOLDER")',
+    "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model("FOLDER")\nmodel.predict(["image.jpg"])  # probabilities',
+}
+
+
+def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None:
+    """Writes the card into the folder of the weights, unless there is a README.md that is no card."""
+    path = folder / CARD
+    if not path.exists() or path.read_bytes().startswith(_BEGINNING.encode()):
+        write_atomically(path, model_card(weights, format_name, folder.absolute().name))
+
+
+def model_card(weights: Weights, format_name: str, name: str) -> str:
+    """The text of a card; paths of this machine are not in it, of a folder of images only its name."""
+    a = weights.architecture
+    count = sum(array.size for array in weights.parameters.values())
+    height, width = a.image_size
+    head = f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
+    training = weights.training and _data(weights.training.data)
+    fields = {
+        "pipeline_tag": "image-classification" if a.num_classes else "image-feature-extraction",
+        "tags": ["vision-transformer" if a.has_transformer else "resnet", "vit_jax"],
+    }
+    lines = [
+        f"{_BEGINNING}{_LIBRARY[format_name]}",
+        *(f"{field}: {json.dumps(value)}" for field, value in fields.items()),
+        "---",
+        "",
+    ]
+    lines += [f"# {printable(name)}", "", f"{a.name}, {count:,} parameters, {head}.", ""]
+    lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), scaled to [-1, 1] |"]
+    lines += [f"| preparation | {_preparation(weights.preprocessing)} |"]
+    lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
+    if a.num_classes:
+        lines += ["## Classes", "", _classes(weights), ""]
+    classes = "ViTForImageClassification" if a.num_classes else "ViTModel"
+    use = _USE[format_name].replace("FOLDER", name).replace("CLASS", classes)
+    lines += ["## Use", "", "```python", use, "```", ""]
+    if format_name != "vit_jax":
+        lines += ["`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option.", ""]
+    return "\n".join(lines)
+
+
+def _data(data: str) -> str:
+    """Data as in a config, without the folders that lead to it."""
+    kind, colon, path = data.partition(":")
+    return f"a folder of images, `{printable(pathlib.Path(path).name)}`" if colon and kind == "folder" else f"`{data}`"
+
+
+def _preparation(preprocessing: Mapping[str, Any] | None) -> str:
+    if preprocessing is None or "resize" not in preprocessing:
+        return "not known"
+    if preprocessing["resize"] == "direct":
+        return "both sides resized to those of the input"
+    return f"the short side resized, and the middle kept: {preprocessing.get('crop_fraction', 1):g} of it"
+
+
+def _details(weights: Weights) -> str:
+    a = weights.architecture
+    parts = [f"GELU {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
+    if a.has_resnet:
+        parts.append(
+            f"group norm epsilon {a.group_norm_epsilon:g}, weight standardisation {a.standardization_epsilon:g}"
+        )
+    return "; ".join(parts)
+
+
+def _classes(weights: Weights) -> str:
+    if weights.class_names is None:
+        return "Their names are not known."
+    shown = [f"`{printable(name)}`" for name in weights.class_names[:MOST_CLASSES]]
+    rest = len(weights.class_names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more." if rest else ".")
