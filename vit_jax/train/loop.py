@@ -165,7 +165,8 @@ def train(
             state = run.state_from(leaves)
             results = results or run_all(evaluations, state)  # nothing was left to train
             store.wait()
-            summary = overview.summary(run, state, train_metrics, results)
+            num_missing = len(data.test) - int(results.get(f"{split}_images", len(data.test)))
+            summary = overview.summary(run, state, train_metrics, results, num_missing)
     summary["wall_seconds"] = wall_seconds()
     if is_first:
         write_summary(folder, summary)

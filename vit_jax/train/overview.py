@@ -148,9 +148,12 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
 
 
 def summary(
-    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float]
+    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float], num_missing: int
 ) -> dict[str, Any]:
-    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`."""
+    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`.
+
+    `num_missing` images of the split that `results` are of could not be read.
+    """
     images = run.steps.total * run.config.global_batch
     return {
         **results,
@@ -161,7 +164,7 @@ def summary(
         "exaflops": run.training_flops_per_image * images / 1e18,
         "wall_seconds": 0.0,
         "images_per_second": train_metrics.get("images_per_second", 0.0),
-        "unreadable_images": train_metrics.get("unreadable_images", 0),
+        "unreadable_images": train_metrics.get("unreadable_images", 0) + num_missing,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
         "parameters_sha256": parameters_sha256(state.model),
         **machine(),
@@ -182,8 +185,9 @@ def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> 
     """How good it got, at what cost, and where everything is."""
     accuracy = summary.get(f"{split}_accuracy")  # there is none of patches whose pixels are predicted
     found = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
+    missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
     return (
-        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n"
+        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n{missing if summary['unreadable_images'] else ''}"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
         f"checkpoints, metrics and summary.json are in {folder}"
