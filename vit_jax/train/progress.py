@@ -81,8 +81,10 @@ class Display:
         self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout, disable=is_off)
         self.advance, self.close = self._bar.update, self._bar.close
 
-    def show(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> None:
-        """Loss, learning rate and speed after `step`."""
+    def show(
+        self, step: int, metrics: Mapping[str, float], seconds_left: float, seconds_to_end: float | None = None
+    ) -> None:
+        """Loss, learning rate, speed and time left after `step`; `seconds_to_end` of the runs that follow too."""
         text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"
         text += f"  {metrics['images_per_second']:,.0f} images/s"
         if "mfu" in metrics:
@@ -90,6 +92,8 @@ class Display:
         if metrics.get("input_wait_fraction", 0.0) >= SHOWN_WAIT_FRACTION:
             text += f"  waiting for input {metrics['input_wait_fraction']:.0%}"
         text += f"  {duration_text(seconds_left)} left"
+        if seconds_to_end is not None:
+            text += f", about {duration_text(seconds_to_end)} to the end of all runs"
         if self._bar.disable:
             self.say(f"step {step:>6}/{self._total_steps}  {text}")
         else:
