@@ -188,4 +188,5 @@ def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: in
         train_crop=crop,
         train_resize_pixels=None if crop == "inception" else resize_pixels,
         test_resize="direct",
+        exif_orientation=chosen["task"] == "own",
     )

@@ -45,6 +45,7 @@ def get_config(argument: str = "") -> PretrainConfig:
             randaugment_layers=2,
             randaugment_magnitude=magnitude,
             mixup_alpha=alpha,
+            exif_orientation=True,
         ),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=1e-4, weight_decay_meaning="big_vision", clip_global_norm=1.0),

@@ -156,7 +156,7 @@ def test_pictures_of_odd_names_and_images(wrong):
         images_per_second=1.0,
         gflops_per_image=1.0,
     )
-    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, 180.0)):
+    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, None)):
         assert draw(evaluation).startswith(b"\x89PNG")
 
 

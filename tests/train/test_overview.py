@@ -81,6 +81,7 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert metadata["format_version"] == FORMAT_VERSION
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
+    assert metadata["preprocessing"]["exif_orientation"] is False
     assert (metadata["num_examples"], metadata["global_batch"]) == (160, 16)
 
 

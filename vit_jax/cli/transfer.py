@@ -13,6 +13,8 @@ from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
+    from vit_jax.api import Model
+    from vit_jax.data.transforms import EvaluationTransform
     from vit_jax.transfer.datasets import Choice, Pair
     from vit_jax.transfer.features import Extractor
     from vit_jax.weights import Weights
@@ -178,7 +180,6 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 
     with hosts.ends_together():
         hosts.start()
-        from vit_jax.data.transforms import build_fewshot_transform
         from vit_jax.transfer.datasets import Choice
         from vit_jax.transfer.features import Extractor, default_cache
 
@@ -187,7 +188,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         extractor = Extractor(
             model=model,
             layer=options.get("layer", "pre_logits"),
-            transform=model.require_transform() if is_own else build_fewshot_transform(model.architecture.image_size),
+            transform=model.require_transform() if is_own else _fewshot_transform(model),
             cache=None if cache == "none" else pathlib.Path(cache).expanduser() if cache else default_cache(),
             **numbers,
         )
@@ -196,6 +197,14 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
             classes=tuple(filter(None, options.get("classes", "").split(","))),
         )
         yield extractor, choice, weights
+
+
+def _fewshot_transform(model: "Model") -> "EvaluationTransform":
+    """The released protocol's, with photographs turned upright if they were in training."""
+    from vit_jax.data.transforms import build_fewshot_transform
+
+    is_upright = model.transform is not None and model.transform.exif_orientation
+    return build_fewshot_transform(model.architecture.image_size, exif_orientation=is_upright)
 
 
 def _say(

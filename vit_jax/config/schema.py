@@ -121,6 +121,7 @@ class InputConfig:
     test_resize: Literal["short_side", "direct"] = "short_side"
     test_crop_fraction: float = 0.875  # 224 out of a short side of 256
     cache_records: bool = False  # keep the encoded images in memory: for datasets that fit there
+    exif_orientation: bool = False  # turn photographs upright, in training and wherever the weights are used
     max_image_megapixels: float = 180.0  # an image whose header states more counts as unreadable
     max_unreadable: int = 100  # images that each process may meet and cannot decode, before it stops
     num_workers: int | None = None  # processes; None: from the number of cores

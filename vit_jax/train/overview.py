@@ -123,6 +123,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "resize": config.input.test_resize,
         "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
         "pixel_range": [-1.0, 1.0],
+        "exif_orientation": config.input.exif_orientation,
     }
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
