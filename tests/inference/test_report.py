@@ -12,6 +12,7 @@ import pytest
 from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, to_png
 from tests.integration.commands import run, succeed
 from vit_jax.api import from_weights
+from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
 from vit_jax.inference import figures
@@ -156,7 +157,8 @@ def test_pictures_of_odd_names_and_images(wrong):
         images_per_second=1.0,
         gflops_per_image=1.0,
     )
-    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, None)):
+    transform = EvaluationTransform((8, 8), "direct", 1.0)
+    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, transform)):
         assert draw(evaluation).startswith(b"\x89PNG")
 
 

@@ -106,6 +106,9 @@ class InputConfig:
     holdout_fraction: float = 0.1  # of an image folder that has no split sub-folders
     image_size: tuple[int, int]  # height, width in pixels
     classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
+    sampling: Literal["uniform", "balanced"] = (
+        "uniform"  # in training: each image, or each class, as often as any other
+    )
     train_examples_per_class: int | None = None  # this many of each class, chosen by the seed; None: all
     train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
     train_resize_pixels: int | None = None  # both sides, or the short one, before a random crop: for resize…
@@ -135,6 +138,7 @@ class ObjectiveConfig:
     kind: Literal["classification", "masked_patch"] = "classification"
     loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
     label_smoothing_fraction: float = 0.0
+    class_weights: tuple[float, ...] = ()  # what an image of each class counts in training, in proportion; (): 1
     # of masked_patch
     corrupted_fraction: float = 0.5  # of the patches
     corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # to [mask], to another of the image, left as it is
