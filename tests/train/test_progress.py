@@ -1,4 +1,6 @@
 import io
+import logging
+import re
 import sys
 
 from vit_jax.train import progress
@@ -65,8 +67,10 @@ def test_a_bar_on_a_terminal(monkeypatch):
     display.advance()
     display.show(41, METRICS, seconds_left=75)
     display.say("a line")
+    logging.getLogger("vit_jax.data").warning("a warning")
     display.close()
     text = terminal.getvalue()
+    assert re.search(r"(^|[\r\n])a warning\n", text), "on a line of its own"
     assert "41/100" in text
     assert "loss 1.2500" in text
     assert "a line\n" in text

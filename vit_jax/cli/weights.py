@@ -44,6 +44,7 @@ _CHOOSING = {
         "DESTINATION": "a .npz or .safetensors file, or a folder",
         "[--to=released|bit|timm|huggingface|vit_jax]": "the format; a .npz and a folder have defaults",
         "[--without_head]": "leave the classifier out",
+        "[--verbose]": "list every array and how it is used",
         "[--overwrite]": "replace what is there",
     }
     | _OF_WEIGHTS
@@ -69,7 +70,7 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
         report = convert(source, destination, to=to, polyak="raw" not in options, **weight_options)
     except SaveError as error:
         fail(str(error), 1)
-    print(report.text())
+    print(report.text(is_complete="verbose" in options))
 
 
 @verb(

@@ -260,6 +260,7 @@ class LoggingConfig:
     """What a run shows and writes."""
 
     every: Duration
+    parameters: bool = False  # list every parameter before the first step, not their groups; --parameters
     tensorboard: bool = True
     wandb_project: str | None = None
     profile_start_step: int | None = None

@@ -106,15 +106,17 @@ def train(
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
-            if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
+            is_due = log.is_due(step)  # also after the last step, so the summary repeats what the last line says
+            if is_due:
                 workdir.check()
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.met_by(step))}
                 metrics["wall_seconds"] = wall_seconds()
                 train_metrics.update(metrics)
                 writers.write(step, metrics)
+            if is_due or display.is_bar:
                 to_end = clock.seconds_left(step, total + steps_after) if steps_after else None
-                display.show(step, metrics, clock.seconds_left(step, total), to_end)
+                display.show(step, clock.rates(step) | metrics, clock.seconds_left(step, total), to_end)
 
         def evaluate(step: int) -> dict[str, float]:
             due = [evaluation for evaluation in evaluations if evaluation.cadence.is_due(step)]

@@ -1,5 +1,6 @@
 """What a run reports about itself: the table of parameters at the start, the summary at the end."""
 
+import collections
 import hashlib
 import importlib.metadata
 import pathlib
@@ -27,9 +28,15 @@ from vit_jax.weights.description import TrainingData, describe
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
-def parameter_table(model: Any) -> str:
-    """Name, shape and number of every parameter (arrays, or their abstract shapes), and their total."""
+def parameter_table(model: Any, *, is_folded: bool) -> str:
+    """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total."""
     leaves = pytree.named_leaves(model)
+    if is_folded:
+        sizes: collections.Counter[str] = collections.Counter()
+        for name, leaf in leaves.items():
+            sizes[name.partition("/")[0]] += leaf.size
+        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        return f"params   {sizes.total():,}: {parts}"
     rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
     rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -77,7 +84,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
     lines = [
         f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
-        parameter_table(run.abstract_state.model),
+        parameter_table(run.abstract_state.model, is_folded=not config.logging.parameters),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",

@@ -88,6 +88,7 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
     """The config of a trial: evaluated once, at its end, on the held-out part of train; only its summary is kept."""
     return dataclasses.replace(
         with_learning_rate(config, rate),
+        logging=dataclasses.replace(config.logging, parameters=False),  # they are listed once, by the final run
         evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
         checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"),
     )
