@@ -56,6 +56,7 @@ FINETUNING = {
     "ViT-B/16,flowers": Dataset(1_020, 102),
     "ViT-B/16,vtab": Dataset(1_000, 100),
     "any,own": Dataset(200, 3),
+    "any,own,quick": Dataset(200, 3),
 }
 
 RECIPES = {
@@ -67,6 +68,10 @@ RECIPES = {
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
     **{f"pretrain_imagenet1k.py:ViT-{size}": IMAGENET for size in ("B/16", "B/32", "L/16", "L/32")},
     "pretrain_imagenet1k.py:ViT-B/16,loss=softmax": IMAGENET,
+    "pretrain_own.py:ViT-Ti/16": Dataset(10_000, 20),
+    "pretrain_own.py:ViT-Ti/16,examples=1000": Dataset(1_000, 5),
+    "pretrain_own.py:ViT-S/16,examples=100000": Dataset(100_000, 100),
+    "pretrain_own.py:R50x1": Dataset(10_000, 20),
     **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
     "digits.py": DIGITS,
     "digits.py:R14x0.5": DIGITS,
@@ -149,11 +154,12 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("digits.py:R26x0.5", r"'R26x0.5' is not one of ViT-mu/2, R14x0.5, .*override --config\.model\.name"),
         ("finetune.py:cifar10", "model.name='cifar10' is not a known model"),
         ("finetune.py:ViT-B/16,cifar", "task='cifar' is not one of cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt' is not one of paper, bit"),
+        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt' is not one of paper, bit, quick"),
         ("finetune.py:ViT-B/16,own,rule=bit", "goes by the number of training images: add examples=N"),
         ("finetune.py:ViT-B/16,pets,crop=center", "crop='center' is not one of inception, resize, resize_short_side"),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize has no effect with rule=bit"),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=N is for rule=bit"),
+        ("pretrain_own.py:ViT-Ti/16,examples=200000", "give 1 to 100,000; for more see pretrain_imagenet1k.py"),
         ("digits_transfer.py:tune", "stage='tune' is not one of pretrain, untrained, finetune, scratch"),
     ],
 )

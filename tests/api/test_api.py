@@ -250,6 +250,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         ({"resize": "direct"}, {}, ("direct", 1.0)),
         ({"resize": "short_side", "crop_fraction": None}, {"crop_fraction": 0.9}, ("short_side", 0.9)),
         (None, {"resize": "direct"}, ("direct", 1.0)),
+        (DIRECT | {"exif_orientation": True}, {}, ("direct", 1.0, 180.0, True)),
+        (DIRECT | {"exif_orientation": "yes"}, {}, ("direct", 1.0)),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):

@@ -1,5 +1,6 @@
 """The verbs that use weights, from the words of the command to what they print, write and end with."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -134,6 +135,15 @@ def test_predict_files_folders_and_patterns(weights, here):
         assert probabilities(record) == pytest.approx(row, abs=1e-6)
 
 
+def test_predict_names_on_standard_input(weights, here, monkeypatch):
+    write_pngs(here, sample_pixels(3))
+    odd = (here / "001.png").rename(here / os.fsdecode(b"caf\xe9 1.png"))
+    lines = b"000.png\n\n" + os.fsencode(odd.name) + b"\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    code, out, _ = run("predict", "w.npz", "002.png", "-", "000.png", "--json")
+    assert (code, [one["image"] for one in json.loads(out)]) == (0, ["002.png", "000.png", odd.name])
+
+
 def test_predict_a_table_of_three_classes_unless_told(weights, here):
     write_pngs(here, sample_pixels(2))
     row = softmax(logits_of(from_weights(weights).module, sample_pixels(2)))[1]
@@ -147,12 +157,17 @@ def test_predict_a_table_of_three_classes_unless_told(weights, here):
 def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     write_pngs(here / "photos", sample_pixels(3))
     (here / "photos/001.png").write_bytes(b"")
-    code, out, err = run("predict", "w.npz", "photos", "--json")
-    assert code == 0
+    code, out, err = run("predict", "w.npz", "photos", "--json", "--csv=table.csv")
+    assert code == 1
     found = json.loads(out)
     assert found[1] == {"image": "photos/001.png", "error": "The file is empty"}
     assert ["predictions" in record for record in found] == [True, False, True]
     assert err == "vit-jax: 1 of 3 images cannot be read: photos/001.png\n"
+    header, first, second, _ = csv.reader((here / "table.csv").read_text().splitlines())
+    assert header == ["image", "error", *(f"{word}_{n}" for n in (1, 2, 3) for word in ("class", "probability"))]
+    expected = [one for found in found[0]["predictions"] for one in (found["class"], f"{found['probability']:.6f}")]
+    assert first == ["photos/000.png", "", *expected]
+    assert second == ["photos/001.png", "The file is empty"]
     code, out, err = run("predict", "w.npz", "photos/001.png")
     assert (code, out) == (1, "photos/001.png   cannot be read: The file is empty\n")
     assert "1 of 1 images cannot be read" in err
@@ -357,11 +372,12 @@ def test_evaluate_exported_weights_on_what_their_training_held_out(here, form):
 def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weights, here):
     data = write_folder(here / "images", [0] * 4 + [1] * 4, sample_pixels(8))
     (here / "images/ant/002.png").write_bytes(b"")
-    assert "ant/002.png" in fails("evaluate", "w.npz", data, "--split=train", "--holdout_fraction=0.1", "--seed=1")
-    code, out, _ = run("evaluate", "w.npz", data, "--split=train", "--max_unreadable=1", "--seed=1")
-    assert (code, figures(out)["images"]) == (0, "5")
-    code, out, err = run("evaluate", "w.npz", data, "--max_unreadable=1", "--csv=nowhere/table.csv")
-    assert (code, figures(out)["images"]) == (2, "7")  # the figures are not lost
+    words = ("evaluate", "w.npz", data, "--split=train", "--seed=1")
+    assert "ant/002.png" in fails(*words, "--max_unreadable=0")
+    code, out, _ = run(*words)
+    assert (code, figures(out)["images"]) == (0, "5, and 1 that cannot be read")
+    code, out, err = run("evaluate", "w.npz", data, "--csv=nowhere/table.csv")
+    assert (code, figures(out)["images"]) == (2, "7, and 1 that cannot be read")  # the figures are not lost
     assert "table.csv cannot be written" in err
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vit_jax.data.folder import holds_out
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import open_source
 
@@ -37,6 +38,44 @@ def test_split_folders_are_used(make_folder, make_config):
     assert (val[0].label, val.num_classes) == (1, 2)
     assert val[0].image == (path / "val/dog/c.png").read_bytes()
     assert open_names(path, "sketches", config)[1] == ["sketches/cat/d.png"]  # a further split of any name
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "val"), ("training", "validation"), ("train", "valid"), ("training", "test")]
+)
+def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train, test):
+    path = make_folder(below(train, flat(2)) | below(test, flat(1)))
+    assert open_names(path, "train", make_config())[1] == [f"{train}/{name}" for name in flat(2)]
+    assert open_names(path, "test", make_config())[1] == [f"{test}/{name}" for name in flat(1)]
+    assert (f"{path} has no split 'test': {test!r} is taken." in caplog.messages) == (test != "test")
+    assert open_names(path, test, make_config())[1] == [f"{test}/{name}" for name in flat(1)]
+
+
+def test_a_split_of_the_name_itself_comes_first(make_folder, make_config):
+    path = make_folder(below("train", flat(2)) | below("test", flat(1)) | below("val", flat(3)))
+    assert len(open_names(path, "test", make_config())[1]) == 2
+    assert len(open_names(path, "val", make_config())[1]) == 6
+
+
+def test_parts_of_a_split_are_of_every_class(make_folder, make_config):
+    """Chosen by hash, as the hold-out is; two parts of one split of a folder without splits are of all its images."""
+    files = flat(10) | {f"emu/{i:03}.png": i for i in range(3)}
+    path = make_folder(files)
+    config = make_config(train_split="train[:80%]", test_split="train[80%:]")
+    train, test = (open_names(path, split, config)[1] for split in (config.train_split, config.test_split))
+    assert sorted(train + test) == sorted(files)
+    assert [sum(name.startswith(kind) for name in test) for kind in ("cat", "dog", "emu")] == [2, 2, 1]
+    assert not holds_out(f"folder:{path}", config)
+    assert holds_out(f"folder:{path}", make_config(train_split="train[:80%]"))
+    middle = open_names(path, "train[20%:50%]", config)[1]
+    assert len(middle) == 7
+    assert {*middle} < {*train}
+    rest = open_names(path, "train[:50%]", make_config(train_split="train[:50%]"))[1]
+    assert not {*rest} & {*open_names(path, "test", make_config())[1]}, "half of what the hold-out leaves"
+    path = make_folder(below("train", files) | below("test", files))
+    train = open_names(path, "train[:80%]", make_config(train_split="train[:80%]"))[1]
+    assert len(train) == 18
+    assert all(name.startswith("train/") for name in train)
 
 
 def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
@@ -78,11 +117,14 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
         (flat(), "val", {}, "'val'.*'train', 'test', 'all'"),
         (flat(), "train", {"test_split": "train"}, "must differ"),
         (flat(), "all", {"test_split": "all"}, "must differ"),
-        (flat(), "train[:90%]", {"train_split": "train[:90%]"}, "parts of splits exist only for TFDS"),
+        *(
+            (flat(), split, {"train_split": split}, r"write parts in percent, such as 'train\[:99%\]'")
+            for split in ("train[:90]", "train[50%:50%]", "train[:101%]", "train[::2]", "train[")
+        ),
         (flat(), "train", {"holdout_fraction": 0.0}, "holdout_fraction is 0.0"),
         (TRAIN, "test", {}, r"no split 'test'; it has \['train'\]\. Give folder:.*images/train, and a part of it"),
         (TRAIN | TEST, "tset", {}, r"no split 'tset'.*Did you mean 'test'\?"),
-        (below("training", flat()) | TEST, "train", {}, "no split 'train'"),
+        (below("fit", flat()) | TEST, "train", {}, "no split 'train'"),
         (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "does not have: emu"),
         (TRAIN | {"test/cat/a.txt": b""}, "test", {}, "cat.*has no images"),
         ({"train/cat/a.png": 1, "test/cat/a.png": 1}, "train", {}, "only one, 'cat'"),

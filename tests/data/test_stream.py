@@ -64,6 +64,30 @@ def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(b
     assert all(len(set(images)) > len(images) // 2 for images in seen.values())
 
 
+def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
+    """Three of one class, none of another: pure in the position, as any order."""
+    labels = np.array([0] * 20 + [2] * 3 + [3] * 14)
+    source = MemorySource(IMAGES, labels, tuple("abcd"))
+
+    def balanced(rows, start_step, num_steps):
+        stream = TrainStream(source, TRAIN, 7, BATCH, np.asarray(rows), start_step, num_steps, is_balanced=True)
+        return [stream[i] for i in range(len(stream))]
+
+    batches = balanced(range(BATCH), 0, 30)
+    index = np.concatenate([batch.record_index for batch in batches])
+    turns = labels[index].reshape(-1, 3)
+    assert np.array_equal(np.sort(turns, axis=1), np.tile([0, 2, 3], (120, 1)))
+    assert len({*map(tuple, turns.tolist())}) == 6
+    for label, size in ((0, 20), (2, 3), (3, 14)):
+        epochs = index[labels[index] == label][: 120 // size * size].reshape(-1, size)
+        assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.flatnonzero(labels == label), (len(epochs), 1)))
+        assert len({*map(tuple, epochs.tolist())}) > min(len(epochs), size) // 2
+    rare = [batch.image[i].tobytes() for batch in batches for i in np.flatnonzero(batch.record_index == 20)]
+    assert len(rare) == 40
+    assert len({*rare}) > 30, "augmented anew each time"
+    assert_same(balanced([5, 0, 11], 9, 30), [HostBatch(*(array[[5, 0, 11]] for array in one)) for one in batches[9:]])
+
+
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(num_records=st.integers(1, 200), stored=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_orders_are_permutations(num_records, stored, seed):

@@ -12,6 +12,7 @@ import pytest
 from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, to_png
 from tests.integration.commands import run, succeed
 from vit_jax.api import from_weights
+from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
 from vit_jax.inference import figures
@@ -98,7 +99,7 @@ def test_what_cannot_be_read_is_in_no_table(here):
     odd = here / "images" / NAMES[0] / os.fsdecode(b"caf\xe9.png")
     (here / "images" / NAMES[0] / "000.png").rename(odd)
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
-    result = json.loads(succeed([*WORDS, "--report=report", "--json", "--max_unreadable=1"]))
+    result = json.loads(succeed([*WORDS, "--report=report", "--json"]))
     assert (result["images"], result["unreadable_images"]) == (19, 1)
     names = [row[0] for row in rows_of(here / "report/images.csv")[1:]]
     assert len(names) == 19
@@ -108,7 +109,7 @@ def test_what_cannot_be_read_is_in_no_table(here):
 
 def test_too_many_that_cannot_be_read_leave_no_table(here):
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
-    code, _, err = run([*WORDS, "--report=report"])
+    code, _, err = run([*WORDS, "--report=report", "--max_unreadable=0"])
     assert (code, "1 images cannot be read" in err) == (2, True)
     assert not (here / "report").exists()
 
@@ -156,7 +157,8 @@ def test_pictures_of_odd_names_and_images(wrong):
         images_per_second=1.0,
         gflops_per_image=1.0,
     )
-    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, 180.0)):
+    transform = EvaluationTransform((8, 8), "direct", 1.0)
+    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, transform)):
         assert draw(evaluation).startswith(b"\x89PNG")
 
 

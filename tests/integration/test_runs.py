@@ -148,7 +148,8 @@ def test_unreadable_images_are_left_out_and_named(folder_with_damage, data_dir, 
     named = [line.rpartition("/")[2] for line in lines if "Unreadable image, left out" in line]
     assert sorted(named) == [f"{number:02}.png" for number in DAMAGED], "once each, in four evaluations too"
     summary = commands.summary(tmp_path / "run")
-    assert summary["unreadable_images"] == 4
+    assert summary["unreadable_images"] == 5, "of both splits"
+    assert "5 images could not be read and were left out" in outcome.out
     assert summary["test_images"] == 3, "of four: a tenth of 20 of each class"
     assert [line["test_images"] for line in commands.metrics(tmp_path / "run") if "test_loss" in line] == [3] * 4
     outcome = run(pretraining(data_dir, tmp_path / "strict", *options, "input.max_unreadable=1"))
@@ -176,7 +177,7 @@ def test_a_resumed_run_counts_unreadable_images_as_one_that_was_not_stopped(fold
                 shutil.rmtree(later)
         succeed(words)
         assert counts() == expected, step
-        assert commands.summary(tmp_path / "run")["unreadable_images"] == 4
+        assert commands.summary(tmp_path / "run")["unreadable_images"] == 5
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
     outcome = run([*words, "--config.input.max_unreadable=3"])
     assert outcome.code == 2

@@ -129,7 +129,7 @@ def test_two_processes_stop_together_at_an_image_of_one(evaluation):
     folder, words = evaluation
     (damaged,) = (folder / "images" / "test").rglob("000.png")
     damaged.write_bytes(b"")
-    outcomes = finish(commands.start_all(words, explicit(2), devices=2))
+    outcomes = finish(commands.start_all([*words, "--max_unreadable=0"], explicit(2), devices=2))
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
     assert [figures(outcome.out) for outcome in outcomes] == [[], []]
     assert all("1 images cannot be read, and --max_unreadable is 0" in outcome.err for outcome in outcomes)

@@ -13,7 +13,7 @@ from vit_jax.config import load_recipe
 from vit_jax.data.folder import FileSource
 from vit_jax.data.subset import held_up_to
 from vit_jax.train.assemble import Datasets, open_datasets
-from vit_jax.train.overview import checkpoint_metadata, files_of, opening, results_line, start_of
+from vit_jax.train.overview import checkpoint_metadata, files_of, opening, parameter_table, results_line, start_of
 from vit_jax.train.workdir import require_same_start
 from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, stored_training_data
 
@@ -31,6 +31,18 @@ def folder(tmp_path):
 def start(folder):
     config = load_recipe("configs/finetune.py:any,own", [f"--config.data=folder:{folder}"])
     return start_of(config, open_datasets(config), {"bias": np.zeros(2, np.float32)})
+
+
+def test_parameters_are_listed_or_counted_by_part():
+    model = {"head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}, "norm": {"scale": np.zeros(1)}}
+    assert parameter_table(model, is_folded=True) == "params   9: head 8, norm 1"
+    lines = [line.split() for line in parameter_table(model, is_folded=False).splitlines()]
+    assert sorted(lines[:-1]) == [
+        ["head/bias", "2", "2"],
+        ["head/kernel", "3", "x", "2", "6"],
+        ["norm/scale", "1", "1"],
+    ]
+    assert lines[-1] == ["total", "9"]
 
 
 def test_what_is_said_before_training_and_after_an_evaluation():
@@ -81,6 +93,7 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert metadata["format_version"] == FORMAT_VERSION
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
+    assert metadata["preprocessing"]["exif_orientation"] is False
     assert (metadata["num_examples"], metadata["global_batch"]) == (160, 16)
 
 

@@ -1,4 +1,6 @@
 import io
+import logging
+import re
 import sys
 
 from vit_jax.train import progress
@@ -47,11 +49,13 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     display.show(10, METRICS | {"mfu": 0.5}, seconds_left=75)
     display.show(11, METRICS | {"input_wait_fraction": 0.004}, seconds_left=75)
     display.show(12, METRICS | {"input_wait_fraction": 0.124}, seconds_left=75)
+    display.show(13, METRICS, seconds_left=75, seconds_to_end=3600)
     display.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
     assert lines[1].endswith("1,234 images/s  1m 15s left")
     assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
+    assert lines[3].endswith("1m 15s left, about 1h 00m to the end of all runs")
     assert [duration_text(seconds) for seconds in (0.4, 3600, 7270)] == ["0s", "1h 00m", "2h 01m"]
 
 
@@ -63,8 +67,10 @@ def test_a_bar_on_a_terminal(monkeypatch):
     display.advance()
     display.show(41, METRICS, seconds_left=75)
     display.say("a line")
+    logging.getLogger("vit_jax.data").warning("a warning")
     display.close()
     text = terminal.getvalue()
+    assert re.search(r"(^|[\r\n])a warning\n", text), "on a line of its own"
     assert "41/100" in text
     assert "loss 1.2500" in text
     assert "a line\n" in text

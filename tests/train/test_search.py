@@ -55,12 +55,13 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
 @pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
 def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
     """A trial leaves its summary, diverged or not, and no checkpoints; missing classes are named."""
-    labels, tried = np.repeat(np.arange(4), sizes), []
+    labels, tried, later = np.repeat(np.arange(4), sizes), [], []
     source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
-    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)))
+    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)), total="20 steps")
 
-    def train_with(config, data, workdir, split):
+    def train_with(config, data, workdir, split, steps_after):
         folder = workdir.folder
+        later.append(steps_after)
         workdir.check()
         tried.append((config.schedule.learning_rate, split))
         (folder / "checkpoints" / "20" / "model").mkdir(parents=True)
@@ -71,11 +72,16 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
 
     for _ in range(2):
         chosen, trials = choose_learning_rate(config, Datasets(source, source), tmp_path, train_with)
-        assert (chosen, trials) == (with_learning_rate(CONFIG, 0.1), {0.1: trial(0.5, 0.5), 0.3: DIVERGED})
+        assert (chosen, trials) == (with_learning_rate(config, 0.1), {0.1: trial(0.5, 0.5), 0.3: DIVERGED})
         files = [path.name for path in (tmp_path / "search" / "learning_rate=0.3").iterdir()]
         assert sorted(files) == ["config.json", "summary.json"]
     assert tried == [(0.1, "validation"), (0.3, "validation")]
-    notes = {line for line in capsys.readouterr().out.splitlines() if line.startswith("note")}
+    steps = resolve(config, num_examples=len(labels), num_devices=8).total
+    assert later[1] == steps
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0 if said is None else 1].startswith(f"search   2 trials of {later[0] - later[1]} steps, tested on ")
+    assert lines[0 if said is None else 1].endswith(f"; then {steps} steps on all with the best learning rate")
+    notes = {line for line in lines if line.startswith("note")}
     assert notes == ({f"note     these classes have no validation image in the search: {said}"} if said else set())
 
 

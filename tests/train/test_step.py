@@ -49,6 +49,26 @@ def test_a_batch_without_readable_images_does_no_harm():
     assert_trees_close(state.model, before, atol=0)
 
 
+def test_class_weights_count_in_proportion():
+    """Two of one class to one of the others: as if its images were there twice."""
+    weights = ",".join(["4"] + ["2"] * 9)
+    run, plain = (
+        runs.build(f"objective.class_weights={weights}", "input.mixup_alpha=0.0"),
+        runs.build("input.mixup_alpha=0.0"),
+    )
+    (batch,) = runs.batches(plain, 1)
+    model = plain.init_state().evaluated_model()
+    loss_B = optax.softmax_cross_entropy_with_integer_labels(
+        np.asarray(model(normalise(batch.image_BHWC, jnp.float32)).logits_BK), batch.label_B
+    )
+    expected = np.average(loss_B, weights=np.where(batch.label_B == 0, 2, 1))
+    assert 0 in batch.label_B
+    _, metrics = run.train_step(run.init_state(), jax.device_put(batch, run.batch_sharding))
+    assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="class_weights has 3 numbers; give one for each of 10"):
+        runs.build("objective.class_weights=1,2,3")
+
+
 @pytest.mark.parametrize(
     ("options", "expected", "tolerance"),
     [

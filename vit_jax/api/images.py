@@ -1,5 +1,6 @@
 """Images of the caller's as records, and how the images of a network are prepared."""
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -64,7 +65,8 @@ def stored_transform(
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
-        return build_transform(known["resize"], known["crop_fraction"], image_size, source)
+        transform = build_transform(known["resize"], known["crop_fraction"], image_size, source)
+        return dataclasses.replace(transform, exif_orientation=known.get("exif_orientation") is True)
     if given != {"resize": None, "crop_fraction": None}:
         raise undescribed(source)
     return None

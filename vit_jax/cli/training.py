@@ -18,7 +18,10 @@ sharding.parameters=fsdp (parameters split over the devices), model.remat=dots o
 smaller global_batch. JAX says:"""
 
 
-_RUN = RECIPE | {"--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption"}
+_RUN = RECIPE | {
+    "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
+    "[--parameters]": "list every parameter of the network first, not its parts alone",
+}
 
 
 @verb(
@@ -72,6 +75,7 @@ def _train(verb: str, other: str, kind: type, given: Given) -> None:
     from vit_jax.config import load_recipe
 
     options, overrides, _ = given
+    overrides += ["--config.logging.parameters=True"] if "parameters" in options else []
     config, workdir = load_recipe(options["config"], overrides), options["workdir"]
     if not isinstance(config, kind):
         recipe = options["config"]

@@ -8,25 +8,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.verb import verb
-from vit_jax.cli.weights import CHECKPOINT, READING, load_placed_model
+from vit_jax.cli.weights import CHECKPOINT, NUMBERS, READING, load_placed_model
 from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
+    from vit_jax.api import Model
+    from vit_jax.data.transforms import EvaluationTransform
     from vit_jax.transfer.datasets import Choice, Pair
     from vit_jax.transfer.features import Extractor
     from vit_jax.weights import Weights
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
 _OF_IMAGES = ("resize", "crop_fraction")  # for weights that do not state their own preparation
-_NUMBERS = {"global_batch": "128", "max_unreadable": "0"}
 _OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
 _OF_FEATURES = {
     "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, block:N or stage:N",
     "[--preprocessing=fewshot|own]": "the released protocol's, or as the weights were trained",
     "[--cache=FOLDER]": "where features are kept, or none",
     "[--global_batch=128]": "images at a time on all devices",
-    "[--max_unreadable=0]": "more images that cannot be read are an error",
+    "[--max_unreadable=100]": "more images that cannot be read are an error, as in training",
     "[--json]": "print all figures as JSON",
 } | READING
 _ON_PAIRS = (
@@ -167,7 +168,7 @@ def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple
 @contextlib.contextmanager
 def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[Extractor, Choice, Weights]]":
     """Joins the other processes, loads the model, and yields what computes its features."""
-    numbers = {name: whole(_NUMBERS | dict(options), name) for name in _NUMBERS}
+    numbers = {name: whole(NUMBERS | dict(options), name) for name in NUMBERS}
     preprocessing = options.get("preprocessing", preprocessing)
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
     if "data_dir" in options and all(name.startswith("folder:") for name in options["data"].split(",")):
@@ -179,7 +180,6 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 
     with hosts.ends_together():
         hosts.start()
-        from vit_jax.data.transforms import build_fewshot_transform
         from vit_jax.transfer.datasets import Choice
         from vit_jax.transfer.features import Extractor, default_cache
 
@@ -188,7 +188,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         extractor = Extractor(
             model=model,
             layer=options.get("layer", "pre_logits"),
-            transform=model.require_transform() if is_own else build_fewshot_transform(model.architecture.image_size),
+            transform=model.require_transform() if is_own else _fewshot_transform(model),
             cache=None if cache == "none" else pathlib.Path(cache).expanduser() if cache else default_cache(),
             **numbers,
         )
@@ -197,6 +197,14 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
             classes=tuple(filter(None, options.get("classes", "").split(","))),
         )
         yield extractor, choice, weights
+
+
+def _fewshot_transform(model: "Model") -> "EvaluationTransform":
+    """The released protocol's, with photographs turned upright if they were in training."""
+    from vit_jax.data.transforms import build_fewshot_transform
+
+    is_upright = model.transform is not None and model.transform.exif_orientation
+    return build_fewshot_transform(model.architecture.image_size, exif_orientation=is_upright)
 
 
 def _say(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
-from vit_jax.files import printable
+from vit_jax.files import printable, write_atomically
 from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ READING = _OF_WEIGHTS | {
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
     "[--compute_dtype=float32]": "or bfloat16",
 }
+NUMBERS = {"global_batch": "128", "max_unreadable": "100"}  # as in training
 _CHOOSING = {
     "[--split=NAME]": "test by default; train, all, or another split of the data",
     "[--data_dir=FOLDER]": "of TFDS, or of the ImageNets",
@@ -43,6 +44,7 @@ _CHOOSING = {
         "DESTINATION": "a .npz or .safetensors file, or a folder",
         "[--to=released|bit|timm|huggingface|vit_jax]": "the format; a .npz and a folder have defaults",
         "[--without_head]": "leave the classifier out",
+        "[--verbose]": "list every array and how it is used",
         "[--overwrite]": "replace what is there",
         "[--push=hf://OWNER/NAME]": "upload the folder, in the form of timm or huggingface, to the Hugging Face Hub",
     }
@@ -79,7 +81,7 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
         report = convert(source, destination, to=to, polyak="raw" not in options, **weight_options)
     except SaveError as error:
         fail(str(error), 1)
-    print(report.text())
+    print(report.text(is_complete="verbose" in options))
 
 
 @verb(
@@ -90,7 +92,7 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
         "[--csv=FILE]": "write the table of classes",
         "[--json]": "print all figures as JSON",
         "[--global_batch=128]": "images at a time on all devices",
-        "[--max_unreadable=0]": "more images that cannot be read are an error",
+        "[--max_unreadable=100]": "more images that cannot be read are an error, as in training",
         "[--real=FILE]": "real.json, the labels of ImageNet ReaL",
     }
     | _CHOOSING
@@ -107,7 +109,7 @@ def evaluate(given: Given) -> None:
     imagenet those of validation, ReaL, V2, -A, -R, Sketch and ObjectNet that are there, in one table.
     """
     options = given.options
-    numbers = {"global_batch": "128", "max_unreadable": "0"} | options
+    numbers = NUMBERS | options
     global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
 
     from vit_jax import hosts
@@ -120,7 +122,6 @@ def evaluate(given: Given) -> None:
 def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
     from vit_jax import hosts
     from vit_jax.drawing import require_drawing
-    from vit_jax.files import write_atomically
     from vit_jax.inference import outcome, report
     from vit_jax.inference.evaluate import make_evaluate
 
@@ -183,9 +184,10 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
 @verb(
     CHECKPOINT
     | {
-        "IMAGE…": "image files, folders with images, or patterns",
+        "IMAGE…": "image files, folders with images, or patterns; - for names on standard input, one a line",
         "[--top=3]": "classes to print for each image",
         "[--json]": "print them as JSON",
+        "[--csv=FILE]": "write them as a table too, a line for each image",
     }
     | READING
     | _NAMES,
@@ -193,24 +195,29 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
     "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct",
 )
 def predict(given: Given) -> None:
-    """Classes of image files: a table, or JSON."""
+    """Classes of image files: a table, JSON or CSV.
+
+    Ends with exit code 1 if an image cannot be read; the others are classified all the same.
+    """
     options, _, paths = given
     top = whole({"top": "3"} | options, "top")
     from vit_jax.data.files import list_images
 
     images = list_images(paths)
 
-    from vit_jax.inference.predict import predict, to_json, to_table
+    from vit_jax.hosts import exits
+    from vit_jax.inference.predict import predict, to_csv, to_json, to_table
 
     model = _readable(*open_model(options))
     found = list(predict(model, images, top))
     print(to_json(found) if "json" in options else to_table(found))
+    if "csv" in options:
+        write_atomically(pathlib.Path(options["csv"]).expanduser(), to_csv(found).encode("utf-8", "surrogateescape"))
     failed = [record["image"] for record in found if "error" in record]
     if failed:
         names = ", ".join(map(printable, failed))
         print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {names}", file=sys.stderr)
-    if len(failed) == len(found):
-        sys.exit(1)
+        sys.exit(exits.FAILED)
 
 
 @verb(

@@ -106,6 +106,9 @@ class InputConfig:
     holdout_fraction: float = 0.1  # of an image folder that has no split sub-folders
     image_size: tuple[int, int]  # height, width in pixels
     classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
+    sampling: Literal["uniform", "balanced"] = (
+        "uniform"  # in training: each image, or each class, as often as any other
+    )
     train_examples_per_class: int | None = None  # this many of each class, chosen by the seed; None: all
     train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
     train_resize_pixels: int | None = None  # both sides, or the short one, before a random crop: for resize…
@@ -121,6 +124,7 @@ class InputConfig:
     test_resize: Literal["short_side", "direct"] = "short_side"
     test_crop_fraction: float = 0.875  # 224 out of a short side of 256
     cache_records: bool = False  # keep the encoded images in memory: for datasets that fit there
+    exif_orientation: bool = False  # turn photographs upright, in training and wherever the weights are used
     max_image_megapixels: float = 180.0  # an image whose header states more counts as unreadable
     max_unreadable: int = 100  # images that each process may meet and cannot decode, before it stops
     num_workers: int | None = None  # processes; None: from the number of cores
@@ -134,6 +138,7 @@ class ObjectiveConfig:
     kind: Literal["classification", "masked_patch"] = "classification"
     loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
     label_smoothing_fraction: float = 0.0
+    class_weights: tuple[float, ...] = ()  # what an image of each class counts in training, in proportion; (): 1
     # of masked_patch
     corrupted_fraction: float = 0.5  # of the patches
     corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # to [mask], to another of the image, left as it is
@@ -255,6 +260,7 @@ class LoggingConfig:
     """What a run shows and writes."""
 
     every: Duration
+    parameters: bool = False  # list every parameter before the first step, not their groups; --parameters
     tensorboard: bool = True
     wandb_project: str | None = None
     profile_start_step: int | None = None

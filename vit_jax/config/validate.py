@@ -92,7 +92,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             hides,
             "objective.kind='masked_patch'",
         ),
-        ("objective", ("label_smoothing_fraction",), not hides, "objective.kind='classification'"),
+        ("objective", ("label_smoothing_fraction", "class_weights"), not hides, "objective.kind='classification'"),
         ("input", ("mixup_alpha",), not hides, "objective.kind='classification'"),
         ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
@@ -162,6 +162,8 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
 
 def _wrong_objective(config: RunConfig) -> Iterator[str]:
     objective, shares = config.objective, config.objective.corruption_shares
+    if objective.class_weights and min(objective.class_weights) <= 0:
+        yield f"objective.class_weights={objective.class_weights}: must be positive."
     if objective.kind != "masked_patch":
         return
     if isinstance(config, FinetuneConfig):

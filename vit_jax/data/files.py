@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -103,9 +104,9 @@ def read_file(path: str) -> bytes:
 def list_images(arguments: Sequence[str]) -> list[str]:
     """Image files that the arguments of a command line name, in their order, none twice.
 
-    A file is used whatever its name. A folder means the image files below it, and a pattern (`*`, `?`, `[…]`, `**`
-    for folders at any depth) the image files and folders that match it, sorted. An existing file with the name of
-    the pattern itself comes first.
+    "-" stands for names on standard input, one a line. A file is used whatever its name. A folder means the image files
+    below it, and a pattern (`*`, `?`, `[…]`, `**` for folders at any depth) the image files and folders that match it,
+    sorted. An existing file with the name of the pattern itself comes first.
 
     Raises:
       ValueError: no arguments, one without an image (the message gives the nearest names that exist), or a folder that
@@ -114,6 +115,9 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
     found: dict[str, str] = {}
+    if "-" in arguments:
+        place, lines = arguments.index("-"), sys.stdin.buffer.read().splitlines()
+        arguments = [*arguments[:place], *(os.fsdecode(line) for line in lines if line), *arguments[place + 1 :]]
     for path in (path for argument in arguments for path in _expand(argument)):
         folder, name = os.path.split(path)
         found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path

@@ -4,11 +4,14 @@ Without split sub-folders a fixed part of every class is held out for testing.
 """
 
 import collections
+import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +21,11 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.files import EXTENSIONS, entries_of, image_files, is_folder, is_image, read_file
 from vit_jax.data.records import Source, few
-from vit_jax.data.subset import hold_out, hold_out_as_then
+from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 
-SPLIT_NAMES = ("train", "test", "val", "validation", "valid")
+_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # in the place of one that is not there
+SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
+_PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
 WHOLE = "all"  # the split that is every image of a folder without split sub-folders
 
 
@@ -71,8 +76,10 @@ def open_folder(
 ) -> Source:
     """Opens one split of an image folder.
 
-    With sub-folders named like splits (train, test, val, validation, valid, and those of the config), each with
-    class folders in it, the split is any such sub-folder and the classes are those of `config.train_split`.
+    With sub-folders named like splits (train, training, test, val, validation, valid, and those of the config), each
+    with class folders in it, the split is any such sub-folder and the classes are those of `config.train_split`. For
+    one that is not there another of the same meaning is taken, for "test" also "val". "NAME[:99%]" and "NAME[99%:]" are
+    parts of a split, class by class, chosen as the hold-out is.
     Otherwise `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file
     name), `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are as
     they were then, and what has been added since is on either side by its name.
@@ -85,30 +92,50 @@ def open_folder(
     """
     if not path.is_dir():
         raise ValueError(f"There is no folder {str(path)!r}; give folder:PATH with a sub-folder for each class.")
-    if "[" in split:
-        raise ValueError(
-            f"Split {split!r} of a folder: parts of splits exist only for TFDS. For folders set "
-            "config.input.holdout_fraction, or make sub-folders for the splits."
-        )
-    if split_folders(path, config.train_split, config.test_split):
-        return _open_split(path, split, config)
-    return _open_flat(path, split, config, seed, held_then or {})
+    whole, low, high = _part_of(split)
+    named = _whole_splits(config)
+    if split_folders(path, named.train_split, named.test_split):
+        source = _open_split(path, whole, named)
+    else:
+        source = _open_flat(path, whole, named, seed, held_then or {})
+    return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
+
+
+def _part_of(split: str) -> tuple[str, float, float]:
+    """The name in "NAME[10%:90%]" and the two fractions; of any other name 0 and 1."""
+    if "[" not in split:
+        return split, 0.0, 1.0
+    if (match := _PART.fullmatch(split)) is not None:
+        low, high = (float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100)))
+        if 0 <= low < high <= 1:
+            return match["split"], low, high
+    raise ValueError(f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.")
+
+
+def _whole_splits(config: InputConfig) -> InputConfig:
+    """The config with splits instead of parts of them; of two parts of one split there is no test split, ""."""
+    (train, *_), (test, *_) = map(_part_of, (config.train_split, config.test_split))
+    are_parts = train == test and config.train_split != config.test_split
+    return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
 
 
 def split_folders(path: Path, *names: str) -> list[str]:
     """Sub-folders that are splits: named like one, or as given, with class folders and no images directly inside."""
+    names = tuple(_part_of(name)[0] for name in names if name)
     return [name for name in _subfolders(path) if name in (*SPLIT_NAMES, *names) and _holds_folders(path / name)]
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
     """Whether `config.holdout_fraction` has an effect: the data are a folder without split sub-folders."""
-    path = folder_of(data)
-    return path is not None and not (path.is_dir() and split_folders(path, config.train_split, config.test_split))
+    path, named = folder_of(data), _whole_splits(config)
+    if path is None or not named.test_split:
+        return False
+    return not (path.is_dir() and split_folders(path, named.train_split, named.test_split))
 
 
 def _open_split(path: Path, split: str, config: InputConfig) -> Source:
-    train_split = config.train_split
-    splits = split_folders(path, train_split, config.test_split, split)
+    splits = split_folders(path, config.train_split, config.test_split, split)
+    train_split, split = (_present(path, name, splits) for name in (config.train_split, split))
     for name in (train_split, split):
         if name not in splits:
             near = difflib.get_close_matches(name, splits, n=1)
@@ -132,6 +159,15 @@ def _open_split(path: Path, split: str, config: InputConfig) -> Source:
     return _read_classes(path / split, class_names, present)
 
 
+def _present(path: Path, split: str, splits: Sequence[str]) -> str:
+    """The split or, where there is none of this name, the first of the same meaning; the name itself without one."""
+    same = next((names for names in _MEANINGS if split in names), ())
+    found = [name for name in (split, *same) if name in splits]
+    if found and found[0] != split:
+        _warn_once(f"{path} has no split {split!r}: {found[0]!r} is taken.")
+    return found[0] if found else split
+
+
 def _open_flat(path: Path, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str]) -> Source:
     names = (config.train_split, config.test_split, WHOLE)
     if split not in names or len(set(names)) < len(names):
@@ -142,7 +178,7 @@ def _open_flat(path: Path, split: str, config: InputConfig, seed: int, held_then
     class_names = _read_class_names(path)
     _refuse_splits(path, class_names)
     everything = _read_classes(path, class_names, class_names)
-    if split == WHOLE:
+    if split == WHOLE or not config.test_split:
         return everything
     if held_then:
         rest, held_out = hold_out_as_then(everything, held_then, seed)

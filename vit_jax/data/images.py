@@ -9,13 +9,15 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data import jpeg
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
+from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# The orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored pixels.
+# By default the orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored
+# pixels. Where it is not, `orientation` reads it, alike for all formats and for crops.
 _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 _SIGNATURES = (
@@ -36,12 +38,17 @@ class UnreadableImage(ValueError):
     """Stored bytes that no decoder understands, or a file that cannot be opened; the message says why."""
 
 
-def decode(image: bytes | np.ndarray, max_image_megapixels: float = InputConfig.max_image_megapixels) -> np.ndarray:
+def decode(
+    image: bytes | np.ndarray,
+    max_image_megapixels: float = InputConfig.max_image_megapixels,
+    exif_orientation: bool = False,
+) -> np.ndarray:
     """Decodes a file or completes an array to three channels.
 
     Args:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
       max_image_megapixels: a file whose header states more is not decoded.
+      exif_orientation: turn it upright as its Exif data say.
 
     Returns:
       uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. CMYK
@@ -66,7 +73,7 @@ def decode(image: bytes | np.ndarray, max_image_megapixels: float = InputConfig.
         raise UnreadableImage(
             "The file is a CMYK JPEG without Adobe's marker, whose colours may be inverted: save as RGB"
         )
-    return pixels
+    return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
 def decode_crop(
@@ -74,6 +81,7 @@ def decode_crop(
     choose: Callable[[int, int], Box],
     size: tuple[int, int],
     max_image_megapixels: float = InputConfig.max_image_megapixels,
+    exif_orientation: bool = False,
 ) -> np.ndarray:
     """Decodes a part of a file or an array, of a JPEG little more than that.
 
@@ -83,6 +91,7 @@ def decode_crop(
       size: height and width that the caller wants. A JPEG may come at a half, a quarter or an eighth of its size,
         averaged, where the part is still as large as this.
       max_image_megapixels: as for `decode`.
+      exif_orientation: as for `decode`; `choose` is then given the sides of the upright image.
 
     Returns:
       uint8 (H, W, 3), RGB.
@@ -92,12 +101,15 @@ def decode_crop(
     """
     layout = None if isinstance(image, np.ndarray) else jpeg.layout_of(image)
     if layout is None or isinstance(image, np.ndarray):
-        pixels = decode(image, max_image_megapixels)
+        pixels = decode(image, max_image_megapixels, exif_orientation)
         return cut(pixels, choose(*pixels.shape[:2]))
     _require_size(layout.height * layout.width, max_image_megapixels)
-    box = choose(layout.height, layout.width)
+    orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
+    if is_transposed(orientation):
+        height, width, size = width, height, size[::-1]
+    box = turn_back(choose(height, width), orientation, height, width)
     part = jpeg.decode_crop(image, layout, box, size)
-    return cut(decode(image, max_image_megapixels), box) if part is None else part
+    return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
 
 
 def _require_size(stated: int, max_image_megapixels: float) -> None:

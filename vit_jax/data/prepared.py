@@ -15,6 +15,7 @@ import cv2
 from vit_jax.data.files import image_files, read_file
 from vit_jax.data.folder import folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
+from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.workers import available_cores
 
 DESCRIPTION = "prepared.json"
@@ -26,7 +27,8 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     """Writes a copy of an image folder with the same names, classes and splits; goes on where it was interrupted.
 
     An image whose short side is not longer than `short_side`, or that cannot be decoded, is copied as it is. Of a
-    larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name.
+    larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name. It keeps the
+    orientation that its Exif data state.
 
     Returns:
       How many images were made smaller and how many copied, in this call, as "reduced" and "copied".
@@ -82,7 +84,7 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
         sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
         restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
         options = (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
-        stored = cv2.imencode(".jpg", smaller, options)[1].tobytes()
+        stored = tagged(cv2.imencode(".jpg", smaller, options)[1].tobytes(), orientation_of(stored))
     new = target.with_name(f".{target.name}.new")  # hidden, so that no run reads half a file
     new.write_bytes(stored)
     new.rename(target)

@@ -2,8 +2,8 @@
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
 Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
-epoch. So the content depends on (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which
-a run was resumed.
+epoch; or, balanced, of the classes, each with the next record of a permutation of its own. So the content depends on
+(seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
 """
 
 import dataclasses
@@ -84,6 +84,7 @@ class TrainStream(Stream):
       seed: 0 to 2**32 - 1, of order and augmentation.
       start_step: the step that is due.
       num_steps: of the complete run.
+      is_balanced: every class as often as any other, not every record.
     """
 
     source: Source
@@ -93,6 +94,7 @@ class TrainStream(Stream):
     rows: np.ndarray
     start_step: int
     num_steps: int
+    is_balanced: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
@@ -104,10 +106,26 @@ class TrainStream(Stream):
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
         for row in part:
             position = (self.start_step + i) * self.global_batch + int(self.rows[row])
-            epoch, offset = divmod(position, len(self.source))
-            index = record_at(self.seed, epoch, offset, len(self.source))
+            epoch, index = self._record_of(position)
             rng = augmentation_rng(self.seed, epoch, index)
             _fill(batch, row, index, self.source, functools.partial(self.transform, rng=rng, out=batch.image[row]))
+
+    def _record_of(self, position: int) -> tuple[int, int]:
+        """How many times a record came before, and its number."""
+        if not self.is_balanced:
+            epoch, offset = divmod(position, len(self.source))
+            return epoch, record_at(self.seed, epoch, offset, len(self.source))
+        turn, place = divmod(position, len(self._members))
+        members = self._members[record_at(self.seed, turn, place, len(self._members))]
+        epoch, offset = divmod(turn, len(members))
+        return epoch, int(members[_shuffled(offset, _epoch_key(self.seed, epoch, int(members[0])), len(members))])
+
+    @functools.cached_property
+    def _members(self) -> list[np.ndarray]:
+        """The records of each class that has any."""
+        labels = self.source.labels
+        by_class = np.argsort(labels, kind="stable")
+        return np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +179,10 @@ def _shuffled(offset: int, key: int, num_records: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _epoch_key(seed: int, epoch: int) -> int:
+def _epoch_key(seed: int, epoch: int, *first_record: int) -> int:
+    """Of the order of all records or, of a class, which is known by its first, of that class."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
-    return int(np.random.SeedSequence((seed, epoch, _ORDER)).generate_state(1)[0])
+    return int(np.random.SeedSequence((seed, epoch, _ORDER, *first_record)).generate_state(1)[0])
 
 
 def _fill(batch: HostBatch, row: int, index: int, source: Source, transform: Callable[[Record], np.ndarray]) -> None:

@@ -80,6 +80,17 @@ def hold_out(
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
 
 
+def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
+    """Of each class the records between two fractions, in the order of their hashes, as `hold_out` has it."""
+    labels, everything = checked_labels(source), np.arange(len(source))
+    sizes = np.bincount(labels, minlength=source.num_classes)
+    below, up_to = (
+        _first_by_hash(source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed)
+        for fraction in (low, high)
+    )
+    return SubsetSource(source, np.flatnonzero(up_to & ~below))
+
+
 def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
     """By class, the last hash (64 bits, as hex digits) of what `hold_out` chose without another purpose.
 

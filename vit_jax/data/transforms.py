@@ -57,15 +57,16 @@ class TrainTransform:
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None) -> np.ndarray:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
+        megapixels, upright = config.max_image_megapixels, config.exif_orientation
         if crop == "inception":
 
             def choose(height: int, width: int) -> crops.Box:
                 fractions, distribution = config.crop_area_fraction, config.crop_distribution
                 return crops.sample_inception_box(rng, height, width, fractions, distribution)
 
-            part = images.decode_crop(stored, choose, config.image_size, config.max_image_megapixels)
+            part = images.decode_crop(stored, choose, config.image_size, megapixels, upright)
             return images.resize_bilinear(part, config.image_size, out)
-        image = images.decode(stored, config.max_image_megapixels)
+        image = images.decode(stored, megapixels, upright)
         if pixels is not None:
             resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
@@ -84,10 +85,11 @@ class EvaluationTransform:
     resize: Literal["short_side", "direct", "direct_crop"]
     crop_fraction: float
     max_image_megapixels: float = InputConfig.max_image_megapixels
+    exif_orientation: bool = False
 
     def __call__(self, record: Record) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
-        image = images.decode(record.image, self.max_image_megapixels)
+        image = images.decode(record.image, self.max_image_megapixels, self.exif_orientation)
         if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
@@ -99,14 +101,16 @@ class EvaluationTransform:
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation, of a valid config."""
     fraction, megapixels = config.test_crop_fraction, config.max_image_megapixels
-    return EvaluationTransform(config.image_size, config.test_resize, fraction, megapixels)
+    return EvaluationTransform(config.image_size, config.test_resize, fraction, megapixels, config.exif_orientation)
 
 
 def build_fewshot_transform(
-    image_size: tuple[int, int], max_image_megapixels: float = InputConfig.max_image_megapixels
+    image_size: tuple[int, int],
+    max_image_megapixels: float = InputConfig.max_image_megapixels,
+    exif_orientation: bool = False,
 ) -> EvaluationTransform:
     """That of the released few-shot evaluator: both sides to 256, of which the middle 224 stay, or in proportion."""
-    return EvaluationTransform(image_size, "direct_crop", 224 / 256, max_image_megapixels)
+    return EvaluationTransform(image_size, "direct_crop", 224 / 256, max_image_megapixels, exif_orientation)
 
 
 @functools.cache

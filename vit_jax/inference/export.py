@@ -94,7 +94,7 @@ def _description(model: Model) -> dict[str, Any]:
             "resize": transform.resize,
             "crop_fraction": transform.crop_fraction,
             **_PREPARATION[transform.resize],
-            "exif_orientation": "ignored",
+            "exif_orientation": "applied" if transform.exif_orientation else "ignored",
             "alpha": "dropped",
         },
         "platforms": list(PLATFORMS),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from vit_jax.data.images import UnreadableImage, decode
+from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, GREY, ORANGE, TILE_PIXELS, new_figure, short, tile, to_bytes
 from vit_jax.inference.outcome import Evaluation
 
@@ -71,8 +72,8 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     return split.max(axis=(1, 3)), (rows, columns)
 
 
-def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:
-    """A sheet of the most confident mistakes: image, class, answer and its probability."""
+def draw_mistakes(evaluation: Evaluation, transform: EvaluationTransform) -> bytes:
+    """A sheet of the most confident mistakes: image (decoded as by `transform`), class, answer and its probability."""
     mistakes = evaluation.tally.mistakes
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
@@ -84,15 +85,15 @@ def draw_mistakes(evaluation: Evaluation, max_image_megapixels: float) -> bytes:
     shown = evaluation.mistakes()
     for axes, mistake, words in zip(every, mistakes, shown, strict=False):
         stored = evaluation.labelled.source[mistake.record].image
-        axes.imshow(_tile(stored, max_image_megapixels), interpolation="nearest")
+        axes.imshow(_tile(stored, transform), interpolation="nearest")
         answer = f"{short(words['answer'])} {words['probability']:.0%}"
         axes.set_title(f"{short(words['class'])}\n→ {answer}", fontsize=8)
     return to_bytes(figure)
 
 
-def _tile(stored: bytes | np.ndarray, max_image_megapixels: float) -> np.ndarray:
+def _tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
     """The image, smaller; grey where it can no longer be read."""
     try:
-        return tile(decode(stored, max_image_megapixels))
+        return tile(decode(stored, transform.max_image_megapixels, transform.exif_orientation))
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

@@ -99,7 +99,8 @@ def _to_lines(evaluation: Evaluation, weights: str) -> str:
     """Under the source of the weights and the data that they were evaluated on."""
     lines = {"weights": weights, "data": evaluation.labelled.words}
     values = evaluation.values()
-    lines["images"] = f"{values['images']:,}"
+    missing = f", and {evaluation.unreadable:,} that cannot be read" if evaluation.unreadable else ""
+    lines["images"] = f"{values['images']:,}{missing}"
     for name in ("top1", "top5"):
         low, high = values[f"{name}_interval"]
         lines[f"{name}_accuracy"] = f"{values[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"

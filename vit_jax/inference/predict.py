@@ -1,5 +1,8 @@
 """Classes and probabilities of image files, and how they are printed."""
 
+import csv
+import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,6 +42,20 @@ def not_finite(model: Model, image: str) -> ValueError:
 def to_json(records: Sequence[dict[str, Any]]) -> str:
     """A JSON array, one image a line; in ASCII, which every terminal and every file name survives."""
     return "[\n" + ",\n".join(json.dumps(record, allow_nan=False) for record in records) + "\n]"
+
+
+def to_csv(records: Sequence[dict[str, Any]]) -> str:
+    """A line for each image: its name, why it cannot be read, and its classes, the most probable first."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    most = max(len(record.get("predictions", ())) for record in records)
+    writer.writerow(
+        ["image", "error", *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability"))]
+    )
+    for record in records:
+        classes = [(one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())]
+        writer.writerow([record["image"], record.get("error", ""), *itertools.chain(*classes)])
+    return table.getvalue()
 
 
 def to_table(records: Sequence[dict[str, Any]]) -> str:

@@ -28,7 +28,7 @@ def write_report(folder: Path, labelled: Labelled, model: Model, evaluate: Evalu
     files: dict[str, str | bytes] = {
         "classes.csv": found.to_csv(),
         "reliability.png": figures.draw_reliability(found),
-        "mistakes.png": figures.draw_mistakes(found, model.require_transform().max_image_megapixels),
+        "mistakes.png": figures.draw_mistakes(found, model.require_transform()),
     }
     if found.tally.first_2LA is not None:
         files |= {"confusion.csv": _confusion_csv(found), "confusion.png": figures.draw_confusion(found)}

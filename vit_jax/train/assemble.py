@@ -124,6 +124,11 @@ def assemble(
             f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
             f"{architecture.name}: choose a divisor of it."
         )
+    num_weights, num_classes = len(config.objective.class_weights), architecture.num_classes
+    if num_weights not in (0, num_classes):
+        raise ValueError(
+            f"config.objective.class_weights has {num_weights} numbers; give one for each of {num_classes}."
+        )
     form, platform = config.model.attention, devices[0].platform
     if form == "cudnn" and platform != "gpu":
         raise ValueError(f"config.model.attention='cudnn' needs an NVIDIA GPU, and here is {platform}: use auto.")
@@ -259,7 +264,16 @@ def open_train_batches(
     """
     config, batch, sharding = assembly.config, assembly.config.global_batch, assembly.batch_sharding
     transform, rows = TrainTransform(config.input), local_rows(sharding, batch)
-    stream = TrainStream(source, transform, config.seed, batch, rows, start_step, assembly.steps.total)
+    stream = TrainStream(
+        source,
+        transform,
+        config.seed,
+        batch,
+        rows,
+        start_step,
+        assembly.steps.total,
+        config.input.sampling == "balanced",
+    )
     log = UnreadableLog(source, config.input.max_unreadable, config.input.max_image_megapixels)
     with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:
         yield batches, log

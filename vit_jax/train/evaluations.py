@@ -95,7 +95,7 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
         sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
         transform = None
         if config.kind == "fewshot":
-            transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels)
+            transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels, inputs.exif_orientation)
         splits = [(open_split(name, side, transform), side.labels) for side in sides]
         with called(field, given):
             extract = _make_extract(run, splits, options.pop("layer"))

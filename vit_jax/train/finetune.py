@@ -52,15 +52,17 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
 
         with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
 
-            def train_with(config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str) -> dict[str, Any]:
+            def train_with(
+                config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int
+            ) -> dict[str, Any]:
                 run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-                return train(run, data, workdir, first_state, interruption, split=split)
+                return train(run, data, workdir, first_state, interruption, split=split, steps_after=steps_after)
 
             chosen, trials = config, None
             if config.search.learning_rates:
                 chosen, trials = search.choose_learning_rate(config, data, claimed.folder, train_with)
-            summary = train_with(chosen, data, claimed, "test")
+            summary = train_with(chosen, data, claimed, "test", 0)
         if trials and hosts.is_first():
             print(search.table(trials, chosen.schedule.learning_rate), flush=True)
         return summary

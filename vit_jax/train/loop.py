@@ -40,6 +40,7 @@ def train(
     interruption: Interruption,
     *,
     split: str = "test",
+    steps_after: int = 0,
     further: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
     """Trains to the last step, from wherever `first_state` begins; returns the content of `summary.json`.
@@ -51,6 +52,7 @@ def train(
       first_state: restores a checkpoint, fits given weights, or draws the parameters.
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
+      steps_after: of the runs that follow in the same command, for the time that is shown.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
 
     Raises:
@@ -104,14 +106,17 @@ def train(
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
-            if log.is_due(step):  # also after the last step, so the summary repeats what the last line says
+            is_due = log.is_due(step)  # also after the last step, so the summary repeats what the last line says
+            if is_due:
                 workdir.check()
                 store.check()
                 metrics |= clock.rates(step) | {"unreadable_images": len(unreadable.met_by(step))}
                 metrics["wall_seconds"] = wall_seconds()
                 train_metrics.update(metrics)
                 writers.write(step, metrics)
-                display.show(step, metrics, clock.seconds_left(step, total))
+            if is_due or display.is_bar:
+                to_end = clock.seconds_left(step, total + steps_after) if steps_after else None
+                display.show(step, clock.rates(step) | metrics, clock.seconds_left(step, total), to_end)
 
         def evaluate(step: int) -> dict[str, float]:
             due = [evaluation for evaluation in evaluations if evaluation.cadence.is_due(step)]
@@ -165,7 +170,8 @@ def train(
             state = run.state_from(leaves)
             results = results or run_all(evaluations, state)  # nothing was left to train
             store.wait()
-            summary = overview.summary(run, state, train_metrics, results)
+            num_missing = len(data.test) - int(results.get(f"{split}_images", len(data.test)))
+            summary = overview.summary(run, state, train_metrics, results, num_missing)
     summary["wall_seconds"] = wall_seconds()
     if is_first:
         write_summary(folder, summary)

@@ -1,5 +1,6 @@
 """What a run reports about itself: the table of parameters at the start, the summary at the end."""
 
+import collections
 import hashlib
 import importlib.metadata
 import pathlib
@@ -27,9 +28,15 @@ from vit_jax.weights.description import TrainingData, describe
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
-def parameter_table(model: Any) -> str:
-    """Name, shape and number of every parameter (arrays, or their abstract shapes), and their total."""
+def parameter_table(model: Any, *, is_folded: bool) -> str:
+    """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total."""
     leaves = pytree.named_leaves(model)
+    if is_folded:
+        sizes: collections.Counter[str] = collections.Counter()
+        for name, leaf in leaves.items():
+            sizes[name.partition("/")[0]] += leaf.size
+        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        return f"params   {sizes.total():,}: {parts}"
     rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
     rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -77,7 +84,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
     lines = [
         f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
-        parameter_table(run.abstract_state.model),
+        parameter_table(run.abstract_state.model, is_folded=not config.logging.parameters),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",
@@ -123,6 +130,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         "resize": config.input.test_resize,
         "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
         "pixel_range": [-1.0, 1.0],
+        "exif_orientation": config.input.exif_orientation,
     }
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
@@ -148,9 +156,12 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
 
 
 def summary(
-    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float]
+    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float], num_missing: int
 ) -> dict[str, Any]:
-    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`."""
+    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`.
+
+    `num_missing` images of the split that `results` are of could not be read.
+    """
     images = run.steps.total * run.config.global_batch
     return {
         **results,
@@ -161,7 +172,7 @@ def summary(
         "exaflops": run.training_flops_per_image * images / 1e18,
         "wall_seconds": 0.0,
         "images_per_second": train_metrics.get("images_per_second", 0.0),
-        "unreadable_images": train_metrics.get("unreadable_images", 0),
+        "unreadable_images": train_metrics.get("unreadable_images", 0) + num_missing,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
         "parameters_sha256": parameters_sha256(state.model),
         **machine(),
@@ -182,8 +193,9 @@ def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> 
     """How good it got, at what cost, and where everything is."""
     accuracy = summary.get(f"{split}_accuracy")  # there is none of patches whose pixels are predicted
     found = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
+    missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
     return (
-        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n"
+        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n{missing if summary['unreadable_images'] else ''}"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
         f"checkpoints, metrics and summary.json are in {folder}"

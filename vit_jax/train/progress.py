@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from vit_jax.files import printable_lines
 
@@ -79,10 +80,17 @@ class Display:
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         is_off = not (enabled and sys.stderr.isatty())
         self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout, disable=is_off)
-        self.advance, self.close = self._bar.update, self._bar.close
+        self.advance, self.is_bar = self._bar.update, not is_off
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._bar.close)
+        if self.is_bar:
+            self._stack.enter_context(logging_redirect_tqdm())  # warnings come above the bar, not behind it
+        self.close = self._stack.close
 
-    def show(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> None:
-        """Loss, learning rate and speed after `step`."""
+    def show(
+        self, step: int, metrics: Mapping[str, float], seconds_left: float, seconds_to_end: float | None = None
+    ) -> None:
+        """Loss, learning rate, speed and time left after `step`; `seconds_to_end` of the runs that follow too."""
         text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"
         text += f"  {metrics['images_per_second']:,.0f} images/s"
         if "mfu" in metrics:
@@ -90,7 +98,9 @@ class Display:
         if metrics.get("input_wait_fraction", 0.0) >= SHOWN_WAIT_FRACTION:
             text += f"  waiting for input {metrics['input_wait_fraction']:.0%}"
         text += f"  {duration_text(seconds_left)} left"
-        if self._bar.disable:
+        if seconds_to_end is not None:
+            text += f", about {duration_text(seconds_to_end)} to the end of all runs"
+        if not self.is_bar:
             self.say(f"step {step:>6}/{self._total_steps}  {text}")
         else:
             self._bar.set_postfix_str(text, refresh=False)
@@ -98,7 +108,7 @@ class Display:
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
         line = printable_lines(line)
-        if self._enabled and self._bar.disable:
+        if self._enabled and not self.is_bar:
             print(line, flush=True)
         elif self._enabled:
             self._bar.write(line, file=sys.stderr)

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
-from vit_jax.config import FinetuneConfig, SearchConfig
+from vit_jax.config import FinetuneConfig, SearchConfig, resolve
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
@@ -19,8 +21,9 @@ from vit_jax.train.writers import read_summary, write_summary
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
 
-TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str], dict[str, Any]]
-"""(config, data, workdir, name of the split that `data.test` is) -> the content of `summary.json`."""
+TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], dict[str, Any]]
+"""(config, data, workdir, name of the split that `data.test` is, steps of the runs that follow) -> the content of
+`summary.json`."""
 Trials = dict[float, dict[str, Any]]
 
 
@@ -39,6 +42,14 @@ def choose_learning_rate(
     if unseen := classes_without_examples(parts.test):
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
     rates, trials = config.search.learning_rates, {}
+    trial_steps, final_steps = (
+        resolve(one, num_examples=len(source), num_devices=jax.device_count()).total
+        for one, source in ((trial_config(config, rates[0]), parts.train), (config, data.train))
+    )
+    say(
+        f"search   {len(rates)} trials of {trial_steps:,} steps, tested on {len(parts.test):,} images held out of "
+        f"training; then {final_steps:,} steps on all with the best learning rate"
+    )
     for number, rate in enumerate(rates, 1):
         trial_folder = folder / TRIALS / f"learning_rate={rate!r}"
         summary = read_summary(trial_folder)
@@ -47,7 +58,8 @@ def choose_learning_rate(
             with claim(str(trial_folder), trial) as claimed:
                 say(f"trial {number} of {len(rates)}: learning rate {rate:g}")
                 try:
-                    summary = train_with(trial, parts, claimed, "validation")
+                    steps_after = (len(rates) - number) * trial_steps + final_steps
+                    summary = train_with(trial, parts, claimed, "validation", steps_after)
                 except FloatingPointError as error:
                     summary = {ACCURACY: None, LOSS: None, "diverged": str(error)}
                     if hosts.is_first():
@@ -76,6 +88,7 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
     """The config of a trial: evaluated once, at its end, on the held-out part of train; only its summary is kept."""
     return dataclasses.replace(
         with_learning_rate(config, rate),
+        logging=dataclasses.replace(config.logging, parameters=False),  # they are listed once, by the final run
         evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
         checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"),
     )

@@ -39,6 +39,7 @@ def make_train_step(
     """
     is_trained, polyak = make_is_trained(config.optimizer), config.polyak
     drops = config.optimizer.trained == "all"  # dropout and stochastic depth; not where the features are frozen
+    class_weights = config.objective.class_weights
     num_micro_batches = config.optimizer.accumulation_steps
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -64,6 +65,9 @@ def make_train_step(
         label_BK, mask_B = jax.nn.one_hot(batch.label_B, architecture.num_classes), batch.mask_B
         if config.input.mixup_alpha > 0:
             image, label_BK, mask_B = mixup(key, image, label_BK, mask_B, config.input.mixup_alpha)
+        if class_weights:
+            mean = sum(class_weights) / len(class_weights)
+            mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
         return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:

@@ -1,5 +1,6 @@
 """How every array of a conversion is used, as a table for people."""
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
@@ -35,11 +36,18 @@ class Report(NamedTuple):
     written: Sequence[ArrayStatus]  # of every array of the destination, and of parameters left out
     notes: Sequence[str]
 
-    def text(self) -> str:
-        """The report for a terminal; notes come last, where they are seen."""
+    def text(self, *, is_complete: bool) -> str:
+        """The report for a terminal, with each array or their numbers; notes come last, where they are seen."""
+        show = table if is_complete else counted
         read, written = f"Read from {printable(self.source)}:", f"Written to {printable(self.destination)}:"
-        parts = [read, table(self.read), written, table(self.written), printable(self.network)]
+        parts = [read, show(self.read), written, show(self.written), printable(self.network)]
         return "\n".join([*parts, *(f"- {printable(note)}" for note in self.notes)])
+
+
+def counted(statuses: Iterable[ArrayStatus]) -> str:
+    """One line for each way in which arrays are used: how many are."""
+    counts = collections.Counter(status.status for status in statuses)
+    return "\n".join(f"  {count:>5,} arrays {status}" for status, count in counts.most_common())
 
 
 def table(statuses: Iterable[ArrayStatus]) -> str:

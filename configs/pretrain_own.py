@@ -1,0 +1,56 @@
+"""Any network from scratch on own images, 1,000 to 100,000 of them; data by `--config.data=folder:PATH`.
+
+The fewer the images, the longer and the stronger augmented: AugReg (2106.10270) found both to stand in for data.
+The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at a batch that one GPU takes.
+With fewer images, or with weights at hand, fine-tuning (`finetune.py:any,own`) gives more.
+"""
+
+from vit_jax.config import (
+    CheckpointConfig,
+    Duration,
+    EvaluationConfig,
+    InputConfig,
+    LoggingConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ScheduleConfig,
+    parse_argument,
+)
+from vit_jax.config.variants import parse_name
+
+# Up to so many images: epochs, batch, magnitude of RandAugment (of two layers), alpha of mixup.
+ROWS = ((3_000, 600, 64, 15, 0.5), (20_000, 300, 128, 15, 0.5), (100_000, 200, 256, 10, 0.2))
+
+
+def get_config(argument: str = "") -> PretrainConfig:
+    """Argument: MODEL[,examples=N][,image_size=N]; N training images, about."""
+    chosen = parse_argument(argument, model="ViT-Ti/16", examples=10_000, image_size=224)
+    if not 1 <= chosen["examples"] <= ROWS[-1][0]:
+        raise ValueError(f"examples={chosen['examples']}: give 1 to 100,000; for more see pretrain_imagenet1k.py.")
+    _, epochs, batch, magnitude, alpha = next(row for row in ROWS if chosen["examples"] <= row[0])
+    is_transformer = parse_name(chosen["model"]).size is not None
+    forms = {"pool": "gap", "position_embedding": "sincos2d", "head": "linear"} if is_transformer else {}
+    return PretrainConfig(
+        data=None,
+        total=Duration(f"{epochs} epochs"),
+        global_batch=batch,
+        model=ModelConfig(name=chosen["model"], **forms),
+        input=InputConfig(
+            train_split="train",
+            test_split="test",
+            image_size=(chosen["image_size"], chosen["image_size"]),
+            crop_area_fraction=(0.2, 1.0),
+            randaugment_layers=2,
+            randaugment_magnitude=magnitude,
+            mixup_alpha=alpha,
+            exif_orientation=True,
+        ),
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(weight_decay=1e-4, weight_decay_meaning="big_vision", clip_global_norm=1.0),
+        schedule=ScheduleConfig(learning_rate=1e-3, warmup=Duration("0.05 fraction"), decay="cosine"),
+        evaluation=EvaluationConfig(every=Duration("0.05 fraction")),
+        checkpoint=CheckpointConfig(every=Duration("0.05 fraction")),
+        logging=LoggingConfig(every=Duration("0.002 fraction")),
+    )
