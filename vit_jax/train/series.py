@@ -31,4 +31,3 @@ def run_once(config: Any, folder: pathlib.Path, perform: Callable[[Any, str], ob
         say(f"{name}: {error}")
         if hosts.is_first():
             write_summary(folder, {"test_accuracy": None, "test_loss": None, DIVERGED: str(error)})
-

@@ -1,0 +1,120 @@
+"""The verb study: a grid of runs after the paper's studies, their table and their picture."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.cli.training import preemptible, run_training
+from vit_jax.cli.words import UsageError, share, split, whole
+
+if TYPE_CHECKING:
+    from vit_jax.studies.grid import Grid
+
+_OPTIONAL = ("index", "count", "topology", "measures", "num_examples", "num_classes")
+_SWITCHES = ("dry_run", "paper")
+
+
+def study(words: Sequence[str]) -> None:
+    """Runs what is left of a study and draws it."""
+    from vit_jax.studies.catalogue import STUDIES
+
+    axes = dict.fromkeys(axis.option for known in STUDIES.values() for axis in known.all_axes)
+    options, overrides, _ = split(
+        words,
+        positional=("NAME",),
+        required=("config", "workdir"),
+        optional=(*_OPTIONAL, *axes),
+        switches=_SWITCHES,
+    )
+    if options["NAME"] not in STUDIES:
+        raise UsageError(f"There is no study {options['NAME']!r}. Studies: {', '.join(STUDIES)}.")
+    chosen = STUDIES[options["NAME"]]
+    _check(options, is_trained=chosen.is_trained)
+    given = {name: values_of(options[name]) for name in (*axes, "measures") if name in options}
+    index, count = share(options)
+    if "dry_run" in options or "topology" in options:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+
+    from vit_jax.studies.grid import make_grid
+
+    grid = make_grid(chosen, options["config"], overrides, given)
+    if "dry_run" in options:
+        print(_plan(options, grid, index, count), end="")
+        return
+    with preemptible():
+        run_training(lambda: _study(options, grid, index, count), options["workdir"])
+
+
+def values_of(text: str) -> tuple[str, ...]:
+    """The values of "A,B": what has a sign of equality belongs to the value before, as in "L/16,epochs=7,B/32"."""
+    values: list[str] = []
+    for part in filter(None, text.split(",")):
+        if "=" in part and values:
+            values[-1] += f",{part}"
+        else:
+            values.append(part)
+    return tuple(values)
+
+
+def _check(options: Mapping[str, str], *, is_trained: bool) -> None:
+    name = options["NAME"]
+    for option in ("num_examples", "num_classes"):
+        if option in options and "dry_run" not in options:
+            raise UsageError(f"--{option}= has no effect without --dry-run.")
+    if "topology" in options and is_trained and "dry_run" not in options:
+        raise UsageError(f"--topology= has no effect on {name} without --dry-run: its runs train on this machine.")
+    if "paper" in options and name != "scaling":
+        raise UsageError(f"--paper has no effect on {name}: the paper's points are those of scaling.")
+
+
+def _study(options: Mapping[str, str], grid: "Grid", index: int, count: int) -> None:
+    from vit_jax import hosts
+    from vit_jax.drawing import require_drawing
+    from vit_jax.plan.topology import parse_topology
+    from vit_jax.studies import speed
+    from vit_jax.studies.results import write_results
+    from vit_jax.studies.runs import run_study
+    from vit_jax.train.interruption import Interrupted
+    from vit_jax.train.pretrain import learn
+
+    require_drawing()  # before hours of training
+    workdir, perform = _folder(options), learn
+    if not grid.study.is_trained:
+        perform = speed.planner(parse_topology(options["topology"])) if "topology" in options else speed.measure  # type: ignore[assignment]
+        grid = _on_machine(options, grid)
+    with hosts.ends_together(Interrupted):
+        hosts.start()
+        run_study(grid, workdir, grid.runs[index::count], perform)
+        if hosts.is_first():
+            print(f"\n{write_results(grid, workdir, with_paper='paper' in options)}", end="", flush=True)
+            print(f"{grid.study.name}: table and picture are in {workdir}", file=sys.stderr, flush=True)
+
+
+def _on_machine(options: Mapping[str, str], grid: "Grid") -> "Grid":
+    """Runs planned for another machine have other folders than those measured on this one."""
+    import dataclasses
+
+    from vit_jax.studies.grid import changed
+
+    if "topology" not in options:
+        return grid
+    return dataclasses.replace(grid, runs=tuple(changed(run, machine=options["topology"]) for run in grid.runs))
+
+
+def _plan(options: Mapping[str, str], grid: "Grid", index: int, count: int) -> str:
+    from vit_jax.plan.topology import parse_topology
+    from vit_jax.studies.costs import plan_to_markdown
+
+    numbers: dict[str, Any] = {
+        name: whole(options, name) for name in ("num_examples", "num_classes") if name in options
+    }
+    topology = parse_topology(options["topology"]) if "topology" in options else None
+    if not grid.study.is_trained:
+        grid = _on_machine(options, grid)
+    return plan_to_markdown(grid, _folder(options), grid.runs[index::count], topology, numbers)
+
+
+def _folder(options: Mapping[str, str]) -> pathlib.Path:
+    return pathlib.Path(options["workdir"]).expanduser().absolute()
