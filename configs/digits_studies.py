@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # side of the image in pixels
     "ViT-48": (8, {"name": "ViT-mu/2", "width": 48, "depth": 4, "mlp_dim": 192, "num_heads": 4}),
     "ViT-16": (8, {"name": "ViT-mu/2", "width": 16, "depth": 2, "mlp_dim": 64, "num_heads": 2}),
     "ViT-96": (8, {"name": "ViT-mu/2", "width": 96, "depth": 4, "mlp_dim": 384, "num_heads": 4}),
+    "Axial-48": (8, {"name": "ViT-mu/2", "width": 48, "depth": 2, "mlp_dim": 192, "num_heads": 4, "block": "axial"}),
     "ResNet": (16, {"name": "R14x0.5"}),  # the root of a ResNet divides by 4, so the images are enlarged
     "Hybrid": (16, {"name": "R14x0.5+ViT-mu/4", "width": 48, "depth": 4, "mlp_dim": 192, "num_heads": 4}),
 }
@@ -42,7 +43,7 @@ STUDIES = {
         ),
         "measures": ("final_accuracy", "fewshot_5shot_accuracy"),
     },
-    "scaling": {"models": ("ViT-16", "ViT-48", "ViT-96", "ResNet", "Hybrid"), "epochs": (3, 10)},
+    "scaling": {"models": ("ViT-16", "ViT-48", "ViT-96", "Axial-48", "ResNet", "Hybrid"), "epochs": (3, 10)},
     "positions": {"seeds": (0, 1)},
     "pooling": {"learning_rates": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
     "shape": {

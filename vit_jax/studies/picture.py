@@ -1,6 +1,5 @@
 """The picture of a study: each of its measures over what varies, with a colour for each series."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,14 +23,13 @@ def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_pa
     figure = drawing.new_figure(_WIDTH * num_panels, _HEIGHT)
     panels = figure.subplots(1, num_panels, squeeze=False)[0]
     if with_paper:
-        _draw_paper(panels[-1 if beside else 0], own_labels=beside)
+        _draw_paper(panels[-1 if beside else 0], is_alone=beside)
     for axes, measure in zip(panels, study.measures, strict=False):
-        (_lines if study.picture.is_log else _bars)(axes, study, drawn, measure)
+        _draw_measure(axes, study, drawn, measure)
         axes.set_xlabel(study.picture.x_label)
         axes.set_ylabel(_label(measure))
         axes.set_title(drawing.short(title, 60), fontsize=10)
         axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
         if drawn:
             axes.legend(title=study.picture.series.replace("_", " "), fontsize=8, title_fontsize=8)
     return figure
@@ -47,80 +45,73 @@ def _is_fraction(measure: str) -> bool:
     return measure.endswith("_accuracy")
 
 
-def _scale(measure: str) -> float:
-    return 100 if _is_fraction(measure) else 1
-
-
 def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows by series, each in the order of x; the base shape belongs to all."""
+    """Rows by series, each in the order of x where that is a number; the base shape belongs to all."""
     column, x = study.picture.series, study.picture.x
     shared = [row for row in rows if row.get(column) == "base"]
     names = [name for name in dict.fromkeys(str(row.get(column, "all")) for row in rows) if name != "base"] or ["base"]
-    found = {name: [row for row in rows if row.get(column, "all") == name] for name in names}
+    found = {name: [row for row in rows if str(row.get(column, "all")) == name] for name in names}
     if names != ["base"]:
         found = {name: [*members, *shared] for name, members in found.items()}
+    if not study.picture.is_log:
+        return found
     return {name: sorted(members, key=lambda row: float(row[x])) for name, members in found.items()}
 
 
-def _lines(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
-    picture, scale = study.picture, _scale(measure)
-    styles = zip(itertools.cycle(drawing.COLOURS), itertools.cycle(MARKERS), strict=False)
-    line = "none" if picture.has_front else "-"
-    for (name, members), (colour, marker) in zip(series_of(study, rows).items(), styles, strict=False):
-        x = [float(row[picture.x]) for row in members]
+def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
+    """Means with bars from the lowest to the highest; words on the x axis have their series beside each other."""
+    picture, scale = study.picture, 100 if _is_fraction(measure) else 1
+    series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
+    line = "-" if picture.is_log and not picture.has_front else "none"
+    for number, (name, members) in enumerate(series.items()):
+        shift = 0.15 * (number - (len(series) - 1) / 2)
+        x = [float(row[picture.x]) if picture.is_log else words.index(str(row[picture.x])) + shift for row in members]
         y = [scale * row[measure] for row in members]
-        below = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
-        above = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
+        low = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
+        high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
+        style = {"color": drawing.COLOURS[number % len(drawing.COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        label = drawing.short(model_label(name), 32)
         axes.errorbar(
-            x,
-            y,
-            yerr=(below, above),
-            color=colour,
-            marker=marker,
-            linestyle=line,
-            capsize=3,
-            label=drawing.short(model_label(name), 32),
+            x, y, yerr=(low, high) if any((*low, *high)) else None, capsize=3, linestyle=line, label=label, **style
         )
+    if not picture.is_log:
+        axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
+        axes.margins(x=0.15, y=0.15)
+        return
     axes.set_xscale("log")
     _name_ticks(axes, sorted({float(row[picture.x]) for row in rows}))
     if not _is_fraction(measure):
         axes.set_yscale("log")
     if picture.has_front:
-        front = pareto_front([(float(row[picture.x]), scale * row[measure]) for row in rows])
+        points = [(float(row[picture.x]), scale * row[measure]) for row in rows]
+        names = [drawing.short(model_label(str(row.get("model", ""))), 24) for row in rows]
+        _draw_front(axes, points, names)
+
+
+def _draw_front(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+    """The best for each cost; names would cover each other at all points."""
+    front = pareto_front(points)
+    if front:
         axes.step(
-            *zip(*front, strict=True), where="post", color=drawing.GREY, zorder=0, label="best so far"
-        ) if front else None
-        for row in rows:
-            text = drawing.short(model_label(str(row.get("model", ""))), 24)
-            place = (float(row[picture.x]), scale * row[measure])
-            axes.annotate(text, place, xytext=(4, -9), textcoords="offset points", fontsize=6)
+            *zip(*front, strict=True), where="post", color=drawing.GREY, linewidth=1, zorder=0, label="best so far"
+        )
+    for point in front:
+        axes.annotate(
+            names[points.index(point)], point, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right"
+        )
+    axes.margins(x=0.2, y=0.1)
 
 
 def _name_ticks(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis of a few values names these."""
-    if values and len(values) <= 8 and values[-1] >= 1e-3 and all(f"{value:g}" == f"{value:.4g}" for value in values):
-        axes.set_xticks(values, [f"{value:,g}" for value in values])
-        axes.minorticks_off()
-
-
-def _bars(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
-    picture, scale = study.picture, _scale(measure)
-    groups = list(dict.fromkeys(str(row[picture.x]) for row in rows))
-    names = list(dict.fromkeys(str(row.get(picture.series, "all")) for row in rows))
-    width = 0.8 / max(len(names), 1)
-    for number, name in enumerate(names):
-        members = [row for row in rows if row.get(picture.series, "all") == name]
-        x = [groups.index(str(row[picture.x])) + (number - (len(names) - 1) / 2) * width for row in members]
-        y = [scale * row[measure] for row in members]
-        below = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
-        above = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
-        axes.bar(x, y, width * 0.9, yerr=(below, above), capsize=3, color=drawing.COLOURS[number % 7], label=name)
-        for place, value, up in zip(x, y, above, strict=True):
-            axes.annotate(f"{value:.1f}", (place, value + up), ha="center", va="bottom", fontsize=7)
-    axes.set_xticks(range(len(groups)), [drawing.short(model_label(group)) for group in groups])
-    if rows:  # differences are small beside the accuracies; a bar cut off says so by its axis
-        values = [scale * row[f"{measure}_low"] for row in rows]
-        axes.set_ylim(bottom=max(0, min(values) - 0.3 * (max(values) - min(values)) - 2))
+    """A logarithmic axis of a few values names these; one of less than two decades 1, 2, 5 and their like."""
+    if not values or ((len(values) > 8 or values[0] < 1e-5) and values[-1] >= 100 * values[0]):
+        return
+    if len(values) > 8 or any(f"{value:g}" != f"{value:.3g}" for value in values if value < 1000):
+        decades = (10.0**power for power in range(-12, 13))
+        round_ones = [step * decade for decade in decades for step in (1, 2, 5)]
+        values = [value for value in round_ones if 0.8 * values[0] <= value <= 1.2 * values[-1]]
+    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    axes.minorticks_off()
 
 
 def model_label(value: str) -> str:
@@ -142,31 +133,29 @@ def _meets(study: Study, rows: Sequence[Mapping[str, Any]]) -> bool:
     return any(float(row[study.picture.x]) >= min(row.exaflops for row in TABLE_6) for row in rows)
 
 
-def _draw_paper(axes: Any, *, own_labels: bool) -> None:
+def _draw_paper(axes: Any, *, is_alone: bool) -> None:
     label = "ViT, Table 6: JFT-300M, then ImageNet"
-    for kind, marker in (("ViT", MARKERS[0]), ("ResNet", MARKERS[1]), ("hybrid", MARKERS[2])):
+    for kind, marker in zip(("ViT", "ResNet", "hybrid"), MARKERS, strict=False):
         rows = [row for row in TABLE_6 if _paper_kind(row.model) == kind]
         axes.plot(
             [row.exaflops for row in rows],
             [row.imagenet_percent for row in rows],
             marker,
-            color=drawing.GREY,
+            color=drawing.BLACK,
             fillstyle="none",
-            label=kind if own_labels else f"{kind} ({label})",
+            alpha=0.6,
+            label=kind if is_alone else f"{kind} ({label})",
             zorder=0,
         )
-    if own_labels:
+    if is_alone:
         axes.set_xscale("log")
+        points = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
+        _draw_front(axes, points, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6])
         axes.set_xlabel("pre-training compute (exaFLOPs)")
         axes.set_ylabel("ImageNet top-1 after fine-tuning (%)")
         axes.set_title(label, fontsize=10)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower right")
         axes.grid(alpha=0.3)
-        for row in TABLE_6:
-            text = f"{row.model} {row.epochs} ep."
-            axes.annotate(
-                text, (row.exaflops, row.imagenet_percent), xytext=(4, -9), textcoords="offset points", fontsize=6
-            )
 
 
 def _paper_kind(model: str) -> str:
