@@ -7,7 +7,7 @@ from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import Totals, make_plan
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.studies.grid import Grid, Run
-from vit_jax.studies.runs import state_of
+from vit_jax.studies.runs import named, state_of
 from vit_jax.tables import aligned
 
 ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
@@ -40,7 +40,8 @@ def plan_to_markdown(
         left["runs"] += is_left
         line = [run.name, "yes" if run in own else "no", state]
         if grid.study.is_trained:
-            totals = totals_of(run, machine, given)
+            with named(run):
+                totals = totals_of(run, machine, given)
             figures = (
                 [0.0] * 4
                 if totals is None

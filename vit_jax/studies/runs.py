@@ -6,7 +6,7 @@ interrupted resumes.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax import hosts
@@ -33,10 +33,10 @@ def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Pe
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """
     for run in grid.runs:
-        with _named(run):
+        with named(run):
             validate(run.config)
     for number, run in enumerate(own, 1):
-        with _named(run):
+        with named(run):
             run_once(run.config, folder_of(workdir, run), perform, f"run {number} of {len(own)}: {run.name}")
         if hosts.is_first():
             write_results(grid, workdir)
@@ -51,7 +51,7 @@ def state_of(run: Run, workdir: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def _named(run: Run) -> Any:
+def named(run: Run) -> Iterator[None]:
     """Errors of a run begin with its name."""
     try:
         yield
