@@ -7,6 +7,8 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import run, succeed
+from vit_jax.cli import VERBS
+from vit_jax.studies.catalogue import STUDIES
 from vit_jax.train import pretrain, workdir
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.writers import write_summary
@@ -115,6 +117,11 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
     short = succeed([*words, "--num_examples=100000000", "--examples=100000000"])
     assert "hours" not in short
     assert " 170,898 |" in short
+
+
+def test_every_axis_is_an_option():
+    options = {form.strip("[-").partition("=")[0] for form in VERBS["study"].arguments}
+    assert {axis.option for study in STUDIES.values() for axis in study.all_axes} <= options
 
 
 @pytest.mark.parametrize(

@@ -3,43 +3,74 @@
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.training import preemptible, run_training
-from vit_jax.cli.words import UsageError, share, split, whole
+from vit_jax.cli.verb import RECIPE, SHARE, verb
+from vit_jax.cli.words import Given, UsageError, share, whole
 
 if TYPE_CHECKING:
     from vit_jax.studies.grid import Grid
 
-_OPTIONAL = ("index", "count", "topology", "measures", "num_examples", "num_classes")
-_SWITCHES = ("dry_run", "paper")
+_AXES = {
+    "[--models=M,…]": "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial",
+    "[--examples=N,…]": "training images (data_size)",
+    "[--weight_decays=X,…]": "searched for each part of the images (data_size)",
+    "[--dropouts=X,…]": "likewise",
+    "[--label_smoothings=X,…]": "likewise",
+    "[--epochs=N,…]": "lengths (scaling)",
+    "[--positions=P,…]": "none, learned_1d, learned_2d, relative, sincos2d (positions)",
+    "[--layers=L,…]": "where they are added: stem, every, shared (positions)",
+    "[--pools=P,…]": "token, gap, map (pooling)",
+    "[--learning_rates=X,…]": "at the peak (pooling)",
+    "[--shapes=S,…]": "base, and depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)",
+    "[--optimizers=O,…]": "adam, sgd (optimizer)",
+    "[--rate_factors=X,…]": "of the learning rate, searched for each optimiser (optimizer)",
+    "[--image_sizes=N,…]": "sides in pixels (speed)",
+    "[--seeds=N,…]": "of every study: their mean and extremes are shown",
+}
 
 
-def study(words: Sequence[str]) -> None:
-    """Runs what is left of a study and draws it."""
+@verb(
+    {
+        "NAME": "data_size, scaling, positions, pooling, shape, optimizer or speed",
+        **RECIPE,
+        "--workdir=FOLDER": "of the runs, the table and the picture; the same command goes on after an interruption",
+        "[--dry_run]": "list the runs, their state, and what they cost",
+        "[--topology=NAME]": "as of `plan`: time and chip-hours of a dry run there; the TPU that speed is planned for",
+        "[--num_examples=N]": "for a dry run, of data that the recipe does not name",
+        "[--num_classes=N]": "for a dry run, of data that the recipe does not name",
+        "[--measures=RESULT,…]": "of summary.json, to be shown",
+        "[--paper]": "draw the paper's Table 6 too (scaling)",
+        **SHARE,
+        **_AXES,
+    },
+    "positions --config=digits_studies --workdir=runs/positions",
+    "scaling --config=pretrain_jft --workdir=runs/scaling --dry-run --topology=v5e:16x16",
+)
+def study(given: Given) -> None:
+    """The paper's studies: grids of runs that are trained, collected into a table, and drawn.
+
+    Each value of an axis stands for overrides of the recipe. Values are those of the command, else of the recipe's
+    table `STUDIES`, else the paper's.
+    """
     from vit_jax.studies.catalogue import STUDIES
 
-    axes = dict.fromkeys(axis.option for known in STUDIES.values() for axis in known.all_axes)
-    options, overrides, _ = split(
-        words,
-        positional=("NAME",),
-        required=("config", "workdir"),
-        optional=(*_OPTIONAL, *axes),
-        switches=_SWITCHES,
-    )
+    options, overrides, _ = given
     if options["NAME"] not in STUDIES:
         raise UsageError(f"There is no study {options['NAME']!r}. Studies: {', '.join(STUDIES)}.")
     chosen = STUDIES[options["NAME"]]
     _check(options, is_trained=chosen.is_trained)
-    given = {name: values_of(options[name]) for name in (*axes, "measures") if name in options}
+    axes = [axis.option for known in STUDIES.values() for axis in known.all_axes]
+    values = {name: values_of(options[name]) for name in (*axes, "measures") if name in options}
     index, count = share(options)
     if "dry_run" in options or "topology" in options:
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
     from vit_jax.studies.grid import make_grid
 
-    grid = make_grid(chosen, options["config"], overrides, given)
+    grid = make_grid(chosen, options["config"], overrides, values)
     if "dry_run" in options:
         print(_plan(options, grid, index, count), end="")
         return

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from vit_jax.config import PretrainConfig, build_architecture, to_dict
+from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
 from vit_jax.config.durations import parse
 from vit_jax.config.load import flatten
 from vit_jax.studies.grid import MODEL, Axis, Picture, Point, Study, field_axis
@@ -30,6 +30,12 @@ def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
             continue
         if unit == "epochs":
             yield f"{name}={round(number * epoch)} examples"
+
+
+def _position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Positions that are not learned have no spread at the start."""
+    spread = [f"model.position_stddev={ModelConfig.position_stddev}"] if value in ("none", "sincos2d") else []
+    return [f"model.position_embedding={value}", *spread]
 
 
 def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
@@ -131,7 +137,12 @@ STUDIES = {
             name="positions",
             about="Table 8: kinds of position embeddings, and where they are added",
             axes=(
-                field_axis("position", "model.position_embedding", ("none", "learned_1d", "learned_2d", "relative")),
+                Axis(
+                    name="position",
+                    overrides=_position,
+                    values=("none", "learned_1d", "learned_2d", "relative"),
+                    takes=("model.position_embedding",),
+                ),
                 field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
             ),
             allows=_has_place,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import drawing
-from vit_jax.config import build_architecture
 from vit_jax.files import write_atomically
 from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.picture import draw
 from vit_jax.tables import aligned
+from vit_jax.train.assemble import architecture_of
 from vit_jax.train.series import DIVERGED
 from vit_jax.train.writers import read_metrics, read_summary
 
@@ -106,7 +106,7 @@ def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
 
 def _kind(run: Run) -> Row:
     """What points have in common that are drawn alike."""
-    a = build_architecture(run.config.model, image_size=run.config.input.image_size, num_classes=1)
+    a = architecture_of(run.config, num_classes=1)
     family = "Axial-ViT" if a.block == "axial" else {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}[a.family]
     dimension = {"dimension": run.point["shape"].partition(":")[0]} if "shape" in run.point else {}
     return {"family": family} | dimension

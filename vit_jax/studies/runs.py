@@ -14,6 +14,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config.validate import validate
 from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.results import folder_of, write_results
+from vit_jax.train.assemble import architecture_of
 from vit_jax.train.pretrain import learn
 from vit_jax.train.series import run_once
 from vit_jax.train.workdir import CONFIG_FILE
@@ -35,6 +36,7 @@ def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Pe
     for run in grid.runs:
         with named(run):
             validate(run.config)
+            architecture_of(run.config, num_classes=1)
     for number, run in enumerate(own, 1):
         with named(run):
             run_once(run.config, folder_of(workdir, run), perform, f"run {number} of {len(own)}: {run.name}")
