@@ -54,7 +54,7 @@ STUDIES = {
             *("all:0.5", "all:1.5"),
         )
     },
-    "optimizer": {"models": ("ResNet",), "rate_factors": (0.3, 1, 3), "config": VALIDATED},
+    "optimizer": {"models": ("ResNet",), "rate_factors": (0.3, 1, 3, 10), "config": VALIDATED},
     "speed": {
         "models": ("ViT-48", "ViT-96", "ResNet"),
         "image_sizes": (16, 32, 64),

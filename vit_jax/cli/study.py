@@ -13,22 +13,22 @@ from vit_jax.cli.words import Given, UsageError, share, whole
 if TYPE_CHECKING:
     from vit_jax.studies.grid import Grid
 
-_AXES = {
-    "[--models=M,…]": "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial",
-    "[--examples=N,…]": "training images (data_size)",
-    "[--weight_decays=X,…]": "searched for each part of the images (data_size)",
-    "[--dropouts=X,…]": "likewise",
-    "[--label_smoothings=X,…]": "likewise",
-    "[--epochs=N,…]": "lengths (scaling)",
-    "[--positions=P,…]": "none, learned_1d, learned_2d, relative, sincos2d (positions)",
-    "[--layers=L,…]": "where they are added: stem, every, shared (positions)",
-    "[--pools=P,…]": "token, gap, map (pooling)",
-    "[--learning_rates=X,…]": "at the peak (pooling)",
-    "[--shapes=S,…]": "base, and depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)",
-    "[--optimizers=O,…]": "adam, sgd (optimizer)",
-    "[--rate_factors=X,…]": "of the learning rate, searched for each optimiser (optimizer)",
-    "[--image_sizes=N,…]": "sides in pixels (speed)",
-    "[--seeds=N,…]": "of every study: their mean and extremes are shown",
+_AXES = {  # values with commas between them
+    "models": "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial",
+    "examples": "training images (data_size)",
+    "weight_decays": "searched for each part of the images (data_size)",
+    "dropouts": "likewise",
+    "label_smoothings": "likewise",
+    "epochs": "lengths (scaling)",
+    "positions": "none, learned_1d, learned_2d, relative, sincos2d (positions)",
+    "layers": "where they are added: stem, every, shared (positions)",
+    "pools": "token, gap, map (pooling)",
+    "learning_rates": "at the peak (pooling)",
+    "shapes": "base, and depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)",
+    "optimizers": "adam, sgd (optimizer)",
+    "rate_factors": "of the learning rate, searched for each optimiser (optimizer)",
+    "image_sizes": "sides in pixels (speed)",
+    "seeds": "of every study: their mean and extremes are shown",
 }
 
 
@@ -41,10 +41,10 @@ _AXES = {
         "[--topology=NAME]": "as of `plan`: time and chip-hours of a dry run there; the TPU that speed is planned for",
         "[--num_examples=N]": "for a dry run, of data that the recipe does not name",
         "[--num_classes=N]": "for a dry run, of data that the recipe does not name",
-        "[--measures=RESULT,…]": "of summary.json, to be shown",
+        "[--measures=A,B,…]": "of summary.json, to be shown",
         "[--paper]": "draw the paper's Table 6 too (scaling)",
         **SHARE,
-        **_AXES,
+        **{f"[--{name}=A,B,…]": meaning for name, meaning in _AXES.items()},
     },
     "positions --config=digits_studies --workdir=runs/positions",
     "scaling --config=pretrain_jft --workdir=runs/scaling --dry-run --topology=v5e:16x16",
@@ -62,8 +62,7 @@ def study(given: Given) -> None:
         raise UsageError(f"There is no study {options['NAME']!r}. Studies: {', '.join(STUDIES)}.")
     chosen = STUDIES[options["NAME"]]
     _check(options, is_trained=chosen.is_trained)
-    axes = [axis.option for known in STUDIES.values() for axis in known.all_axes]
-    values = {name: values_of(options[name]) for name in (*axes, "measures") if name in options}
+    values = {name: values_of(options[name]) for name in (*_AXES, "measures") if name in options}
     index, count = share(options)
     if "dry_run" in options or "topology" in options:
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
