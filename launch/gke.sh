@@ -24,7 +24,7 @@ OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --ac
 Exit codes: 0 finished (or the step is done), 1 failed, 2 wrong arguments, 130 Ctrl-C.
 "
 
-name="" place=() render=() words=()
+name="" shares="" place=() render=() words=()
 
 main() {
   local command="${1:---help}"
@@ -40,6 +40,8 @@ main() {
     need_dns_name name "$name" 63
     ((${#render[@]} == 1 && ${#words[@]} == 0)) || refuse "$command takes --name, --namespace and nothing of the run."
   fi
+  [[ "$command" != run || -z "$shares" ]] ||
+    refuse "run follows one JobSet, and --shares makes $shares: submit them, then log --name=$name-0 and so on."
   case "$command" in
     run) submit && follow ;;
     log) follow ;;
@@ -54,6 +56,7 @@ read_options() {
       --namespace=*) place=(--namespace="${1#*=}") ;;
       --poll_seconds=*) poll_seconds="${1#*=}" ;;
       --dry-run) dry_run=yes ;;
+      --shares=*) shares="${1#*=}" && render+=("$1") ;;
       --help | -h) printf '%s' "$HELP" && exit ;;
       --)
         words=("$@")

@@ -25,6 +25,7 @@ FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: every side a multiple of 4
 JOB = "worker"
 POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
+SHARED_VERBS = ("study", "vtab")  # whose runs --index= and --count= deal to several machines
 WORKDIR, DATA = "/workdir", "/data"
 
 
@@ -38,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def render(words: Sequence[str] | None = None) -> str:
-    """The manifest for these words of the command line.
+    """The manifest for these words of the command line; with shares one for each, as documents of one file.
 
     Raises:
       ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not accept.
@@ -49,7 +50,16 @@ def render(words: Sequence[str] | None = None) -> str:
     cases |= {"account"} if options.service_account else set()
     cases |= {"bucket"} if options.workdir.startswith("gs://") else {"claim"}
     cases |= {"data"} if options.data_bucket else set()
-    return fill(TEMPLATE.read_text(), values, cases)
+    template = TEMPLATE.read_text()
+    if options.shares is None:
+        return fill(template, values, cases)
+    return "---\n".join(fill(template, _share(values, index, options.shares), cases) for index in range(options.shares))
+
+
+def _share(values: Mapping[str, object], index: int, count: int) -> dict[str, object]:
+    """A JobSet of its own: that of another share neither restarts it nor is waited for."""
+    words = [*values["arguments"], f"--index={index}", f"--count={count}"]  # type: ignore[misc]
+    return {**values, "name": f"{values['name']}-{index}", "arguments": words}
 
 
 def fill(template: str, values: Mapping[str, object], cases: Collection[str]) -> str:
@@ -124,7 +134,8 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         hosts, chips = options.hosts or 1, options.chips_per_host or 0
     _check_counts(options)
     _check_words(options)
-    _check_name(options.name, options.slices, hosts)
+    last = "" if options.shares is None else f"-{options.shares - 1}"
+    _check_name(options.name, options.slices, hosts, last)
     workdir, claim = _place(options.workdir)
     return {
         "name": options.name,
@@ -155,11 +166,15 @@ def _words(options: argparse.Namespace) -> list[str]:
     for word in words:
         if word.startswith("--workdir"):
             raise ValueError(f"{word} follows --: give --workdir=gs://BUCKET/FOLDER before it.")
+    if options.shares is not None and words[0] not in SHARED_VERBS:
+        raise ValueError(
+            f"--shares={options.shares}: {words[0]} is one run; {' and '.join(SHARED_VERBS)} have several."
+        )
     return words
 
 
 def _check_counts(options: argparse.Namespace) -> None:
-    for name, least in (("slices", 1), ("hosts", 1), ("max_failures", 0), ("grace_seconds", 1)):
+    for name, least in (("slices", 1), ("hosts", 1), ("shares", 1), ("max_failures", 0), ("grace_seconds", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name}={value}: must be {least} or more.")
@@ -174,8 +189,8 @@ def _check_words(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name}={value!r}: must be {kind}.")
 
 
-def _check_name(name: str, slices: int, hosts: int) -> None:
-    longest = POD_NAME_LENGTH - len(f"-{JOB}-{slices - 1}-{hosts - 1}-abcde")
+def _check_name(name: str, slices: int, hosts: int, share: str) -> None:
+    longest = POD_NAME_LENGTH - len(f"{share}-{JOB}-{slices - 1}-{hosts - 1}-abcde")
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
         raise ValueError(
             f"--name={name}: must be at most {longest} lower-case letters, digits and hyphens, a letter first and no "
@@ -222,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workdir", required=True, help="gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim")
     add("--topology", help="of a TPU slice, like 16x16 or 4x4x8")
     add("--slices", type=int, default=1, help="TPU slices, or groups of --hosts nodes (default 1)")
+    add("--shares", type=int, help="JobSets NAME-0, NAME-1, ... that share the runs of a study (or of vtab)")
     add("--hosts", type=int, help="nodes with GPUs or CPUs in a group (default 1)")
     add("--chips_per_host", type=int, help="GPUs of a node; chips of a TPU host where the topology leaves it open")
     add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")

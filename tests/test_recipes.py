@@ -63,6 +63,7 @@ RECIPES = {
     **{f"finetune.py:{recipe}": dataset for recipe, dataset in FINETUNING.items()},
     **{f"digits_transfer.py:{s}": Dataset(718, 5) for s in ("pretrain", "untrained", "finetune", "scratch")},
     **{f"digits_masked.py:{s}": DIGITS for s in ("pretrain", "untrained", "finetune", "scratch")},
+    **{f"digits_studies.py:{model}": DIGITS for model in ("ViT-48", "Axial-48", "ResNet", "Hybrid")},
     "masked_patch.py:ViT-B/16": JFT,
     **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),

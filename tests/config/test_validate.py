@@ -157,6 +157,11 @@ def test_a_setting_without_effect_is_refused(fields, name):
         ({"checkpoint.best_metric": "test_a"}, "best_metric='test_a' is no result .*: test_accuracy, test_loss."),
         ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
         ({"objective.class_weights": (1.0, 0.0)}, r"class_weights=\(1.0, 0.0\): must be positive"),
+        (
+            {"input.train_examples": 0},
+            "train_examples=0 and train_examples_per_class=None: give one of them, at least 1",
+        ),
+        ({"input.train_examples": 9, "input.train_examples_per_class": 2}, "give one of them"),
         ({"input.train_examples_per_class": 0}, "train_examples_per_class=0: give at least 1"),
         # references
         ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "config.optimizer.name='math:lion': math has"),

@@ -1,5 +1,6 @@
 """Parts of a source: chosen records, hold-outs, `config.classes`, `config.train_examples_per_class`; and its cache."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -159,9 +160,24 @@ def test_few_examples_of_each_class_of_training(folder, make_config):
     assert len(chosen(2, path=moved) - two) <= 1
 
 
+def test_few_examples_in_all_of_training(folder, make_config):
+    """A smaller part is in each larger one, and another seed has another."""
+
+    def chosen(count, seed=0):
+        source, names = open_names(folder, "train", make_config(train_examples=count), seed)
+        assert len(source) == count
+        return set(names)
+
+    parts = [chosen(count) for count in (2, 5, 11, 15)]
+    assert all(less < more for less, more in itertools.pairwise(parts))
+    assert any(chosen(5, seed) != parts[1] for seed in (1, 2, 3))
+    assert len(open_names(folder, "test", make_config(train_examples=2))[0]) == 15
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"train_examples": 16}, "train_examples=16: there are 15"),
         ({"classes": ("cat", "bea")}, r"names 'bea', which the data does not have\. Nearest: 'bee'"),
         ({"classes": ("cat", "zebra")}, "'zebra'.*It has 'ant', 'bee', 'cat'"),
         ({"classes": ("cat",)}, "only 'cat'; give at least two"),

@@ -73,6 +73,18 @@ def test_slices_of_a_tpu():
     assert "env" not in container  # GKE sets what JAX reads
 
 
+def test_shares_of_a_study_are_jobsets_of_their_own():
+    words = [*GPU, "--shares=2", "--", "study", "scaling", "--config=configs/x.py"]
+    manifests = list(yaml.safe_load_all(renderer["render"](words)))
+    for index, manifest in enumerate(manifests):
+        jsonschema.validate(manifest, SCHEMA)
+        assert manifest["metadata"]["name"] == f"vit-h-{index}"
+        assert parts(manifest)[2]["args"] == [*words[-3:], "--workdir=/workdir/runs/h", f"--index={index}", "--count=2"]
+    assert len(manifests) == 2
+    with pytest.raises(ValueError, match="pretrain is one run; study and vtab have several"):
+        render([*GPU, "--shares=2", *WORDS])
+
+
 def test_gpus_are_told_where_the_others_are():
     manifest = render([*GPU, "--slices=3", *WORDS])
     replicated, pod, container = parts(manifest)

@@ -67,6 +67,14 @@ def test_dry_run_prints_exactly_what_the_job_executes(job):
     assert lines == job.calls()
 
 
+def test_jobs_of_an_array_share_the_runs_of_a_study(job):
+    array = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"}
+    study = ["study", "pooling", *WORDS[1:]]
+    for words, share in ((study, ["--index=1", "--count=3"]), (WORDS, [])):  # of a run alone an array is a chain
+        assert job.run("slurm.sbatch", *words, SLURM_PROCID_CODES="0 0", **array).returncode == 0
+        assert job.calls()[-1][-len(words) - len(share) :] == [*words, *share]
+
+
 def test_preempted_job_is_queued_again_and_not_counted(job):
     job.answers("scontrol", "true", "true", "echo 'Requested operation is presently disabled' >&2; exit 1")
     results = [submit(job, codes, VIT_JAX_MAX_FAILURES="0") for codes in ("75 75", "0 75", "75 0")]

@@ -175,6 +175,14 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
         open_datasets(dataclasses.replace(config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})))
 
 
+def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir):
+    config = runs.config(
+        f"input.data_dir={data_dir}", "input.train_examples=100", "evaluation.evaluators.few.kind=fewshot"
+    )
+    data = open_datasets(config)
+    assert (len(data.train), len(data.supports["few"]), len(data.test)) == (100, 1437, 360)
+
+
 def open_splits_that_differ(split, config, seed):
     names = ("a", "b") if split == config.train_split else ("a", "c")
     return MemorySource(np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), names)

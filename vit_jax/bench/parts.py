@@ -106,13 +106,13 @@ def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> It
     """What the devices do with a batch that they hold."""
     train = _Training(run, step)
     batch = jax.device_put(_random_batch(run, run.config.global_batch), run.batch_sharding)
-    yield Part("step", _times(lambda: train.advance(batch), num_steps), run.config.global_batch)
+    yield Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
     size = run.evaluation_batch
     batch, state = jax.device_put(_random_batch(run, size), run.batch_sharding), train.state
-    yield Part("evaluation", _times(lambda: run.evaluation_step(state, batch), num_steps), size)
+    yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
     infer = jax.jit(lambda model, image: model(normalise(image, run.architecture.compute_dtype)).logits_BK)
     model = state.evaluated_model()
-    yield Part("inference", _times(lambda: infer(model, batch.image_BHWC), num_steps), size)
+    yield Part("inference", times_of(lambda: infer(model, batch.image_BHWC), num_steps), size)
 
 
 def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
@@ -137,8 +137,8 @@ def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_ste
     """What reads the dataset: the input alone, with the step, and the complete loop."""
     size, train_on = run.config.global_batch, _Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
-        yield Part("input", _times(lambda: next(batches), num_steps), size)
-        yield Part("input with step", _times(lambda: train_on.advance(next(batches)), num_steps), size)
+        yield Part("input", times_of(lambda: next(batches), num_steps), size)
+        yield Part("input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size)
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     stamped = _Stamped(**fields, compiled=step, stamps=[])
     stop = _After(WARM_UP_STEPS + num_steps + 1)
@@ -152,7 +152,7 @@ def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_ste
     yield Part("loop", _differences(stamped.stamps[WARM_UP_STEPS:]), size)
 
 
-def _times(start: Callable[[], Any], num_steps: int) -> list[float]:
+def times_of(start: Callable[[], Any], num_steps: int) -> list[float]:
     """Seconds between the ends of calls, each started before the one before has ended, as in the loop."""
     pending, ends = start(), []
     for _ in range(WARM_UP_STEPS + num_steps):

@@ -10,16 +10,17 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import __version__
-from vit_jax.cli import analysis, planning, runs, training, transfer, vtab, weights
+from vit_jax.cli import analysis, planning, runs, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
+_STUDIES = (study.study,)
 _PICTURES = (runs.plot, runs.report, analysis.inspect)
 _OTHERS = (planning.plan, training.prepare, training.show, training.bench)
-VERBS: dict[str, Verb] = {verb.name: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _OTHERS}
+VERBS: dict[str, Verb] = {verb.name: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _STUDIES + _PICTURES + _OTHERS}
 _HELP = ("help", "--help", "-h")
 
 

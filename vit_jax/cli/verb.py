@@ -13,6 +13,10 @@ RECIPE = {
     "--config=RECIPE[:ARGUMENT]": "a file (configs/digits.py), or a recipe that is installed (digits)",
     "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe; `vit-jax show` prints them all",
 }
+SHARE = {
+    "[--index=I]": "of this machine, from 0, among those that divide the runs",
+    "[--count=N]": "of these machines",
+}
 
 
 @dataclasses.dataclass(frozen=True)

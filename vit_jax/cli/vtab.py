@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.cli.training import preemptible, run_training
-from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, positive
+from vit_jax.cli.verb import SHARE, verb
+from vit_jax.cli.words import Given, UsageError, positive, share
 
 if TYPE_CHECKING:
     from vit_jax.transfer.vtab.runs import Setting
@@ -42,13 +42,13 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
         "[--sweep=shared|per_task]": "whether one setting is chosen by the mean over the tasks, or one for each",
         "[--learning_rates=X,…]": "to try",
         "[--lengths=STEPS:WARMUP,…]": "to try",
-        "[--task_index=I/N]": "the share of machine I, from 0, of N that divide the tasks",
+        **SHARE,
         "[--suite=package.module:name]": "tasks of one's own",
         "[--config=RECIPE]": "of the fine-tuning, finetune:any,vtab by default",
         "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
     },
     "ViT-B_16.npz --tasks=all --workdir=runs/vtab",
-    "runs/imagenet --tasks=natural --workdir=runs/vtab --available --task_index=0/4",
+    "runs/imagenet --tasks=natural --workdir=runs/vtab --available --index=0 --count=4",
 )
 def vtab(given: Given) -> None:
     """Fine-tune on the 19 tasks of VTAB-1k, or a suite of one's own: a table beside the paper's.
@@ -88,7 +88,7 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
     from vit_jax.transfer.vtab.suite import load_suite, select_tasks
     from vit_jax.transfer.vtab.sweep import Sweep, unavailable
 
-    index, count = _share(options.get("task_index", "0/1"))
+    index, count = share(options)
     recipe = options.get("config", RECIPE)
     data_dir = [f"--config.input.data_dir={options['data_dir']}"] if "data_dir" in options else []
     config = load_recipe(recipe, [*overrides, *data_dir])
@@ -113,14 +113,6 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
         config=dataclasses.replace(config, init_from=options["WEIGHTS"]),
         folder=pathlib.Path(options["workdir"]).expanduser().absolute(),
     )
-
-
-def _share(words: str) -> tuple[int, int]:
-    """The number of this machine and of all, of "I/N"."""
-    index, _, count = words.partition("/")
-    if not index.isdecimal() or not count.isdecimal() or int(index) >= int(count):
-        raise UsageError(f"--task_index={words}: give I/N, machine I, from 0, of N; it takes every N-th task.")
-    return int(index), int(count)
 
 
 def _settings(options: Mapping[str, str]) -> "tuple[Setting, ...]":

@@ -133,6 +133,16 @@ def positive(options: Mapping[str, str], name: str, text: str | None = None) -> 
     return value
 
 
+def share(options: Mapping[str, str]) -> tuple[int, int]:
+    """The number of this machine, from 0, and of all: of --index= and --count=, which deal runs to several machines."""
+    index, count = options.get("index", "0"), options.get("count", "1")
+    if not index.isdecimal() or not count.isdecimal() or int(index) >= int(count):
+        raise UsageError(f"--index={index} --count={count}: give the number of this machine, from 0, and that of all.")
+    if len({"index", "count"} & options.keys()) == 1:
+        raise UsageError("--index= and --count= belong together: give both, or neither.")
+    return int(index), int(count)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Ends the program with a message."""
     print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)

@@ -39,11 +39,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       ValueError: missing file, unknown field (the one that is meant is named), or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
-    file = _find(path)
-    names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
-    if "get_config" not in names:
-        raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
-    config = names["get_config"](argument)
+    config = _names_in(path)["get_config"](argument)
     if not dataclasses.is_dataclass(config):
         raise ValueError(
             f"{path}: get_config returned {type(config).__name__}, not a dataclass such as PretrainConfig."
@@ -52,6 +48,21 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     for override in overrides:
         _apply(override, values, type(config))
     return from_dict(type(config), values)
+
+
+def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
+    """`STUDIES` of a recipe's file: by study and option the values that suit its data; {} where it has none."""
+    studies: Mapping[str, Mapping[str, Sequence[Any]]] = _names_in(specification.partition(":")[0]).get("STUDIES", {})
+    return studies
+
+
+def _names_in(path: str) -> dict[str, Any]:
+    """What the file of a recipe defines."""
+    file = _find(path)
+    names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
+    if "get_config" not in names:
+        raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
+    return names
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -106,9 +106,9 @@ class InputConfig:
     holdout_fraction: float = 0.1  # of an image folder that has no split sub-folders
     image_size: tuple[int, int]  # height, width in pixels
     classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
-    sampling: Literal["uniform", "balanced"] = (
-        "uniform"  # in training: each image, or each class, as often as any other
-    )
+    # in training: each image, or each class, as often as any other
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    train_examples: int | None = None  # this many in all, chosen by the seed, fewer among more of them; None: all
     train_examples_per_class: int | None = None  # this many of each class, chosen by the seed; None: all
     train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
     train_resize_pixels: int | None = None  # both sides, or the short one, before a random crop: for resize…

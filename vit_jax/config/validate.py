@@ -144,6 +144,11 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
     per_class = config.train_examples_per_class
     if per_class is not None and per_class < 1:
         yield f"input.train_examples_per_class={per_class}: give at least 1, or None for all."
+    if config.train_examples is not None and (config.train_examples < 1 or per_class is not None):
+        yield (
+            f"input.train_examples={config.train_examples} and train_examples_per_class={per_class}: give one of them, "
+            "at least 1, or None for all."
+        )
     layers, magnitude = config.randaugment_layers, config.randaugment_magnitude
     if magnitude and not layers:
         yield f"input.randaugment_layers={layers} and randaugment_magnitude={magnitude}: give both, or 0 for both."

@@ -150,14 +150,14 @@ def _first_by_hash(
 
 
 def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
-    """Applies `config.classes` and, for training, `config.train_examples_per_class`; the source itself without them.
+    """Applies `config.classes` and for training `config.train_examples` or `train_examples_per_class`; else the source.
 
     Raises:
       ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or for
-        training a class with too few.
+        training too few, in all or of a class.
     """
-    per_class = config.train_examples_per_class
-    if not config.classes and (per_class is None or not training):
+    per_class, in_all = config.train_examples_per_class, config.train_examples
+    if not config.classes and ((per_class is None and in_all is None) or not training):
         return source
     class_names = tuple(config.classes) or source.class_names
     relabel = _numbering(source.class_names, class_names) if config.classes else np.arange(source.num_classes)
@@ -170,6 +170,11 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if training and per_class is not None:
         counts = np.full(len(class_names), per_class)
         indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
+    if training and in_all is not None:
+        if len(indices) < in_all:
+            raise ValueError(f"config.input.train_examples={in_all}: there are {len(indices)}; give at most so many.")
+        together = np.zeros(len(indices), np.int64)  # classes do not count: as many of each as chance will have
+        indices = indices[_first_by_hash(source, indices, together, np.array([in_all]), b"%d/subset/" % seed)]
     return SubsetSource(source, indices, class_names, relabel)
 
 

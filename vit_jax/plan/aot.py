@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -93,12 +93,17 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
 
 def compile_step(run: Assembly) -> Executable | TooLarge:
     """Compiles the train step of a run that was assembled for `topology_devices`."""
+    return compile_program(run.compile_train_step)
+
+
+def compile_program(compile: Callable[[], Any]) -> Executable | TooLarge:
+    """What `compile` gives, a program for `topology_devices`."""
     began = time.perf_counter()
     for path in _schedules().iterdir():
         path.unlink()
     try:
         with _nothing_cached():
-            compiled: Any = run.compile_train_step()
+            compiled = compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -233,8 +233,9 @@ def open_datasets(config: RunConfig) -> Datasets:
         name: open_source(evaluator.data or config.data, evaluator.split or inputs.test_split, inputs, seed)
         for name, evaluator in evaluators.items()
     }
+    complete = dataclasses.replace(inputs, train_examples=None)  # a smaller training set is measured as a larger one is
     supports = {
-        name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, inputs, seed)
+        name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, complete, seed)
         for name, evaluator in evaluators.items()
         if evaluator.kind in ("fewshot", "knn")
     }

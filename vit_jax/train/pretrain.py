@@ -26,6 +26,11 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     Raises:
       ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`.
     """
+    return learn(config, workdir)
+
+
+def learn(config: PretrainConfig, workdir: str) -> dict[str, Any]:
+    """`pretrain` as one of several runs of a command, which sees to it that all processes end together."""
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)

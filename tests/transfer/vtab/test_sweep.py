@@ -185,7 +185,7 @@ def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
 
 def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
     ran, _ = pretended
-    words = [words_of(weights, tmp_path, f"--task_index={index}/2", settings=SETTINGS) for index in range(2)]
+    words = [words_of(weights, tmp_path, f"--index={index}", "--count=2", settings=SETTINGS) for index in range(2)]
     outcome = run(words[0])
     assert outcome.code == 75
     assert re.search(r"trials of shade are missing in .*The same command goes on", outcome.err)
@@ -207,7 +207,7 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
 
 def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
-    succeed(words_of(weights, tmp_path, "--sweep=per_task", "--task_index=1/3", settings=SETTINGS))
+    succeed(words_of(weights, tmp_path, "--sweep=per_task", "--index=1", "--count=3", settings=SETTINGS))
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
@@ -217,7 +217,7 @@ def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path)
     special |= {"shade final 0.1": FloatingPointError("Step 9: the loss is nan")}
     words = words_of(weights, tmp_path, settings=SETTINGS)
     out = succeed(words)
-    assert "bright, trial: Step 3: the loss is nan" in out
+    assert "bright, trial: learning rate 0.3, 12 steps: Step 3: the loss is nan" in out
     assert "Without a result: shade." in out
     # 0.1, 0.1 and 0.9 against 0, 0.3 and 0.7.
     assert [name for name in ran if "final" in name] == ["bright final 0.1", "dull final 0.1"]
@@ -272,8 +272,8 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
     ("more", "message"),
     [
         (["--sweep=each"], "--sweep=each: choose shared or per_task"),
-        (["--task_index=3"], "give I/N"),
-        (["--task_index=3/3"], "give I/N"),
+        (["--index=0"], "belong together"),
+        (["--index=3", "--count=3"], "from 0, and that of all"),
         (["--learning_rates=0.1,x"], "must be a positive number"),
         (["--learning_rates=-1"], "must be a positive number"),
         (["--learning_rates=0.1,0.1"], "--learning_rates=0.1,0.1: a value occurs twice"),

@@ -14,12 +14,10 @@ from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig
 from vit_jax.data.sources import open_source
 from vit_jax.files import write_atomically
-from vit_jax.train import workdir as workdirs
 from vit_jax.train.finetune import tune
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.overview import parameters_sha256
-from vit_jax.train.search import say
-from vit_jax.train.writers import write_summary
+from vit_jax.train.series import run_once
 from vit_jax.transfer.vtab.runs import Outcome, Part, Setting, choose, config_of_run, folder_of_run, outcome_of
 from vit_jax.transfer.vtab.suite import Task
 from vit_jax.weights import load_weights
@@ -148,16 +146,7 @@ def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
     config = config_of_run(sweep.config, task, part, setting)
     folder = folder_of_run(sweep.folder, task, part, setting)
     name = {"trials": "trial", "final": "final run"}[part]
-    if hosts.gather("ended" if outcome_of(folder) else "")[0]:
-        workdirs.require_same_config(folder, config)
-    else:
-        say(f"\n{task.name}, {name}: {setting}")
-        try:
-            tune(config, str(folder))
-        except FloatingPointError as error:
-            say(f"{task.name}, {name}: {error}")
-            if hosts.is_first():  # so that it is not tried again
-                write_summary(folder, {"test_accuracy": None, "test_loss": None, "diverged": str(error)})
+    run_once(config, folder, tune, f"{task.name}, {name}: {setting}")
     if part == "trials" and hosts.is_first():
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 

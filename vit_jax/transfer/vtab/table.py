@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.evals.intervals import wilson
 from vit_jax.files import write_atomically
+from vit_jax.tables import aligned
 from vit_jax.transfer.vtab.suite import PUBLISHED, Task
 from vit_jax.transfer.vtab.sweep import WEIGHTS_FILE, Sweep
 
@@ -81,7 +82,7 @@ def to_markdown(sweep: Sweep, results: Sequence[Result]) -> str:
         lines.append([*row, *_figures(mean.published, columns, digits=2)])
     missing = [task.name for task in sweep.asked if task not in {result.task for result in results}]
     note = f"\nWithout a result: {', '.join(missing)}.\n" if missing else ""
-    return _aligned([*_HEAD, *columns], lines) + note
+    return aligned([*_HEAD, *columns], lines, _WORDS) + note
 
 
 def trials_to_markdown(sweep: Sweep) -> str:
@@ -93,7 +94,7 @@ def trials_to_markdown(sweep: Sweep) -> str:
         mark = " (chosen)" if setting == chosen else ""
         mean = f"{100 * _mean(accuracies):.2f}{mark}" if accuracies else "–"
         lines.append([f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean])
-    return _aligned(["learning rate", "steps", "tasks", "mean validation top-1 %"], lines)
+    return aligned(["learning rate", "steps", "tasks", "mean validation top-1 %"], lines)
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
@@ -109,7 +110,7 @@ def plan_to_markdown(sweep: Sweep) -> str:
         done = f"{len(sweep.tried) - len(left)} of {len(sweep.tried)}"
         lines.append([task.name, task.group, task.data, "yes" if own else "no", done, "done" if is_done else "to do"])
     batch, (height, width) = sweep.config.global_batch, sweep.config.input.image_size
-    return _aligned(["task", "group", "data", "this machine", "trials done", "final run"], lines) + (
+    return aligned(["task", "group", "data", "this machine", "trials done", "final run"], lines, _WORDS) + (
         f"\nLeft for this machine: at most {steps_left:,} steps of {batch} images, {steps_left * batch:,} images of "
         f"{height}x{width} pixels.\n"
     )
@@ -173,15 +174,3 @@ def _mean(values: Sequence[float]) -> float:
 
 def _figures(published: Sequence[float], columns: Sequence[str], digits: int) -> list[str]:
     return [f"{figure:.{digits}f}" for figure in published] or ["–"] * len(columns)
-
-
-def _aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that is also read as it is; words to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    signs = ["<" if name in _WORDS else ">" for name in head]
-    rule = ["-" * width if sign == "<" else f"{'-' * (width - 1)}:" for sign, width in zip(signs, widths, strict=True)]
-    rows = [
-        " | ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True))
-        for line in (head, rule, *lines)
-    ]
-    return "".join(f"| {row} |\n" for row in rows)

@@ -1,0 +1,202 @@
+"""The paper's studies, as tables of axes. Values are the paper's, for recipes of its models (`pretrain_jft`)."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
+from vit_jax.config.durations import parse
+from vit_jax.config.load import flatten
+from vit_jax.studies.grid import MODEL, Axis, Picture, Point, Study, field_axis
+from vit_jax.studies.published import TABLE_6
+
+WITHOUT_PLACES = ("none", "relative")  # positions that are no embeddings to add at several places
+
+
+def _nothing(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Of the axis of models, whose values are arguments of the recipe."""
+    return []
+
+
+def _examples(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """A part of the training images; the run is as long as with the most of them, in steps."""
+    return [f"input.train_examples={value}", *_in_examples(config, max(map(int, values)))]
+
+
+def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
+    for name, text in flatten(to_dict(config)).items():
+        try:
+            number, unit = parse(text)
+        except (AttributeError, ValueError):  # no duration
+            continue
+        if unit == "epochs":
+            yield f"{name}={round(number * epoch)} examples"
+
+
+def _position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Positions that are not learned have no spread at the start."""
+    spread = [f"model.position_stddev={ModelConfig.position_stddev}"] if value in ("none", "sincos2d") else []
+    return [f"model.position_embedding={value}", *spread]
+
+
+def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Multiplies: "depth:2" doubles the depth. Heads keep their size; all: depth, width and MLP together."""
+    if value == "base":
+        return []
+    dimension, _, text = value.partition(":")
+    if dimension not in ("depth", "width", "mlp", "patch", "all") or not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ValueError(f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2.")
+    a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
+    together = dimension == "all"
+    sizes = {
+        "depth": a.depth if together or dimension == "depth" else None,
+        "width": a.width if together or dimension == "width" else None,
+        "num_heads": a.num_heads if together or dimension == "width" else None,
+        "mlp_dim": a.mlp_dim if together or dimension == "mlp" else None,
+    }
+    words = [f"model.{name}={_times(size, float(text), value)}" for name, size in sizes.items() if size is not None]
+    if dimension == "patch":
+        name, _, patch = config.model.name.rpartition("/")
+        words.append(f"model.name={name}/{_times(int(patch), float(text), value)}")
+    return words
+
+
+def _times(size: int, factor: float, value: str) -> int:
+    product = size * factor
+    if product != round(product) or product < 1:
+        raise ValueError(f"--shapes={value}: {size} times {factor:g} is no whole number from 1.")
+    return round(product)
+
+
+def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Of "adam" the recipe's hyper-parameters, of "sgd" those of BiT-L (BiT, sec. 3.1)."""
+    if value == "adam":
+        return ["optimizer.name=adam"]
+    if value != "sgd":
+        raise ValueError(f"--optimizers={value}: choose adam or sgd.")
+    rate = 0.03 * config.global_batch / 256
+    words = ["optimizer.name=sgd", "optimizer.weight_decay=1e-4", f"schedule.learning_rate={rate!r}"]
+    words += ["schedule.decay=staircase", "schedule.drop_at_fraction=0.25,0.575,0.75,0.925"]
+    return [*words, "schedule.end_learning_rate=0.0"]
+
+
+def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    return [f"schedule.learning_rate={config.schedule.learning_rate * float(value)!r}"]
+
+
+def _image_size(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    """Square images, less a border that the patches do not cover, which costs nothing."""
+    patch = re.search(r"/(\d+)$", config.model.name)
+    side = int(value) // int(patch[1]) * int(patch[1]) if patch and "+" not in config.model.name else int(value)
+    return [f"input.image_size={side},{side}"]
+
+
+def _has_place(point: Point) -> bool:
+    return point["position"] not in WITHOUT_PLACES or point.get("layer", "stem") == "stem"
+
+
+def _models(*values: str) -> Axis:
+    return Axis(name=MODEL, overrides=_nothing, values=values, takes=("model.name",))
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study(
+            name="data_size",
+            about="Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, equally many steps",
+            axes=(
+                _models(
+                    *("ViT-L/16,epochs=7", "ViT-L/32", "ViT-B/32", "ViT-B/32,model.name=ViT-b/32"),
+                    *("R50x1", "R152x2,epochs=7"),
+                ),
+                Axis(
+                    name="examples",
+                    overrides=_examples,
+                    values=("9000000", "30000000", "90000000", "303000000"),
+                    takes=("input.train_examples",),
+                ),
+                field_axis("weight_decay", "optimizer.weight_decay", is_searched=True),
+                field_axis("dropout", "model.dropout_fraction", is_searched=True),
+                field_axis("label_smoothing", "objective.label_smoothing_fraction", is_searched=True),
+            ),
+            config=("evaluation.evaluators.fewshot.kind=fewshot",),
+            measures=("fewshot_5shot_accuracy",),
+            stops_early=True,
+            picture=Picture(x="examples", x_label="training images", series=MODEL),
+        ),
+        Study(
+            name="scaling",
+            about="Fig. 5, Table 6: accuracy against compute of models and lengths",
+            axes=(
+                _models(*(f"{row.model},epochs={row.epochs}" for row in TABLE_6)),
+                field_axis("epochs", "total", form="{} epochs"),
+            ),
+            picture=Picture(x="exaflops", x_label="training compute (exaFLOPs)", series="family", has_front=True),
+        ),
+        Study(
+            name="positions",
+            about="Table 8: kinds of position embeddings, and where they are added",
+            axes=(
+                Axis(
+                    name="position",
+                    overrides=_position,
+                    values=("none", "learned_1d", "learned_2d", "relative"),
+                    takes=("model.position_embedding",),
+                ),
+                field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
+            ),
+            allows=_has_place,
+            picture=Picture(x="position", x_label="position embedding", series="layer", is_log=False),
+        ),
+        Study(
+            name="pooling",
+            about="Fig. 9: class token against averaging, each over learning rates",
+            axes=(
+                field_axis("pool", "model.pool", ("token", "gap")),
+                field_axis("learning_rate", "schedule.learning_rate", ("3e-4", "8e-4")),
+            ),
+            picture=Picture(x="learning_rate", x_label="learning rate at its peak", series="pool"),
+        ),
+        Study(
+            name="shape",
+            about="Fig. 8: depth, width, MLP width, patch size and the first three together, multiplied",
+            axes=(
+                Axis(
+                    name="shape",
+                    overrides=_shape,
+                    values=(
+                        *("base", "depth:0.5", "depth:2", "depth:4", "depth:8", "width:0.5", "width:2", "mlp:0.5"),
+                        *("mlp:2", "mlp:4", "patch:0.5", "all:0.5", "all:2"),
+                    ),
+                ),
+            ),
+            picture=Picture(x="relative_compute", x_label="training compute (of the base shape)", series="dimension"),
+        ),
+        Study(
+            name="optimizer",
+            about="Table 7: Adam against SGD with momentum for ResNets",
+            axes=(
+                _models("R50x1", "R152x2,epochs=7"),
+                Axis(name="optimizer", overrides=_optimizer, values=("adam", "sgd"), takes=("optimizer.name",)),
+                Axis(name="rate_factor", overrides=_rate_factor, is_searched=True),
+            ),
+            picture=Picture(x=MODEL, x_label="model", series="optimizer", is_log=False),
+        ),
+        Study(
+            name="speed",
+            about="Fig. 12: inference speed, and the largest batch, against input size",
+            axes=(
+                _models("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16,epochs=7", "ViT-H/14"),
+                Axis(
+                    name="image_size",
+                    overrides=_image_size,
+                    values=("64", "128", "224", "384", "512"),
+                    takes=("input.image_size",),
+                ),
+            ),
+            measures=("images_per_second", "largest_batch"),
+            is_trained=False,
+            picture=Picture(x="image_size", x_label="side of the image (pixels)", series=MODEL),
+        ),
+    )
+}

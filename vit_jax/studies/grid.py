@@ -1,0 +1,203 @@
+"""What a study is: axes, whose values are overrides of a recipe. No run is started here.
+
+Each run is what `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` would do in the same folder.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vit_jax.config import PretrainConfig, load_recipe
+from vit_jax.config.load import load_studies
+
+Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
+"""From the config so far, a value of an axis and all of its values to overrides, "model.pool=gap"."""
+Point = Mapping[str, str]
+"""A value of each axis, by its name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One direction of a grid.
+
+    Attributes:
+      name: of the column of the table, and of the option with an s at its end.
+      overrides: what a value changes.
+      values: the paper's; (): the axis is there only where values are given.
+      takes: the fields that it sets whatever the recipe and the command say.
+      is_searched: only the value that is best in the run's own evaluation is shown.
+    """
+
+    name: str
+    overrides: Overrides
+    values: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    is_searched: bool = False
+
+    @property
+    def option(self) -> str:
+        return self.name if self.name.endswith("s") else f"{self.name}s"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """How results are drawn: each measure over `x`, with a colour for each value of the column `series`."""
+
+    x: str  # column; a number, or a word for bars beside each other
+    x_label: str  # with its unit
+    series: str
+    is_log: bool = True
+    has_front: bool = False  # the Pareto front, and a name at each point
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study.
+
+    Attributes:
+      name: as in the command.
+      about: where the paper has it, and what varies.
+      axes: of the grid, besides the seed.
+      picture: how it is drawn.
+      config: overrides of all its runs; those of the recipe and of the command come after them.
+      measures: names of results in `summary.json`, drawn side by side.
+      stops_early: measures are those of the evaluation that `checkpoint.best_metric` finds best, not of the last.
+      allows: whether a point belongs to the grid.
+      is_trained: False for a study whose runs are timed.
+    """
+
+    name: str
+    about: str
+    axes: tuple[Axis, ...]
+    picture: Picture
+    config: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ("test_accuracy",)
+    stops_early: bool = False
+    allows: Callable[[Point], bool] = lambda point: True
+    is_trained: bool = True
+
+    @property
+    def all_axes(self) -> tuple[Axis, ...]:
+        return (*self.axes, SEED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a grid."""
+
+    point: Point
+    recipe: str  # with its argument
+    overrides: tuple[str, ...]
+    config: PretrainConfig
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        words = ",".join(f"{axis}={value}" for axis, value in self.point.items()) or "recipe"
+        return re.sub(r"[^\w.,=+:-]", "_", words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The runs of a study with a recipe."""
+
+    study: Study
+    recipe: str
+    runs: tuple[Run, ...]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those that the runs have."""
+        return tuple(axis for axis in self.study.all_axes if axis.name in self.runs[0].point)
+
+
+def field_axis(
+    name: str, field: str, values: tuple[str, ...] = (), *, form: str = "{}", is_searched: bool = False
+) -> Axis:
+    """An axis whose values are those of one field, in the form of it."""
+
+    def overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+        return [f"{field}={form.format(value)}"]
+
+    return Axis(name=name, overrides=overrides, values=values, takes=(field,), is_searched=is_searched)
+
+
+SEED = field_axis("seed", "seed")
+MODEL = "model"
+"""The axis whose values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial"."""
+
+
+def make_grid(study: Study, recipe: str, overrides: Sequence[str], given: Mapping[str, Sequence[str]]) -> Grid:
+    """The product of the axes' values: those `given` by option, else of the recipe's table `STUDIES`, else the study's.
+
+    Args:
+      study: which one.
+      recipe: "digits_studies", "configs/x.py:ARGUMENT".
+      overrides: of the command, "--config.seed=1".
+      given: values by option, "models".
+
+    Raises:
+      ValueError: an option or a field that the study does not have or sets itself, or a config that cannot be.
+    """
+    table = dict(load_studies(recipe).get(study.name, {}))
+    study = dataclasses.replace(
+        study,
+        config=(*study.config, *table.pop("config", ())),
+        measures=tuple(given.get("measures", table.pop("measures", study.measures))),
+    )
+    values = {option: tuple(map(str, found)) for option, found in (table | dict(given)).items() if option != "measures"}
+    known = {axis.option: axis for axis in study.all_axes}
+    if unknown := [option for option in values if option not in known]:
+        raise ValueError(f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=.")
+    axes = {axis: values.get(option, axis.values) for option, axis in known.items()}
+    axes = {axis: found for axis, found in axes.items() if found}
+    for axis, found in axes.items():
+        if len({*found}) < len(found):
+            raise ValueError(f"--{axis.option}={','.join(found)}: a value occurs twice.")
+    fields = {f"--config.{name}": axis for axis in axes for name in axis.takes}
+    if taken := [word for word in overrides if word.partition("=")[0] in fields]:
+        axis = fields[taken[0].partition("=")[0]]
+        raise ValueError(f"{taken[0]}: the study {study.name} sets this for each of its runs. Use --{axis.option}=.")
+    points = [
+        dict(zip((axis.name for axis in axes), combination, strict=True))
+        for combination in itertools.product(*axes.values())
+    ]
+    runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points if study.allows(point))
+    if not runs:
+        raise ValueError(f"The study {study.name} has no run with these values.")
+    return Grid(study, recipe, runs)
+
+
+def _make_run(
+    study: Study, recipe: str, overrides: Sequence[str], point: Point, axes: Mapping[Axis, Sequence[str]]
+) -> Run:
+    before = [*(f"--config.{word}" for word in study.config), *overrides]
+    own: list[str] = []
+    if MODEL in point:
+        recipe, own = _with_model(recipe, point[MODEL])
+    try:
+        for axis, values in axes.items():
+            config = load_recipe(recipe, [*before, *own])
+            if not isinstance(config, PretrainConfig):
+                raise ValueError(f"{recipe} is a recipe for {type(config).__name__}; studies pre-train.")
+            own += [f"--config.{word}" for word in axis.overrides(config, point[axis.name], values)]
+        config = load_recipe(recipe, [*before, *own])
+    except ValueError as error:
+        raise ValueError(f"{', '.join(f'{name}={value}' for name, value in point.items())}: {error}") from None
+    return Run(point, recipe, (*before, *own), config)
+
+
+def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
+    """The recipe with the argument that a value of the axis of models holds, and its overrides."""
+    path, _, argument = recipe.partition(":")
+    parts = model.split(",")
+    fields = [part for part in parts if "." in part.partition("=")[0] and "=" in part]
+    words = [part for part in parts if part not in fields]
+    return f"{path}:{','.join(filter(None, (*words, argument)))}", [f"--config.{part}" for part in fields]
+
+
+def changed(run: Run, **fields: Any) -> Run:
+    """The run with further values of its point."""
+    return dataclasses.replace(run, point={**run.point, **fields})

@@ -1,0 +1,162 @@
+"""The picture of a study: each of its measures over what varies, with a colour for each series."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax import drawing
+from vit_jax.studies.grid import Study
+from vit_jax.studies.published import TABLE_6
+
+MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
+_LABELS = {
+    "images_per_second": "images per second",
+    "largest_batch": "largest batch (images)",
+}
+_WIDTH, _HEIGHT = 6.4, 4.2  # inches of a panel
+
+
+def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> Any:
+    """A figure with a panel for each measure; with the paper's points under ours where their axes meet, else beside."""
+    drawn = [row for row in rows if study.measures[0] in row and study.picture.x in row]
+    beside = with_paper and not _meets(study, drawn)
+    num_panels = len(study.measures) + beside
+    figure = drawing.new_figure(_WIDTH * num_panels, _HEIGHT)
+    panels = figure.subplots(1, num_panels, squeeze=False)[0]
+    if with_paper:
+        _draw_paper(panels[-1 if beside else 0], is_alone=beside)
+    for axes, measure in zip(panels, study.measures, strict=False):
+        _draw_measure(axes, study, drawn, measure)
+        axes.set_xlabel(study.picture.x_label)
+        axes.set_ylabel(_label(measure))
+        axes.set_title(drawing.short(title, 60), fontsize=10)
+        axes.grid(alpha=0.3)
+        if drawn:
+            axes.legend(title=study.picture.series.replace("_", " "), fontsize=8, title_fontsize=8)
+    return figure
+
+
+def _label(measure: str) -> str:
+    if measure in _LABELS:
+        return _LABELS[measure]
+    return f"{measure.replace('_', ' ')}{' (%)' if _is_fraction(measure) else ' (nats)' if 'loss' in measure else ''}"
+
+
+def _is_fraction(measure: str) -> bool:
+    return measure.endswith("_accuracy")
+
+
+def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows by series, each in the order of x where that is a number; the base shape belongs to all."""
+    column, x = study.picture.series, study.picture.x
+    shared = [row for row in rows if row.get(column) == "base"]
+    names = [name for name in dict.fromkeys(str(row.get(column, "all")) for row in rows) if name != "base"] or ["base"]
+    found = {name: [row for row in rows if str(row.get(column, "all")) == name] for name in names}
+    if names != ["base"]:
+        found = {name: [*members, *shared] for name, members in found.items()}
+    if not study.picture.is_log:
+        return found
+    return {name: sorted(members, key=lambda row: float(row[x])) for name, members in found.items()}
+
+
+def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
+    """Means with bars from the lowest to the highest; words on the x axis have their series beside each other."""
+    picture, scale = study.picture, 100 if _is_fraction(measure) else 1
+    series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
+    line = "-" if picture.is_log and not picture.has_front else "none"
+    for number, (name, members) in enumerate(series.items()):
+        shift = 0.15 * (number - (len(series) - 1) / 2)
+        x = [float(row[picture.x]) if picture.is_log else words.index(str(row[picture.x])) + shift for row in members]
+        y = [scale * row[measure] for row in members]
+        low = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
+        high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
+        style = {"color": drawing.COLOURS[number % len(drawing.COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        label = drawing.short(model_label(name), 32)
+        axes.errorbar(
+            x, y, yerr=(low, high) if any((*low, *high)) else None, capsize=3, linestyle=line, label=label, **style
+        )
+    if not picture.is_log:
+        axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
+        axes.margins(x=0.15, y=0.15)
+        return
+    axes.set_xscale("log")
+    _name_ticks(axes, sorted({float(row[picture.x]) for row in rows}))
+    if not _is_fraction(measure):
+        axes.set_yscale("log")
+    if picture.has_front:
+        points = [(float(row[picture.x]), scale * row[measure]) for row in rows]
+        names = [drawing.short(model_label(str(row.get("model", ""))), 24) for row in rows]
+        _draw_front(axes, points, names)
+
+
+def _draw_front(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+    """The best for each cost; names would cover each other at all points."""
+    front = pareto_front(points)
+    if front:
+        axes.step(
+            *zip(*front, strict=True), where="post", color=drawing.GREY, linewidth=1, zorder=0, label="best so far"
+        )
+    for point in front:
+        axes.annotate(
+            names[points.index(point)], point, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right"
+        )
+    axes.margins(x=0.2, y=0.1)
+
+
+def _name_ticks(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis of a few values names these; one of less than two decades 1, 2, 5 and their like."""
+    if not values or ((len(values) > 8 or values[0] < 1e-5) and values[-1] >= 100 * values[0]):
+        return
+    if len(values) > 8 or any(f"{value:g}" != f"{value:.3g}" for value in values if value < 1000):
+        decades = (10.0**power for power in range(-12, 13))
+        round_ones = [step * decade for decade in decades for step in (1, 2, 5)]
+        values = [value for value in round_ones if 0.8 * values[0] <= value <= 1.2 * values[-1]]
+    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    axes.minorticks_off()
+
+
+def model_label(value: str) -> str:
+    """A value of the axis of models as people write it: "ViT-B/32,model.width=64" is "ViT-B/32 width=64"."""
+    return " ".join(part.removeprefix("model.") for part in value.split(","))
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (cost, accuracy) those that no cheaper or equally cheap point beats, by cost."""
+    front: list[tuple[float, float]] = []
+    for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or accuracy > front[-1][1]:
+            front.append((cost, accuracy))
+    return front
+
+
+def _meets(study: Study, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether our compute reaches the paper's, so that both fit one axis."""
+    return any(float(row[study.picture.x]) >= min(row.exaflops for row in TABLE_6) for row in rows)
+
+
+def _draw_paper(axes: Any, *, is_alone: bool) -> None:
+    label = "ViT, Table 6: JFT-300M, then ImageNet"
+    for kind, marker in zip(("ViT", "ResNet", "hybrid"), MARKERS, strict=False):
+        rows = [row for row in TABLE_6 if _paper_kind(row.model) == kind]
+        axes.plot(
+            [row.exaflops for row in rows],
+            [row.imagenet_percent for row in rows],
+            marker,
+            color=drawing.BLACK,
+            fillstyle="none",
+            alpha=0.6,
+            label=kind if is_alone else f"{kind} ({label})",
+            zorder=0,
+        )
+    if is_alone:
+        axes.set_xscale("log")
+        points = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
+        _draw_front(axes, points, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6])
+        axes.set_xlabel("pre-training compute (exaFLOPs)")
+        axes.set_ylabel("ImageNet top-1 after fine-tuning (%)")
+        axes.set_title(label, fontsize=10)
+        axes.legend(fontsize=8, loc="lower right")
+        axes.grid(alpha=0.3)
+
+
+def _paper_kind(model: str) -> str:
+    return "hybrid" if "+" in model else "ResNet" if model.startswith("R") else "ViT"

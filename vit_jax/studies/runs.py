@@ -1,0 +1,61 @@
+"""The runs of a study, in order, none of them twice; several machines may share them.
+
+All state is in the runs' own folders, `runs/` of the study's: a run that has ended has a `summary.json`, one that was
+interrupted resumes.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vit_jax import hosts
+from vit_jax.checkpoint.reader import has_checkpoints
+from vit_jax.config.validate import validate
+from vit_jax.studies.grid import Grid, Run
+from vit_jax.studies.results import folder_of, write_results
+from vit_jax.train.assemble import architecture_of
+from vit_jax.train.pretrain import learn
+from vit_jax.train.series import run_once
+from vit_jax.train.workdir import CONFIG_FILE
+from vit_jax.train.writers import read_summary
+
+Perform = Callable[[Any, str], object]
+"""Does the run of a config in its workdir and leaves a `summary.json` there."""
+
+
+def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Perform = learn) -> None:
+    """Does what is left of this machine's runs, `own`; after each the results of all are written anew.
+
+    Every process of the machine's run calls this, after `hosts.start`.
+
+    Raises:
+      ValueError: a config that cannot be, before the first run; a workdir of another config; otherwise as `perform`.
+      Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
+    """
+    for run in grid.runs:
+        with named(run):
+            validate(run.config)
+            architecture_of(run.config, num_classes=1)
+    for number, run in enumerate(own, 1):
+        with named(run):
+            run_once(run.config, folder_of(workdir, run), perform, f"run {number} of {len(own)}: {run.name}")
+        if hosts.is_first():
+            write_results(grid, workdir)
+
+
+def state_of(run: Run, workdir: pathlib.Path) -> str:
+    """What has become of a run: "ended", "diverged", "interrupted" or "new"."""
+    folder = folder_of(workdir, run)
+    if (summary := read_summary(folder)) is not None:
+        return "diverged" if "diverged" in summary else "ended"
+    return "interrupted" if has_checkpoints(folder) or (folder / CONFIG_FILE).exists() else "new"
+
+
+@contextlib.contextmanager
+def named(run: Run) -> Iterator[None]:
+    """Errors of a run begin with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{run.name}: {error}") from error
