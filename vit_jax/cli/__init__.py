@@ -18,7 +18,7 @@ _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
 _PICTURES = (runs.plot, runs.report, analysis.inspect)
-_OTHERS = (planning.plan, training.prepare, training.show, training.bench)
+_OTHERS = (planning.plan, training.prepare, training.show, training.bench, training.doctor)
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _OTHERS}
 _HELP = ("help", "--help", "-h")
 
