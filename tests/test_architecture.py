@@ -23,7 +23,7 @@ RANKS = (
     ("evals", "weights"),
     ("train", "api"),
     ("plan", "bench", "inference", "transfer"),
-    ("analysis", "studies"),
+    ("analysis", "doctor", "studies"),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -12,6 +12,24 @@ from typing import BinaryIO
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+_BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
+
+
+def refuse_bucket(path: str, given: str) -> None:
+    """Raises ValueError for an address of a bucket, which Python would take for a folder named "gs:".
+
+    `given` is what the user wrote, with the name of the option or field.
+
+    Files are read and written as of a file system: atomically renamed, locked, memory-mapped.
+    """
+    if found := _BUCKET.match(path):
+        tool = {"gs": "gcsfuse", "s3": "mount-s3"}[found[1]]
+        raise ValueError(
+            f"{given}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET FOLDER) "
+            "and give the folder; launch/README.md says with which options. tpu_pod.sh and gke.sh do that themselves."
+        )
+
+
 def printable(name: str) -> str:
     """A name as a terminal may show it: without power over it, on one line; ordinary Unicode stays as it is."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)

@@ -1,7 +1,10 @@
 """What words after a verb mean, and what is said of those that mean nothing."""
 
+import re
+
 import pytest
 
+from vit_jax import cli
 from vit_jax.cli.words import UsageError, fraction, split, whole
 
 VERB = {"--data=DATA": "", "[--top=3]": "", "[--data_dir=FOLDER]": "", "[--form=a|b|c]": "", "[--json]": ""}
@@ -63,6 +66,25 @@ def test_positional_words(words, names, named, more):
 def test_wrong_words(words, arguments, message):
     with pytest.raises(UsageError, match=message):
         split(words.split(), arguments, "verb")
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--data_dir=gs://b/tfds", "--config.data=folder:s3://b", "--data=a,gs://b", "gs://b/runs/x", "folder:gs://b"],
+)
+def test_addresses_of_buckets_are_refused(word):
+    with pytest.raises(ValueError, match=f"^{re.escape(word)}: a folder is needed, .* Mount the bucket"):
+        split([word], VERB | OVERRIDES | {"NAME": ""}, "verb")
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if "--workdir=FOLDER" in verb.arguments])
+def test_no_folder_is_made_of_an_address(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([verb, "--config=digits", "--workdir=gs://bucket/run"])
+    assert exit_.value.code == 2
+    assert "gcsfuse BUCKET FOLDER" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_numbers():

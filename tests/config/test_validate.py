@@ -106,6 +106,7 @@ def test_a_setting_without_effect_is_refused(fields, name):
     ("fields", "message"),
     [
         ({"init_from": "a", "resume_from": "b"}, "config.init_from and config.resume_from are both set"),
+        ({"input.data_dir": "gs://b/tfds"}, "config.input.data_dir=gs://b/tfds: a folder is needed"),
         # input
         ({"input.image_size": (0, 8)}, r"input.image_size=\(0, 8\): height and width must be at least 1"),
         ({"input.test_split": "train"}, "input.test_split are both 'train': the run would be tested on"),

@@ -18,6 +18,7 @@ from vit_jax.arrays import Batch, normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunConfig
 from vit_jax.cost.chips import find_chip
+from vit_jax.data.records import Source
 from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
 from vit_jax.train.interruption import Interrupted, Interruption
@@ -81,6 +82,15 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
         flops = result["parts"]["step"]["images_per_second"] * run.training_flops_per_image / result["num_devices"]
         result["mfu"] = flops / chip.peak_bf16_flops
     return result
+
+
+def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[str, Part]:
+    """The input alone and the step alone, by these names; every process of a run calls it."""
+    train, size = _Training(run, run.compile_train_step()), run.config.global_batch
+    batch = jax.device_put(_random_batch(run, size), run.batch_sharding)
+    step = Part("step", _times(lambda: train.advance(batch), num_steps), size)
+    with open_train_batches(run, source, 0) as (batches, _):
+        return {"step": step, "input": Part("input", _times(lambda: next(batches), num_steps), size)}
 
 
 def to_text(result: dict[str, Any]) -> str:

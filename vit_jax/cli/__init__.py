@@ -17,10 +17,10 @@ from vit_jax.cli.words import fail
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_STUDIES = (study.study,)
-_PICTURES = (runs.plot, runs.report, analysis.inspect)
-_OTHERS = (planning.plan, training.prepare, training.show, training.bench)
-VERBS: dict[str, Verb] = {verb.name: verb for verb in _TRAINING + _WEIGHTS + _TRANSFER + _STUDIES + _PICTURES + _OTHERS}
+_PICTURES = (study.study, runs.plot, runs.report, analysis.inspect)
+_OTHERS = (planning.plan, training.prepare, training.show, training.bench, training.doctor)
+_ALL = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _OTHERS
+VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}
 _HELP = ("help", "--help", "-h")
 
 

@@ -1,9 +1,11 @@
-"""Verbs for training: pretrain, finetune, show, prepare, bench."""
+"""Verbs for training: pretrain, finetune, show, prepare, bench, doctor."""
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from vit_jax.cli.verb import RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, fail, whole
+from vit_jax.files import printable_lines
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -21,6 +24,7 @@ smaller global_batch. JAX says:"""
 _RUN = RECIPE | {
     "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
     "[--parameters]": "list every parameter of the network first, not its parts alone",
+    "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
 }
 
 
@@ -81,8 +85,27 @@ def _train(verb: str, other: str, kind: type, given: Given) -> None:
         recipe = options["config"]
         raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
+    if "doctor" in options:
+        _examine([f"--config={options['config']}", f"--workdir={workdir}", *overrides])
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
     run_training(lambda: train(config, workdir), workdir)
+
+
+def _examine(words: Sequence[str]) -> None:
+    """Runs the verb doctor with these words in its own process, which frees the devices; ends unless all is well."""
+    doctor = subprocess.Popen([sys.executable, "-P", "-m", "vit_jax", "doctor", *words])
+
+    def end(*_: object) -> None:
+        doctor.kill()
+        os._exit(75)  # exits.PREEMPTED
+
+    before = signal.signal(signal.SIGTERM, end)
+    code = doctor.wait()
+    signal.signal(signal.SIGTERM, before)
+    if code == 1:
+        fail("doctor found what is wrong; nothing was started. Without --doctor it would be.", 2)
+    if code != 0:
+        fail("doctor did not come to its end; nothing was started", code if code > 0 else 128 - code)
 
 
 def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
@@ -204,3 +227,44 @@ def bench(given: Given) -> None:
 
     result = bench(config, num_steps=num_steps, with_data="data" in options)
     print(json.dumps(result, indent=2) + "\n" if "json" in options else to_text(result), end="")
+
+
+@verb(
+    {
+        "[--workdir=FOLDER]": "tries a checkpoint there, too, and says how much room there is",
+        "[--config=RECIPE[:ARGUMENT]]": "compares the speed of its input with that of its step, too",
+        "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
+        "[--json]": "print what each process found as JSON",
+    },
+    "--workdir=runs/imagenet",
+    "--workdir=runs/digits --config=digits",
+)
+def doctor(given: Given) -> None:
+    """Examine this machine, or all machines of a run: each line is good, or says what to do.
+
+    Versions, driver, devices, memory, shared memory, disk, a compilation, an all-reduce, a checkpoint, speed. Start it
+    as a run is started, in every process. It ends with code 1 where something is wrong.
+    """
+    options, overrides, _ = given
+    if overrides and "config" not in options:
+        raise UsageError(f"{overrides[0]}: without effect without --config=RECIPE.")
+    import json
+
+    from vit_jax.config import load_recipe
+
+    config = load_recipe(options["config"], overrides) if "config" in options else None
+
+    from vit_jax import hosts
+    from vit_jax.doctor.examination import examine, lines
+
+    found = []
+    with hosts.ends_together():
+        hosts.start()
+        for findings in examine(options.get("workdir"), config):
+            found.append(findings)
+            if hosts.is_first() and "json" not in options:
+                print(printable_lines("\n".join(lines(findings))), flush=True)
+    if hosts.is_first() and "json" in options:
+        print(json.dumps([[dataclasses.asdict(finding) for finding in findings] for findings in found], indent=2))
+    if not all(finding.is_good for findings in found for finding in findings):
+        sys.exit(hosts.exits.FAILED)

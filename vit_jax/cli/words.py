@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from vit_jax.files import printable_lines
+from vit_jax.files import printable_lines, refuse_bucket
 
 
 class UsageError(ValueError):
@@ -37,6 +37,7 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
     given = Given({}, [], ())
     plain: list[str] = []
     for word in words:
+        _refuse_buckets(word)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if not word.startswith("--"):
@@ -61,6 +62,13 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
     if missing:
         raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax {verb} --help.")
     return given._replace(more=tuple(plain[len(single) :]))
+
+
+def _refuse_buckets(word: str) -> None:
+    """No verb reads or writes a bucket, as an option, a word of its own, or one in a list."""
+    value = word.partition("=")[2] if word.startswith("--") else word
+    for path in value.split(","):
+        refuse_bucket(path, word)
 
 
 def _value(name: str, form: str, value: str) -> str:

@@ -18,6 +18,7 @@ from vit_jax.config.schema import (
     RunConfig,
     ScheduleConfig,
 )
+from vit_jax.files import refuse_bucket
 from vit_jax.references import is_reference, resolve
 
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
@@ -42,6 +43,9 @@ def validate(config: RunConfig) -> None:
     Raises:
       ValueError: a value that cannot work, with what would.
     """
+    for name, value in flatten(to_dict(config)).items():
+        if isinstance(value, str):
+            refuse_bucket(value, f"config.{name}={value}")
     checks = (
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),

@@ -40,13 +40,34 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
         if hosts.is_first():
             stack.enter_context(_refused_without_trace(path))
         error = _take(lock, config, stack) if hosts.is_first() else None
-        if jax.process_count() > 1:
-            if any(hosts.gather("" if error is None else "cannot be used")):
-                raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
-            _require_shared(path)
-        if error is not None:
-            raise error
+        _agree(path, error)
         yield lock
+
+
+def prepare_shared(path: pathlib.Path) -> None:
+    """Creates a folder; every process of a run calls it.
+
+    Raises:
+      ValueError: in every process: it cannot be written, or is not shared by all processes.
+      OSError: it is full, or its storage fails.
+    """
+    error: ValueError | OSError | None = None
+    if hosts.is_first():
+        try:
+            _require_writable(path)
+        except (ValueError, OSError) as problem:
+            error = problem
+    _agree(path, error)
+
+
+def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
+    """Raises in every process the error of the first, or one where a process does not see the same folder."""
+    if jax.process_count() > 1:
+        if any(hosts.gather("" if error is None else "cannot be used")):
+            raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
+        _require_shared(path)
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager

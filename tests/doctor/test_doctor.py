@@ -1,0 +1,203 @@
+"""The verb doctor: every line on a machine where all is well, and with each fault that it knows, made up."""
+
+import importlib.metadata
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tests.integration.commands import run
+from tests.train.small_runs import RECIPE, SHRUNK
+from vit_jax import cli, hosts
+from vit_jax.cli import training
+from vit_jax.doctor import examination, machine, together
+from vit_jax.doctor.machine import Finding
+
+ALWAYS = ["versions", "driver", "devices", "memory", "shared memory", "disk", "compilation", "all-reduce"]
+H100 = "550.54.14, NVIDIA H100 80GB HBM3\n"
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """A made-up system: its files below a folder, what nvidia-smi prints, and the plugins of JAX."""
+    made = types.SimpleNamespace(root=tmp_path, smi="", plugins={})
+
+    def smi(command, **_):
+        if not made.smi:
+            raise FileNotFoundError(command[0])
+        return types.SimpleNamespace(stdout=made.smi)
+
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr(machine.subprocess, "run", smi)
+    monkeypatch.setattr(machine, "_plugins", lambda: made.plugins)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    return made
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_machine_where_all_is_well(tmp_path, data_dir, monkeypatch):
+    monkeypatch.setattr(together, "_STEPS", 1)
+    fields = (*SHRUNK, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
+    words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *(f"--config.{field}" for field in fields)]
+    outcome = run(["doctor", *words, "--json"])
+    assert outcome.code in (0, 1), "the speed of this machine decides"
+    found = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    assert list(found) == [*ALWAYS, "checkpoint", "speed"]
+    assert [name for name, finding in found.items() if finding["remedy"] and name != "speed"] == []
+    assert found["devices"]["found"] == "8 x cpu in 1 process(es), 8 of each"
+    assert f"jax {jax.__version__}" in found["versions"]["found"]
+    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+
+
+def test_text_and_exit_code(tmp_path, monkeypatch):
+    assert [line[:22].split("  ")[0] for line in run(["doctor"]).out.splitlines()] == ["good"] * (len(ALWAYS) - 1)
+    monkeypatch.setattr(machine, "LEAST_DISK_BYTES", 2**80)
+    outcome = run(["doctor", f"--workdir={tmp_path}"])
+    assert outcome.code == 1
+    assert "wrong  disk" in outcome.out
+    assert "\n                      → make room, or choose another workdir" in outcome.out
+    assert "good   checkpoint" in outcome.out, "it goes on"
+
+
+def test_a_workdir_that_cannot_be_written_is_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
+    assert outcome.code == 1
+    assert "wrong  checkpoint" in outcome.out
+    assert "cannot be written" in outcome.out
+
+
+def test_overrides_need_a_recipe():
+    outcome = run(["doctor", "--config.seed=1"])
+    assert (outcome.code, "without effect without --config=" in outcome.err) == (2, True)
+
+
+def test_a_plugin_of_another_version(monkeypatch):
+    monkeypatch.setattr(machine, "_plugins", lambda: {"jax-cuda12-plugin": "0.4.1"})
+    assert machine.versions().remedy.startswith(f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}")
+    monkeypatch.setattr(machine, "_plugins", lambda: {"jax-cuda12-plugin": jax.lib.__version__, "libtpu": "0.0.1"})
+    assert machine.versions().is_good
+
+
+@pytest.mark.parametrize(
+    ("smi", "plugins", "backend", "remedy"),
+    [
+        ("", {}, "cpu", ""),
+        (H100, {"jax-cuda12-plugin": "1"}, "gpu", ""),
+        (H100, {"jax-cuda13-plugin": "1"}, "gpu", "needs driver 580"),
+        (H100.replace("550", "470"), {"jax-cuda12-plugin": "1"}, "cpu", "needs driver 525"),
+        (H100, {}, "cpu", "pip install 'vit_jax[cuda]'"),
+        (H100, {"jax-cuda12-plugin": "1"}, "cpu", "another program may hold it"),
+    ],
+)
+def test_drivers(system, monkeypatch, smi, plugins, backend, remedy):
+    system.smi, system.plugins = smi, plugins
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    finding = machine.driver()
+    assert (remedy in finding.remedy) if remedy else finding.is_good
+    assert ("H100" in finding.found) == bool(smi)
+
+
+@pytest.mark.parametrize("file", ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"])
+def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
+    write(system.root / file, "0x1ae0\n")
+    assert "pip install 'vit_jax[tpu]'" in machine.driver().remedy
+    system.plugins = {"libtpu": "0.0.42"}
+    assert "another program may hold it" in machine.driver().remedy
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert machine.driver().is_good, "it was asked for"
+    assert machine.driver().found == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
+
+
+def test_memory_of_the_host_and_of_the_container(system):
+    write(system.root / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n")
+    assert machine.memory().found.startswith("4.0 of 8.0 GiB free")
+    write(system.root / "sys/fs/cgroup/memory.max", "max\n")
+    write(system.root / "sys/fs/cgroup/memory.current", f"{2**30}\n")
+    assert machine.memory().is_good
+    write(system.root / "sys/fs/cgroup/memory.max", f"{2 * 2**30}\n")
+    assert machine.memory().found.startswith("1.0 of 2.0 GiB free")
+    assert "needs 2 GiB" in machine.memory().remedy
+
+
+def test_shared_memory_of_a_container(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=64 * 2**20))
+    assert machine.shared_memory().found == "0.06 GiB free in /dev/shm"
+    assert "--shm-size" in machine.shared_memory().remedy
+    assert "make room" in machine.disk(pathlib.Path("/nowhere/run")).remedy
+
+
+def test_devices_that_compute_wrongly(monkeypatch):
+    monkeypatch.setattr(machine, "_product", lambda matrix: matrix)
+    assert "a wrong result" in machine.compilation().remedy
+    assert [findings[0].name for findings in examination.examine(None, None)][-1] == "compilation", "the rest is left"
+    monkeypatch.setattr(together, "_array", lambda sharding: jax.device_put(np.ones((8, 4), np.float32), sharding))
+    assert "the sum is wrong" in together.all_reduce().remedy
+
+
+def test_an_input_that_is_slower_than_the_step(monkeypatch):
+    from vit_jax.bench.parts import Part
+    from vit_jax.config import load_recipe
+
+    parts = {"step": Part("step", [0.1], 16), "input": Part("input", [0.2], 16)}
+    monkeypatch.setattr(together, "time_input_and_step", lambda *_: parts)
+    finding = together.speed(load_recipe(RECIPE, [*(f"--config.{field}" for field in SHRUNK)]))
+    assert finding.found == "input 80 images/s, step 160"
+    assert finding.remedy.startswith("the devices will wait")
+
+
+def test_findings_of_several_processes(monkeypatch):
+    others = [Finding("versions", "jax 1"), Finding("versions", "jax 2"), Finding("versions", "jax 1", "do this")]
+    texts = [json.dumps(vars(finding)) for finding in others]
+    monkeypatch.setattr(hosts, "gather", lambda own: texts)
+    findings = examination._gather(others[0])
+    assert [finding.is_good for finding in findings] == [True, False, False]
+    assert examination.lines(findings)[0].startswith("wrong  versions       process 1: jax 2\n")
+    assert "process 0 has jax 1: make all processes the same" in examination.lines(findings)[0]
+    assert len(examination.lines(findings)) == 2
+
+
+def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
+    def devices():
+        raise RuntimeError("the TPU is in use")
+
+    monkeypatch.setattr(machine, "devices", devices)
+    found = [findings[0] for findings in examination.examine(None, None)]
+    assert found[-1] == Finding("devices", "RuntimeError: the TPU is in use", "mend what the message names")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 2), (75, 75), (76, 76), (-9, 137)])
+def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
+    """What doctor finds is not repeated by a launcher (2); a lost process is (76)."""
+    started, trained = [], []
+
+    def popen(command):
+        started.append(command)
+        return types.SimpleNamespace(wait=lambda: code)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(training, "run_training", lambda loop, workdir: trained.append(workdir))
+    words = [f"--config={RECIPE}", f"--workdir={tmp_path}", "--config.seed=1"]
+    outcome = run(["pretrain", "--doctor", *words])
+    assert started == [[sys.executable, "-P", "-m", "vit_jax", "doctor", *words]]
+    assert (outcome.code, bool(trained)) == ((0, True) if expected is None else (expected, False))
+    assert run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"]).code == 2
+    assert len(started) == 1, "the recipe is loaded before"
+
+
+def test_plugins_are_found_by_their_names(monkeypatch):
+    installed = [types.SimpleNamespace(name=name) for name in ("jax_cuda12_plugin", "jax-cuda12-pjrt", "libtpu", "jax")]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    assert machine._plugins() == {"jax-cuda12-plugin": "1", "libtpu": "1"}
+    assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")

@@ -1,0 +1,1 @@
+"""Whether a run can work here: what each machine has, and what all processes do together."""

@@ -1,0 +1,79 @@
+"""The report: every check in order, what all processes found, told as it is found."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from vit_jax import hosts
+from vit_jax.config import RunConfig
+from vit_jax.doctor import machine, together
+from vit_jax.doctor.machine import Finding
+from vit_jax.files import first_line
+
+SAME = ("versions", "devices")  # lines that must be the same in every process
+_WIDTH = 15  # of the column of names
+Check = Callable[[], Finding]
+
+
+def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Finding]]:
+    """What each process found, by check and process id; stops where later checks could not work.
+
+    Call it in every process of a run, after `hosts.start`. A check that all do together and that one cannot do ends
+    all of them.
+    """
+    alone: list[Check] = [machine.versions, machine.driver, machine.devices, machine.memory, machine.shared_memory]
+    folder = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    alone += [] if folder is None else [functools.partial(machine.disk, folder)]
+    for check in (*alone, machine.compilation):
+        findings = _gather(_attempt(check))
+        yield findings
+        if findings[0].name in ("devices", "compilation") and not all(finding.is_good for finding in findings):
+            return
+    shared: list[Check] = [together.all_reduce]
+    shared += [] if folder is None else [functools.partial(together.checkpoint, folder)]
+    shared += [] if config is None else [functools.partial(together.speed, config)]
+    for check in shared:
+        yield _gather(_attempt(check) if jax.process_count() == 1 else check())
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """One for all processes where all is well; else one for each that something is wrong with, and what to do."""
+    if all(finding.is_good for finding in findings):
+        return [f"good   {findings[0].name:<{_WIDTH}}{findings[0].found}"]
+    wrong = [(process, finding) for process, finding in enumerate(findings) if not finding.is_good]
+    place = "process {}: " if len(findings) > 1 else ""
+    indent = " " * (7 + _WIDTH)
+    return [
+        f"wrong  {finding.name:<{_WIDTH}}{place.format(process)}{finding.found}\n{indent}→ {finding.remedy}"
+        for process, finding in wrong
+    ]
+
+
+def name_of(check: Check) -> str:
+    """As in the report."""
+    function = check.func if isinstance(check, functools.partial) else check
+    return function.__name__.replace("_", " ")
+
+
+def _attempt(check: Check) -> Finding:
+    """What the check finds; an error is something found."""
+    try:
+        return check()
+    except Exception as error:
+        return Finding(name_of(check), f"{type(error).__name__}: {first_line(error)}", "mend what the message names")
+
+
+def _gather(own: Finding) -> list[Finding]:
+    everyone = [Finding(**json.loads(text)) for text in hosts.gather(json.dumps(dataclasses.asdict(own)))]
+    if own.name not in SAME:
+        return everyone
+    first = everyone[0].found
+    remedy = f"process 0 has {first}: make all processes the same"
+    return [
+        finding if not finding.is_good or finding.found == first else dataclasses.replace(finding, remedy=remedy)
+        for finding in everyone
+    ]

@@ -1,0 +1,174 @@
+"""What the machine of this process has: one function for each line of the report, and no other process."""
+
+import dataclasses
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import vit_jax
+from vit_jax.data.workers import SHARED_MEMORY, available_cores
+from vit_jax.train.overview import PACKAGES
+
+GIB = 2**30
+LEAST_MEMORY_BYTES = 2 * GIB  # Python, JAX and a few batches of images
+LEAST_SHARED_BYTES = GIB / 2  # containers get 64 MiB, too little for NCCL and for workers that decode images
+LEAST_DISK_BYTES = GIB  # a checkpoint of ViT-B/16 with Adam's moments
+LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
+_ROOT = pathlib.Path("/")
+_QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+_SIDE = 256  # of the matrices that are multiplied
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line: what was found, and what to do where something is wrong."""
+
+    name: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.remedy
+
+
+def versions() -> Finding:
+    """Python and packages; plugins of JAX are of its own version."""
+    own = f"vit_jax {vit_jax.__version__}, Python {platform.python_version()}"
+    found = ", ".join([own, *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)])
+    plugins = {name: version for name, version in _plugins().items() if name != "libtpu"}
+    wrong = [f"{name} {version}" for name, version in plugins.items() if version != jax.lib.__version__]
+    remedy = f"{', '.join(wrong)} is not of jaxlib {jax.lib.__version__}: pip install --upgrade 'jax[cuda]'"
+    return Finding("versions", found, remedy if wrong else "")
+
+
+def driver() -> Finding:
+    """The accelerators that the system shows, their driver, and whether JAX uses them."""
+    plugins, backend, chosen = _plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
+    gpus, has_tpu = _gpus(), _has_tpu()
+    if not gpus and not has_tpu:
+        return Finding("driver", f"neither GPU nor TPU; JAX computes on: {backend}")
+    kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
+    found = f"NVIDIA {gpus[0][0]}, {len(gpus)} x {gpus[0][1]}" if gpus else "TPU"
+    found += "".join(f", {name} {version}" for name, version in plugins.items() if extra in name)
+    if remedy := _too_old(gpus[0][0], plugins) if gpus else "":
+        return Finding("driver", found, remedy)
+    if backend == kind or chosen:
+        return Finding("driver", f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
+    installed = any(extra in name for name in plugins)
+    remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
+    if not installed:
+        remedy = f"pip install 'vit_jax[{extra}]'; then start again"
+    return Finding("driver", f"{found}; JAX computes on: {backend}", remedy)
+
+
+def devices() -> Finding:
+    """The devices as JAX counts them."""
+    here, kinds = jax.local_devices(), {device.device_kind for device in jax.devices()}
+    found = f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
+    remedy = "" if len(kinds) == 1 else "use machines of one kind: a step is as slow as its slowest device"
+    return Finding("devices", f"{found}, {len(here)} of each", remedy)
+
+
+def memory() -> Finding:
+    """Memory of the host that is free to this process, and that of a device."""
+    total, free = _host_memory()
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free, {available_cores()} core(s)"
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        found += f"; {statistics['bytes_limit'] / GIB:.1f} GiB on each device"
+    remedy = f"end other programs, or ask for more: a run needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB at least"
+    return Finding("memory", found, remedy if free < LEAST_MEMORY_BYTES else "")
+
+
+def shared_memory() -> Finding:
+    """What workers hand over batches in, and NCCL talks through within a host."""
+    if not SHARED_MEMORY.is_dir():
+        return Finding("shared memory", f"there is no {SHARED_MEMORY}")
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    remedy = "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there"
+    found = f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}"
+    return Finding("shared memory", found, remedy if free < LEAST_SHARED_BYTES else "")
+
+
+def disk(workdir: pathlib.Path) -> Finding:
+    """Room for checkpoints; the folder need not exist yet."""
+    place = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    remedy = f"make room, or choose another workdir: a run needs {LEAST_DISK_BYTES / GIB:.0f} GiB at least"
+    return Finding("disk", f"{free / GIB:,.1f} GiB free in {workdir}", remedy if free < LEAST_DISK_BYTES else "")
+
+
+def compilation() -> Finding:
+    """Compiles a product of matrices whose result is known, and runs it on every device of this process."""
+    began = time.perf_counter()
+    ones = np.ones((_SIDE, _SIDE), np.float32)
+    wrong = [
+        str(device)
+        for device in jax.local_devices()
+        if not bool((_product(jax.device_put(ones, device)) == _SIDE).all())
+    ]
+    remedy = f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired" if wrong else ""
+    found = f"a product of matrices on each device in {time.perf_counter() - began:.1f} s"
+    return Finding("compilation", found, remedy)
+
+
+@jax.jit
+def _product(matrix: jax.Array) -> jax.Array:
+    return jnp.matmul(matrix, matrix)
+
+
+def _plugins() -> dict[str, str]:
+    """Versions of what JAX uses accelerators by."""
+    given = (distribution.name or "" for distribution in importlib.metadata.distributions())  # None: it is damaged
+    names = {name.lower().replace("_", "-") for name in given}
+    found = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
+    return {name: importlib.metadata.version(name) for name in found}
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """Driver and name of each GPU that the driver shows."""
+    try:
+        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    pairs = (line.partition(", ") for line in answer.splitlines() if ", " in line)
+    return [(version, name) for version, _, name in pairs]
+
+
+def _too_old(version: str, plugins: dict[str, str]) -> str:
+    """What to do about a driver that is older than the CUDA release of JAX's plugin needs."""
+    for release, least in LEAST_DRIVERS.items():
+        number = version.partition(".")[0]
+        if f"jax-cuda{release}-plugin" in plugins and number.isdecimal() and int(number) < least:
+            return f"JAX for CUDA {release} needs driver {least} or newer: update it, or ask who runs the machine to"
+    return ""
+
+
+def _has_tpu() -> bool:
+    """As launch/environment.sh: a character device, or a PCI device of Google that is handed to programs."""
+    if any(_ROOT.glob("dev/accel[0-9]*")):
+        return True
+    vendors = _ROOT.glob("sys/bus/pci/drivers/vfio-pci/*/vendor")
+    return any(file.read_text().strip() == "0x1ae0" for file in vendors)
+
+
+def _host_memory() -> tuple[int, int]:
+    """Total and free bytes, within the limit of the container."""
+    text = (_ROOT / "proc/meminfo").read_text()
+    total, free = (int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    group = _ROOT / "sys/fs/cgroup"
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # another system, or "max": there is no limit
+        return total, free
+    return min(total, limit), min(free, limit - used)

@@ -1,0 +1,122 @@
+"""What all processes do together: an all-reduce, a checkpoint, and the input against the step."""
+
+import contextlib
+import pathlib
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax import hosts
+from vit_jax.bench.parts import time_input_and_step
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
+from vit_jax.config import FinetuneConfig, RunConfig
+from vit_jax.config.validate import validate
+from vit_jax.doctor.machine import Finding
+from vit_jax.train import workdir as workdirs
+from vit_jax.train.assemble import architecture_of, assemble, open_datasets
+from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.start import adapt
+
+FOLDER = ".doctor"  # of the workdir, while a checkpoint is tried
+_LENGTH = 2**20  # float32 numbers of each device: 4 MiB
+_TIMES = 5
+_STEPS = 20
+
+
+def all_reduce() -> Finding:
+    """The sum over all devices of all processes, of numbers whose sum is known."""
+    sharding, count = _split(), jax.device_count()
+    rows = _array(sharding)
+    total = jax.jit(lambda array: array.sum(axis=0), out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+    seconds = []
+    for _ in range(_TIMES + 1):
+        began = time.perf_counter()
+        result = jax.block_until_ready(total(rows))
+        seconds.append(time.perf_counter() - began)
+    is_right = bool((np.asarray(result.addressable_data(0)) == count * (count - 1) // 2).all())
+    milliseconds = 1000 * statistics.median(seconds[1:])
+    found = f"{_LENGTH * 4 // 2**20} MiB of each of {count} devices in {milliseconds:.1f} ms"
+    remedy = "the sum is wrong: leave out one host after another to find the device, and have it repaired"
+    return Finding("all-reduce", found, "" if is_right else remedy)
+
+
+def checkpoint(workdir: pathlib.Path) -> Finding:
+    """Writes an array that is spread over all devices into the workdir, reads it back, removes it.
+
+    Raises:
+      ValueError, SaveError: the folder cannot be written, or is another one in another process.
+    """
+    folder = workdir / FOLDER
+    with _removed(folder):
+        workdirs.prepare_shared(folder)
+        began = time.perf_counter()
+        array = _array(_split())
+        abstract: Any = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+        with contextlib.closing(CheckpointStore(folder)) as store:
+            store.save(1, {"model": {"array": array}}, metadata={}, metrics={})
+            store.wait()
+        written = time.perf_counter()
+        restored = CheckpointReader(folder).restore(1, {"model": {"array": abstract}})["model"]["array"]
+        pairs = zip(restored.addressable_shards, array.addressable_shards, strict=True)
+        is_right = all(bool((a.data == b.data).all()) for a, b in pairs)
+        read = time.perf_counter()
+        hosts.wait_for_all("checkpoint compared")
+    found = f"{array.nbytes / 2**20:.0f} MiB written in {written - began:.1f} s, read in {read - written:.1f} s"
+    return Finding("checkpoint", found, "" if is_right else "other numbers came back: the storage is damaged")
+
+
+def speed(config: RunConfig) -> Finding:
+    """Whether the recipe's images come as fast as its steps need them.
+
+    Raises:
+      ValueError: the config, its data or its weights cannot be used; `LostWorker`, OSError: as of the input.
+    """
+    validate(config)
+    use_compilation_cache(config.logging.compilation_cache)  # the run finds its step compiled
+    data = open_datasets(config)
+    if isinstance(config, FinetuneConfig) and config.init_from is not None:
+        architecture = adapt(config, data.train)[0]
+    else:
+        architecture = architecture_of(config, data.train.num_classes)
+    run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
+    parts = time_input_and_step(run, data.train, _STEPS)
+    needed, given = (part.figures()["images_per_second"] for part in (parts["step"], parts["input"]))
+    remedy = (
+        "the devices will wait: more cores, a faster disk (a mounted bucket: its cache), input.cache_records=True "
+        "for data that fit into memory, or vit-jax prepare for images that are larger than needed"
+    )
+    return Finding("speed", f"input {given:,.0f} images/s, step {needed:,.0f}", remedy if given < needed else "")
+
+
+@contextlib.contextmanager
+def _removed(folder: pathlib.Path) -> Iterator[None]:
+    """Removes the folder afterwards, and its parents that were not there."""
+    made = [place for place in folder.parents if not place.exists()]
+    try:
+        yield
+    finally:
+        if hosts.is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty
+                for place in made:
+                    place.rmdir()
+
+
+def _split() -> NamedSharding:
+    """One row for each device of all processes."""
+    return NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec("device"))
+
+
+def _array(sharding: NamedSharding) -> jax.Array:
+    """Float32 (devices, _LENGTH); each row holds its own number."""
+
+    def row(index: Any) -> np.ndarray:
+        return np.full((1, _LENGTH), index[0].start or 0, np.float32)
+
+    return jax.make_array_from_callback((jax.device_count(), _LENGTH), sharding, row)
