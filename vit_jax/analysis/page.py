@@ -140,7 +140,7 @@ def _results(report: Report) -> Iterator[str]:
 def _answers(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield f"<p>{_text(evaluation.labelled.words)}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
-    yield _png(figures.draw_mistakes(evaluation, model.require_transform().max_image_megapixels), "mistakes")
+    yield _png(figures.draw_mistakes(evaluation, model.require_transform()), "mistakes")
     reliability = _png(figures.draw_reliability(evaluation), "accuracy against confidence")
     if evaluation.tally.first_2LA is None:
         yield reliability

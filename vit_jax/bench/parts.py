@@ -88,9 +88,9 @@ def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[s
     """The input alone and the step alone, by these names; every process of a run calls it."""
     train, size = _Training(run, run.compile_train_step()), run.config.global_batch
     batch = jax.device_put(_random_batch(run, size), run.batch_sharding)
-    step = Part("step", _times(lambda: train.advance(batch), num_steps), size)
+    step = Part("step", times_of(lambda: train.advance(batch), num_steps), size)
     with open_train_batches(run, source, 0) as (batches, _):
-        return {"step": step, "input": Part("input", _times(lambda: next(batches), num_steps), size)}
+        return {"step": step, "input": Part("input", times_of(lambda: next(batches), num_steps), size)}
 
 
 def to_text(result: dict[str, Any]) -> str:
