@@ -58,6 +58,16 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
 
 
+def finite(model: Model, array: np.ndarray) -> np.ndarray:
+    """What the network gave; ValueError where it is not finite, before it becomes a picture of nothing."""
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{model.source}: the network gives values that are not finite. Its parameters are damaged, or too large "
+            "for the dtype it computes in."
+        )
+    return array
+
+
 def read_view(
     model: Model, given: str, *, split: str | None = None, data_dir: str | None = None, num_images: int = NUM_IMAGES
 ) -> View:
