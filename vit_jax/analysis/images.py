@@ -25,7 +25,7 @@ class View:
       images_NHWC: uint8, prepared; None where there are none.
       names: of the images.
       shown: how many of them a sheet has, spread evenly.
-      heads: layer and head, both from 1, whose attention is drawn; () for all heads of the last layer.
+      heads: layer and head, both from 1, whose attention is drawn; () for up to eight heads of the last layer.
       notes: what readers of the pictures should know.
     """
 
