@@ -10,7 +10,17 @@ import vit_jax
 from tests.inference.samples import sample_pixels
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, ROOT_HYBRID, VIT, weights_of
 from vit_jax.analysis.images import View, spread
-from vit_jax.analysis.pictures import KINDS, available, cell_size, draw_filters, draw_pca, draw_positions, draw_similar
+from vit_jax.analysis.pictures import (
+    KINDS,
+    available,
+    cell_size,
+    chosen_heads,
+    draw_distance,
+    draw_filters,
+    draw_pca,
+    draw_positions,
+    draw_similar,
+)
 from vit_jax.api import from_weights
 
 OF_PARAMETERS, OF_IMAGES = {"filters", "positions"}, {"similar", "pca"}
@@ -28,6 +38,9 @@ def names_of(model):
         (VIT, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (NETWORKS["learned_2d"], OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (dataclasses.replace(VIT, position_embedding="none"), {"filters"} | OF_IMAGES | OF_ATTENTION),
+        (dataclasses.replace(VIT, position_embedding="relative"), {"filters"} | OF_IMAGES | OF_ATTENTION),
+        (dataclasses.replace(VIT, position_layers="every"), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
+        (dataclasses.replace(VIT, pool="gap", block="axial"), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (HYBRID, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION | {"gradcam"}),
         (dataclasses.replace(HYBRID, num_classes=0), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (RESNET, {"filters", "gradcam"} | OF_IMAGES),
@@ -86,6 +99,35 @@ def test_positions_are_compared_without_the_class_token(pool):
     assert similarity.shape == (2, 3, 2, 3)
     expected = table[1] @ table[5] / np.linalg.norm(table[1]) / np.linalg.norm(table[5])
     assert similarity[0, 1, 1, 2] == pytest.approx(expected, abs=1e-6)
+
+
+def test_positions_of_every_block_are_compared_apart():
+    model = from_weights(weights_of(dataclasses.replace(VIT, position_layers="every")))
+    similarity = draw_positions(model, View()).data["similarity"]
+    assert similarity.shape == (2, 2, 3, 2, 3)
+    for layer, table in enumerate(np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]):
+        expected = table[0] @ table[4] / np.linalg.norm(table[0]) / np.linalg.norm(table[4])
+        assert similarity[layer, 0, 0, 1, 1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_and_columns_are_two_attentions_of_a_block():
+    """What attends along rows of three patches of 4 pixels looks no farther than 8; along columns of two, than 4."""
+    model = from_weights(weights_of(dataclasses.replace(VIT, pool="gap", block="axial")))
+    view = View(images_NHWC=sample_pixels(2), heads=((4, 1),))
+    distance = draw_distance(model, view).data["distance_pixels"]
+    assert distance.shape == (4, 2)
+    assert (distance[::2] < 8).all()
+    assert (distance[1::2] < 4).all()
+    assert chosen_heads(model, view.heads) == view.heads
+    with pytest.raises(ValueError, match="layers 1 to 4"):
+        chosen_heads(model, ((5, 1),))
+
+
+def test_a_network_that_is_damaged_is_refused():
+    model = from_weights(weights_of(VIT))
+    model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
+    with pytest.raises(ValueError, match="not finite"):
+        draw_pca(model, View(images_NHWC=sample_pixels(2)))
 
 
 def test_similar_images_are_found_among_all():

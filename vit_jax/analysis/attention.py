@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.analysis.images import finite
 from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
 
@@ -89,4 +90,4 @@ def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[s
         part = images_NHWC[first : first + size]
         padded = np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0)))  # one shape, compiled once
         found.append({name: np.asarray(array)[: len(part)] for name, array in step(model.module, padded).items()})
-    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    return {name: finite(model, np.concatenate([one[name] for one in found])) for name in found[0]}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.analysis.images import finite
 from vit_jax.api import Model
 from vit_jax.arrays import normalise
 
@@ -48,4 +49,4 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
 
     parts = [images_NHWC[first : first + MOST_IMAGES] for first in range(0, len(images_NHWC), MOST_IMAGES)]
     found = [jax.device_get(step(model.module, part)) for part in parts]
-    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    return {name: finite(model, np.concatenate([one[name] for one in found])) for name in found[0]}

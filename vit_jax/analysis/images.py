@@ -25,7 +25,7 @@ class View:
       images_NHWC: uint8, prepared; None where there are none.
       names: of the images.
       shown: how many of them a sheet has, spread evenly.
-      heads: layer and head, both from 1, whose attention is drawn; () for all heads of the last layer.
+      heads: layer and head, both from 1, whose attention is drawn; () for up to eight heads of the last layer.
       notes: what readers of the pictures should know.
     """
 
@@ -56,6 +56,16 @@ class View:
 def spread(count: int, most: int) -> np.ndarray:
     """At most so many of the numbers 0 to count - 1, evenly spread: datasets are often sorted by class."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
+
+
+def finite(model: Model, array: np.ndarray) -> np.ndarray:
+    """What the network gave; ValueError where it is not finite, before it becomes a picture of nothing."""
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{model.source}: the network gives values that are not finite. Its parameters are damaged, or too large "
+            "for the dtype it computes in."
+        )
+    return array
 
 
 def read_view(

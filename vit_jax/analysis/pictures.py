@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.analysis import attention, sheets
 from vit_jax.analysis.components import cosine_similarities, principal_components
 from vit_jax.analysis.grad_cam import class_activations
-from vit_jax.analysis.images import View, spread
+from vit_jax.analysis.images import View, finite, spread
 from vit_jax.analysis.reconstructions import reconstruct
 from vit_jax.analysis.sheets import MOST_INCHES
 from vit_jax.api import Model
@@ -61,7 +61,7 @@ def draw_filters(model: Model, view: View) -> Picture:
         filters = found.component_KV.reshape(-1, *kernel_HWCD.shape[:3])
         data = {"filters": filters, "explained": found.explained_K}
         title = (
-            f"{len(filters)} principal components of the embedding filters of {a.name}\n"
+            f"{len(filters)} principal components of the embedding filters of {a.name} "
             f"({found.explained_K.sum():.0%} of the variance of {a.width})"
         )
     times = max(1, 32 // filters.shape[1])
@@ -253,7 +253,7 @@ def _queries(a: Architecture) -> str:
 def _rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndarray]:
     for row in model.stream(images_NHWC, field):
         assert isinstance(row, np.ndarray), "prepared images can be read"
-        yield row
+        yield finite(model, row)
 
 
 def _named(view: View) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Sheets of images, and maps laid over them."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import cv2
@@ -9,7 +10,8 @@ import numpy as np
 from vit_jax.drawing import TILE_PIXELS, new_figure, to_bytes
 
 INCHES = 0.9  # of a cell of a sheet
-MOST_INCHES = 7.5
+LEAST_INCHES, MOST_INCHES = 4.5, 7.5  # of a sheet, and of other pictures
+LETTERS_PER_INCH = 14  # of a title
 
 
 def draw_sheet(
@@ -22,12 +24,12 @@ def draw_sheet(
 ) -> bytes:
     """A PNG of images in rows: (H, W, 3), or maps (h, w) from dark, 0, to bright, the largest of the map."""
     rows, columns = len(cells), max(map(len, cells))
-    width = max(min(MOST_INCHES, INCHES * columns + 0.2), 4.5)
+    width = max(INCHES * columns + 0.2, LEAST_INCHES)
     side = width / columns
     heights = [max(cell.shape[0] / cell.shape[1] for cell in row) for row in cells]
     headings = (0.2 if captions else 0.05) * rows + 0.4 + (0.2 if column_names else 0)
     figure = new_figure(width, side * sum(heights) + headings)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(textwrap.fill(title, int(width * LETTERS_PER_INCH)), fontsize=9)
     every = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
     for axes in every.ravel():
         axes.set(xticks=[], yticks=[], frame_on=False)

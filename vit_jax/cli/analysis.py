@@ -31,7 +31,7 @@ _NUMBERS = {"num_images": "128", "shown": "8"}
         "[--data_dir=FOLDER]": "of TFDS",
         "[--num_images=128]": "at most so many, evenly spread",
         "[--shown=8]": "how many of them a sheet has",
-        "[--heads=LAYER:HEAD,…]": "whose attention is drawn, both from 1; all heads of the last layer by default",
+        "[--heads=LAYER:HEAD,…]": "whose attention is drawn, both from 1; by default up to 8 of the last layer",
     }
     | READING,
     "ViT-L_32.npz filters,positions --output=pictures",
