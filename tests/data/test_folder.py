@@ -66,6 +66,7 @@ def test_parts_of_a_split_are_of_every_class(make_folder, make_config):
     assert sorted(train + test) == sorted(files)
     assert [sum(name.startswith(kind) for name in test) for kind in ("cat", "dog", "emu")] == [2, 2, 1]
     assert not holds_out(f"folder:{path}", config)
+    assert not holds_out("digits", make_config(train_split="train[:100]")), "of other data it is not for us to judge"
     assert holds_out(f"folder:{path}", make_config(train_split="train[:80%]"))
     middle = open_names(path, "train[20%:50%]", config)[1]
     assert len(middle) == 7

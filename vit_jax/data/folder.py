@@ -127,10 +127,11 @@ def split_folders(path: Path, *names: str) -> list[str]:
 
 def holds_out(data: str, config: InputConfig) -> bool:
     """Whether `config.holdout_fraction` has an effect: the data are a folder without split sub-folders."""
-    path, named = folder_of(data), _whole_splits(config)
-    if path is None or not named.test_split:
+    path = folder_of(data)
+    if path is None:
         return False
-    return not (path.is_dir() and split_folders(path, named.train_split, named.test_split))
+    named = _whole_splits(config)
+    return bool(named.test_split) and not (path.is_dir() and split_folders(path, named.train_split, named.test_split))
 
 
 def _open_split(path: Path, split: str, config: InputConfig) -> Source:
