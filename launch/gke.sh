@@ -69,7 +69,7 @@ read_options() {
 }
 
 render() {
-  "$(find_python)" "$repository/launch/render_jobset.py" ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
+  "$(find_python)" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
 }
 
 kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }

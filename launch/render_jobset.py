@@ -136,7 +136,7 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
     _check_words(options)
     last = "" if options.shares is None else f"-{options.shares - 1}"
     _check_name(options.name, options.slices, hosts, last)
-    workdir, claim = _place(options.workdir)
+    workdir, claim = _place(options.workdir, options.dry_run)
     return {
         "name": options.name,
         "job": JOB,
@@ -153,7 +153,7 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "memory": options.memory,
         "bucket": claim,
         "claim": claim,
-        "data_bucket": _bucket("data_bucket", options.data_bucket) if options.data_bucket else None,
+        "data_bucket": _data_bucket(options),
         # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
         "arguments": [word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"],
     }
@@ -198,12 +198,18 @@ def _check_name(name: str, slices: int, hosts: int, share: str) -> None:
         )
 
 
-def _place(workdir: str) -> tuple[str, str]:
+def _data_bucket(options: argparse.Namespace) -> str | None:
+    if options.data_bucket is None:
+        return None
+    return _bucket("data_bucket", options.data_bucket, is_placeholder=options.dry_run)
+
+
+def _place(workdir: str, is_dry_run: bool) -> tuple[str, str]:
     """Where the run finds its workdir, and the bucket or claim that is mounted for it."""
     bucket = re.fullmatch(r"gs://([^/]+)/(.+?)/?", workdir)
     claim = re.fullmatch(r"claim:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/(.+?)/?", workdir)
     if bucket:
-        return f"{WORKDIR}/{bucket[2]}", _bucket("workdir", f"gs://{bucket[1]}")
+        return f"{WORKDIR}/{bucket[2]}", _bucket("workdir", f"gs://{bucket[1]}", is_placeholder=is_dry_run)
     if claim:
         return f"{WORKDIR}/{claim[3]}", claim[1]
     raise ValueError(
@@ -212,10 +218,14 @@ def _place(workdir: str) -> tuple[str, str]:
     )
 
 
-def _bucket(option: str, address: str) -> str:
-    match = re.fullmatch(r"gs://([a-z0-9][-a-z0-9_.]{2,62})", address)
+def _bucket(option: str, address: str, *, is_placeholder: bool = False) -> str:
+    """The name of a bucket; of one to be named, in capitals as in the README, where nothing is submitted."""
+    letters = "a-zA-Z0-9" if is_placeholder else "a-z0-9"
+    match = re.fullmatch(rf"gs://([{letters}][-{letters}_.]{{2,62}})", address)
     if not match:
-        raise ValueError(f"--{option}={address}: must name a bucket, like gs://my-bucket.")
+        raise ValueError(
+            f"--{option}={address}: must name a bucket, like gs://my-bucket: yours, in the place of BUCKET or IMAGES."
+        )
     return match[1]
 
 
@@ -248,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--grace_seconds", type=int, default=300, help="from SIGTERM to SIGKILL (default 300)")
     add("--spot", action="store_true", help="only nodes of spot pools")
     add("--pull", action="store_true", help="load the image anew at every start, for a tag that moves")
-    add("--dry-run", action="store_true", help="changes nothing: this script executes nothing at any time")
+    add("--dry-run", action="store_true", help="take BUCKET and the like, in capitals, for names to be given")
     add("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
     return parser
 

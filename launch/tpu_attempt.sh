@@ -26,17 +26,33 @@ install_everywhere() {
   everywhere "$command"
 }
 
-# pack ARCHIVE: the current checkout, untracked recipes included, without what git ignores.
+# pack ARCHIVE: what git tracks, as it is now, and what --upload names.
 pack() {
-  local file
+  local others line
   if [[ -n "$dry_run" ]]; then
-    echo "$(quoted git -C "$repository" ls-files -z --cached --others --exclude-standard) |" \
-      "$(quoted tar -czf "$1" -C "$repository" --null -T -)"
+    line="$(quoted git -C "$repository" ls-files -z --cached)"
+    if ((${#uploads[@]})); then
+      line="($line && $(quoted git -C "$repository" ls-files -z --others -- "${uploads[@]}"))"
+    fi
+    echo "$line | $(quoted tar -czf "$1" -C "$repository" --null -T -)"
     return
   fi
-  git -C "$repository" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+  list_files | tar -czf "$1" -C "$repository" --null -T -
+  say "$(list_files | tr -cd '\0' | wc -c | tr -d ' ') files, $(awk -v bytes="$(wc -c <"$1")" \
+    'BEGIN { printf "%.1f MB", bytes / 1e6 }') compressed, are copied to every worker"
+  others="$(git -C "$repository" ls-files --others --exclude-standard | wc -l | tr -d ' ')"
+  [[ "$others" == 0 ]] || say "without $others file(s) that git does not track; git add them, or give --upload=PATH"
+}
+
+# list_files: those that are copied, each ended by a zero byte.
+list_files() {
+  local file
+  {
+    git -C "$repository" ls-files -z --cached
+    if ((${#uploads[@]})); then git -C "$repository" ls-files -z --others -- "${uploads[@]}"; fi
+  } | while IFS= read -r -d '' file; do
     if [[ -e "$repository/$file" ]]; then printf '%s\0' "$file"; fi # it may be removed and not yet committed
-  done | tar -czf "$1" -C "$repository" --null -T -
+  done
 }
 
 start_everywhere() {
@@ -208,10 +224,16 @@ is_finished() {
 }
 
 show_status() {
+  local code=0
   get_state
-  [[ "$state" == ACTIVE ]] || return 0
-  get_statuses || say "not every worker responds"
+  [[ "$state" == ACTIVE ]] || exit 3
+  get_statuses || code=1
+  ((code == 0)) || say "not every worker responds"
   cat -- "$scratch/status"
+  if ((code == 0)) && is_any running && ! is_any exit && ! is_any none; then exit 0; fi
+  if ((code == 0)) && [[ "$(codes)" == 0 ]] && ! is_any running; then exit 0; fi
+  if ((code == 0)) && ! is_any running && [[ -n "$(codes)" ]] && ! codes | grep -qvxE '0|75'; then exit 75; fi
+  exit 1
 }
 
 fetch() {

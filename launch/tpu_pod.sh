@@ -25,14 +25,14 @@ tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
   tpu_pod.sh install --name= --zone= [--workdir=gs://...]          the package and the buckets on every worker
   tpu_pod.sh start   --name= --zone= --workdir=gs://... -- VERB .. on every worker, in the background
   tpu_pod.sh log     --name= --zone=                               worker 0, followed until its process ends
-  tpu_pod.sh status  --name= --zone=                               the machine's state and every worker's
+  tpu_pod.sh status  --name= --zone=                               the machine's state and every worker's; exit codes
   tpu_pod.sh fetch   --name= --zone= --workdir=gs://...            results from the bucket into --output
   tpu_pod.sh delete  --name= --zone=                               the machine; the bucket stays
 
 Machine:
   --name=NAME               of the queued resource and its TPU
   --zone=ZONE  --project=P  --zone is needed; the project is gcloud's own unless given
-  --type=TYPE               v4-N, v5litepod-N, v5p-N, v6e-N as Google Cloud names them
+  --type=TYPE               v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N as Google Cloud names them
   --slices=N                number of such slices, one run over all (default 1)
   --spot | --reserved       spot capacity, or that of your reservation (default: on demand)
   --runtime_version=V       the machine's image (default: the one for the type)
@@ -41,6 +41,7 @@ Machine:
 Run:
   --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
   --data_bucket=gs://...    mounted too, at /mnt/vit_jax/BUCKET; may be repeated
+  --upload=PATH             copied with what git tracks: a file or folder of this checkout; may be repeated
   --repository=URL --ref=R  install this commit instead of copying this checkout
 Behaviour:
   --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
@@ -50,16 +51,18 @@ Behaviour:
   --output=FOLDER           log and results here (default runs/NAME)
   --with_checkpoints        fetch them as well
   --price=P                 of one chip for an hour, to print what the run cost
-  --dry-run                 print every command, execute none
+  --dry-run                 print every command, execute none; BUCKET and the like may stand for names
 
 Exit codes: 0 finished (or the step is done), 1 failed more than --max_failures times, 2 wrong arguments or
 options of the run, 3 no quota or capacity, 130 Ctrl-C.
+Of status: 0 every process runs, or has finished, 1 one has failed, was not started or does not answer, 3 there is no
+machine, or it is not ACTIVE, 75 ended by a signal, after saving.
 "
 
 failures=0 outcome="" chips=0
 name="" zone="" project="" type="" slices=1 tier="" runtime_version="" workdir="" repository_url="" ref="" output=""
 max_failures=3 retry_seconds="" keep="" with_checkpoints=""
-create_flags=() data_buckets=() words=() ssh_flags=()
+create_flags=() data_buckets=() uploads=() words=() ssh_flags=()
 
 main() {
   local command="${1:---help}"
@@ -97,6 +100,7 @@ read_options() {
       --repository=*) repository_url="${1#*=}" ;;
       --create_flag=*) create_flags+=("${1#*=}") ;;
       --data_bucket=*) data_buckets+=("${1#*=}") ;;
+      --upload=*) uploads+=("${1#*=}") ;;
       --spot | --reserved)
         [[ -z "$tier" || "$tier" == "$1" ]] || refuse "--spot and --reserved exclude each other: give one of them."
         tier="$1"
@@ -119,7 +123,8 @@ read_options() {
 
 # check_options COMMAND: validates all options before a machine is requested.
 check_options() {
-  local word bucket
+  local word bucket upload bucket_name='[a-z0-9][-a-z0-9_.]{2,62}'
+  [[ -z "$dry_run" ]] || bucket_name='[a-zA-Z0-9][-a-zA-Z0-9_.]{2,62}' # commands of the README, to be read
   need_dns_name name "$name" 48
   [[ "$zone" =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || refuse "--zone=$zone: must be a zone like us-west4-a."
   need_counts slices max_failures poll_seconds
@@ -130,12 +135,13 @@ check_options() {
   if [[ "$1" =~ ^(run|create)$ ]]; then check_type; fi
   if [[ "$1" =~ ^(run|start|fetch)$ || -n "$workdir" ]]; then
     workdir="${workdir%/}"
-    [[ "$workdir" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}/.+$ ]] ||
-      refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER, which all workers write to and which stays after them."
+    [[ "$workdir" =~ ^gs://$bucket_name/.+$ ]] ||
+      refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER with your bucket's name, of lower-case letters, in the" \
+        "place of BUCKET: all workers write to it, and it stays after them."
   fi
   for bucket in ${data_buckets[@]+"${data_buckets[@]}"}; do
-    [[ "$bucket" =~ ^gs://[a-z0-9][-a-z0-9_.]{2,62}$ ]] ||
-      refuse "--data_bucket=$bucket: must be gs://BUCKET, without a folder."
+    [[ "$bucket" =~ ^gs://$bucket_name$ ]] ||
+      refuse "--data_bucket=$bucket: must be gs://BUCKET, without a folder; your bucket's name in the place of BUCKET."
   done
   if [[ "$1" =~ ^(run|start)$ ]]; then
     ((${#words[@]})) || refuse "Give the command to run after --: ... -- pretrain --config=RECIPE"
@@ -147,7 +153,12 @@ check_options() {
   elif ((${#words[@]})); then
     refuse "'$1' takes no command of vit-jax: leave out -- and what follows, or use run or start."
   fi
+  [[ -z "$repository_url" || -z "${uploads[*]-}" ]] || refuse "--upload is of this checkout: leave out --repository."
   if [[ "$1" =~ ^(run|install)$ && -z "$repository_url" ]]; then need_checkout; fi
+  for upload in ${uploads[@]+"${uploads[@]}"}; do
+    [[ "$upload" != /* && "$upload" != *..* && -e "$repository/$upload" ]] ||
+      refuse "--upload=$upload: must be a file or folder in $repository, by its path from there."
+  done
   output="${output:-runs/$name}"
   place=(--zone="$zone" --quiet)
   [[ -z "$project" ]] || place+=(--project="$project")
@@ -161,6 +172,24 @@ need_checkout() {
     refuse "$repository is not a git checkout, so its files are not known: give --repository=URL --ref=COMMIT."
 }
 
+# check_run: the recipe with its changes, as vit-jax reads it, and that it will be on the workers.
+check_run() {
+  local word recipe=""
+  for word in "${words[@]}"; do
+    if [[ "$word" == --config=* ]]; then recipe="${word#--config=}" recipe="${recipe%%:*}"; fi
+  done
+  if [[ -n "$repository_url" ]]; then
+    say "the recipe is that of $repository_url, and is not checked here"
+    return
+  fi
+  if [[ -f "$repository/$recipe" ]] && ! list_files | grep -qzxF -- "${recipe#./}"; then
+    refuse "$recipe is not known to git and would not be on the workers: git add it, or give --upload=$recipe."
+  fi
+  if [[ -z "$dry_run" ]]; then prepare_environment "$(accelerator /)"; fi
+  (cd -- "$repository" && execute "$venv/bin/vit-jax" "${words[@]}" --workdir="/mnt/vit_jax/${workdir#gs://}" --check) ||
+    refuse "vit-jax refuses the command (above). Nothing was created."
+}
+
 # check_type: $chips and $runtime_version from the type.
 check_type() {
   local image number="${type##*-}"
@@ -168,17 +197,19 @@ check_type() {
   case "$type" in
     v5litepod-*) image=v2-alpha-tpuv5-lite chips=$number ;;
     v6e-*) image=v2-alpha-tpuv6e chips=$number ;;
-    v5p-*) image=v2-alpha-tpuv5 chips=$((number / 2)) ;; # these are counted in cores, two to a chip
-    v4-*) image=tpu-ubuntu2204-base chips=$((number / 2)) ;;
+    tpu7x-*) image=v2-alpha-tpu7-ubuntu2404 chips=$((number / 2)) ;; # these are counted in cores, two to a chip
+    v5p-*) image=v2-alpha-tpuv5 chips=$((number / 2)) ;;
+    v2-* | v3-* | v4-*) image=tpu-ubuntu2204-base chips=$((number / 2)) ;;
     *) chips=0 ;;
   esac
-  ((chips > 0)) || refuse "--type=$type: must be v4-N, v5litepod-N, v5p-N or v6e-N, like v5litepod-256."
+  ((chips > 0)) || refuse "--type=$type: must be v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N or tpu7x-N, like v5litepod-256."
   chips=$((chips * slices))
   runtime_version="${runtime_version:-$image}"
 }
 
 # run: from creation to deletion; continues with an existing machine and a run in progress.
 run() {
+  check_run
   trap interrupted INT TERM
   dry_state=NOT_FOUND
   if is_finished; then

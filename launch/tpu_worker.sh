@@ -18,6 +18,7 @@ tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
   --dry-run before STEP prints what would be executed, --help this text.
 "
 GCSFUSE_VERSION=3.8.0 # only where the system's own package sources do not know gcsfuse
+APT_TRIES=20
 NEW_PYTHON=3.12       # where the image's Python is too old, as on Ubuntu 22.04
 
 venv="$HOME/vit_jax_venv" # not in the checkout, which is replaced at every installation
@@ -63,7 +64,7 @@ install_worker() {
 choose_python() {
   if PYTHON="$(find_python 2>/dev/null)"; then return; fi
   say "no Python of 3.11 or newer here; installing $NEW_PYTHON"
-  python3 -m pip --version >/dev/null 2>&1 || sudo apt-get install --yes --quiet python3-pip
+  python3 -m pip --version >/dev/null 2>&1 || apt_get install python3-pip
   python3 -m pip install --user --quiet uv
   python3 -m uv python install --quiet "$NEW_PYTHON"
   PYTHON="$(python3 -m uv python find "$NEW_PYTHON")"
@@ -71,13 +72,27 @@ choose_python() {
 
 install_gcsfuse() {
   if [[ -z "$dry_run" ]] && command -v gcsfuse >/dev/null; then return; fi
-  execute sudo apt-get update --quiet
-  if [[ -n "$dry_run" ]] || ! sudo apt-get install --yes --quiet gcsfuse; then
+  apt_get update
+  if [[ -z "$dry_run" ]] && apt-cache show gcsfuse >/dev/null 2>&1; then
+    apt_get install gcsfuse
+  else
     local file="gcsfuse_${GCSFUSE_VERSION}_amd64.deb"
     execute curl --fail --location --silent --show-error --output "/tmp/$file" \
       "https://github.com/GoogleCloudPlatform/gcsfuse/releases/download/v$GCSFUSE_VERSION/$file"
-    execute sudo apt-get install --yes --quiet "/tmp/$file"
+    apt_get install "/tmp/$file"
   fi
+}
+
+# apt_get WORD...: waits while another program installs, as a new machine does by itself, and tries again: DPkg's
+# time-out is not for the lock of the lists.
+apt_get() {
+  local turn
+  for ((turn = 1; turn <= APT_TRIES; turn++)); do
+    if execute sudo apt-get -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5 --yes --quiet "$@"; then return; fi
+    say "apt-get $1 failed, $turn of at most $APT_TRIES times"
+    sleep 15
+  done
+  fail "apt-get $* has failed $APT_TRIES times; its messages are above"
 }
 
 # mount_bucket gs://BUCKET: at $mounts/BUCKET, where every worker immediately sees the writes of others.

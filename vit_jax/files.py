@@ -25,8 +25,8 @@ def refuse_bucket(path: str, given: str) -> None:
     if found := _BUCKET.match(path):
         tool = {"gs": "gcsfuse", "s3": "mount-s3"}[found[1]]
         raise ValueError(
-            f"{given}: a folder is needed, and this is the address of a bucket. Mount it ({tool} BUCKET FOLDER) and "
-            "give the folder; launch/README.md says with which options. tpu_pod.sh and gke.sh do that themselves."
+            f"{given}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
+            "FOLDER) and give the folder; launch/README.md has the options. tpu_pod.sh and gke.sh mount theirs."
         )
 
 

@@ -81,6 +81,17 @@ def test_words_that_are_wrong(words, parts):
         assert part in message
 
 
+def test_a_check_reads_recipe_and_changes_and_nothing_else(tmp_path):
+    words = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", "--check"]
+    cli.main(["pretrain", *words, "--config.data=folder:/not/here"])
+    assert "must lie in [0, 1)" in refused(["pretrain", *words, "--config.model.dropout_fraction=2"])
+    assert "config.data is not set" in refused(["pretrain", *words, "--config.data=None"])
+    assert "is a recipe for pretrain" in refused(["finetune", *words])
+    words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
+    assert "config.init_from is not set" in refused(["finetune", *words])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_traceback_on_request(monkeypatch):
     monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
     with pytest.raises(ValueError, match="no recipe"):

@@ -44,6 +44,16 @@ class Stage:
             start_new_session=True,
         )
 
+    def install(self, tool: Path) -> None:
+        """An environment of the checkout in which `tool` takes the place of vit-jax."""
+        bin = self.checkout / ".venv/bin"
+        bin.mkdir(parents=True)
+        (bin / "vit-jax").symlink_to(tool)
+        (bin / "python").symlink_to("/bin/true")
+        fingerprint = f"{self.checkout}\n\n# setup.py\n# pyproject.toml\n"
+        (self.checkout / ".venv/vit-jax-installed").write_text(f"cpu\n{fingerprint}")
+        self.variables["VIT_JAX_ACCELERATOR"] = "cpu"
+
     def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **options) as process:
             stdout, stderr = process.communicate(timeout=300)
@@ -65,6 +75,7 @@ def stage(tmp_path: Path) -> Stage:
     for name in ("setup.py", "pyproject.toml"):
         (checkout / name).write_text(f"# {name}\n")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
+    subprocess.run(["git", "-C", checkout, "add", "--all"], check=True)
     for name in ("play", "homes", "buckets"):
         (tmp_path / name).mkdir()
     variables = {

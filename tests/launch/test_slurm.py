@@ -26,17 +26,11 @@ exit "$1"
 def job(stage):
     """A job of two tasks; the test gives the code that each ends with."""
     tool = write_program(stage.folder / "tool", FAKE_RUN)
-    bin = stage.checkout / ".venv/bin"
-    bin.mkdir(parents=True)
-    (bin / "vit-jax").symlink_to(tool)
-    (bin / "python").symlink_to("/bin/true")
-    fingerprint = f"{stage.checkout}\n\n# setup.py\n# pyproject.toml\n"
-    (stage.checkout / ".venv/vit-jax-installed").write_text(f"cpu\n{fingerprint}")
+    stage.install(tool)
     stage.variables |= {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "2",
         "SLURM_SUBMIT_DIR": str(stage.checkout),
-        "VIT_JAX_ACCELERATOR": "cpu",
         "LINES": str(stage.folder / "lines"),
     }
     return stage

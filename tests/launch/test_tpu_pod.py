@@ -2,12 +2,16 @@
 
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 
 import pytest
+
+from tests.launch.conftest import LAUNCH, STAND_INS
+from tests.launch.test_scripts import write_program
 
 PLACE = ["--zone=us-west4-a", "--quiet"]
 SSH = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
@@ -30,11 +34,25 @@ START = (
     "'--config.note=it'\\''s'"
 )
 
+CHECK = f"""#!/bin/bash
+source "{STAND_INS}/play.sh"
+record vit-jax "$@"
+play check
+"""
+CHECKED = [*WORDS[1:], "--workdir=/mnt/vit_jax/bucket/run", "--check"]
+
 NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
 ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
 BOTH_RUN = "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 running"
 SAVED = "echo t1v-n-1-w-0 exit 75 100; echo t1v-n-1-w-1 exit 0 101"
 KILLED = "echo t1v-n-1-w-0 exit 76 99.5; echo t1v-n-1-w-1 exit 137 100.5; echo t1v-n-1-w-2 exit 1 100.7"
+
+
+@pytest.fixture
+def stage(stage):
+    """With a stand-in for vit-jax here, which looks at the recipe before a machine is asked for."""
+    stage.install(write_program(stage.folder / "vit-jax", CHECK))
+    return stage
 
 
 def ssh(command, worker="all", node="pod"):
@@ -94,6 +112,7 @@ def test_one_command_is_the_whole_life(stage):
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
     assert calls == whole_life(archive, waiting=3)
+    assert stage.calls()[0] == ["vit-jax", *CHECKED]
     assert result.stdout == "step 1\nstep 2\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
@@ -113,20 +132,45 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     assert stage.calls() == []
     assert not (stage.checkout / "runs").exists()
     pack, *commands = sorted(result.stdout.splitlines(), key=lambda line: not line.startswith("git"))
-    assert shlex.split(pack)[3:8] == ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    assert [shlex.split(line)[1:] for line in commands] == whole_life("checkout.tar.gz", waiting=1)
+    assert shlex.split(pack)[3:6] == ["ls-files", "-z", "--cached"]
+    assert [shlex.split(line)[1:] for line in commands] == [CHECKED, *whole_life("checkout.tar.gz", waiting=1)]
 
 
-def test_what_is_shipped_is_the_checkout_without_what_git_ignores(stage):
-    (stage.checkout / ".gitignore").write_text("/runs/\n")
+@pytest.mark.parametrize(("uploads", "others"), [((), 2), (("--upload=runs", "--upload=my recipe.py"), 2)])
+def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, others):
+    (stage.checkout / ".gitignore").write_text("/runs/\n.venv*\n")
     (stage.checkout / "runs").mkdir()
     (stage.checkout / "runs/weights").write_text("large")
     (stage.checkout / "my recipe.py").write_text("mine")
+    (stage.checkout / "pyproject.toml").unlink()
     stage.answers("scp", f'cp "$archive" "{stage.folder}/shipped.tar.gz"')
-    assert stage.run("tpu_pod.sh", "install", *NAME).returncode == 0
+    result = stage.run("tpu_pod.sh", "install", *NAME, *uploads)
+    assert result.returncode == 0, result.stderr
     listing = subprocess.check_output(["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True).splitlines()
-    assert {"my recipe.py", "setup.py", "launch/tpu_worker.sh"} <= set(listing)
-    assert not any(name.startswith(("runs", ".git/")) for name in listing)
+    tracked = {"setup.py", *(f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir())}
+    assert set(listing) == tracked | ({"runs/weights", "my recipe.py"} if uploads else set())
+    assert f"{len(listing)} files, 0.0 MB compressed, are copied to every worker" in result.stderr
+    assert f"without {others} file(s) that git does not track" in result.stderr
+    line = stage.run("tpu_pod.sh", "install", *NAME, *uploads, "--dry-run").stdout.splitlines()[0]
+    assert ("ls-files -z --others -- runs 'my recipe.py')" in line) == bool(uploads)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "recipe", "message"),
+    [
+        ("echo 'config.optimzer: there is no such field' >&2; exit 2", "configs/x.py", "there is no such field"),
+        ("true", "mine.py:ViT-L/16", "mine.py is not known to git and would not be on the workers"),
+    ],
+)
+def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, message):
+    (stage.checkout / "mine.py").write_text("")
+    stage.answers("check", refusal)
+    result = run(stage, words=["--", "pretrain", f"--config={recipe}"])
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert stage.calls("gcloud") == []
+    if refusal == "true":
+        assert run(stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]).returncode == 0
 
 
 def life(does, *said, code=0, options=(), **answers):
@@ -338,6 +382,7 @@ def test_steps_alone(stage):
     assert stage.run("tpu_pod.sh", "create", *NAME, "--type=v5litepod-16").returncode == 0
     assert stage.run("tpu_pod.sh", "wait", *NAME).returncode == 0
     status = stage.run("tpu_pod.sh", "status", *NAME)
+    assert status.returncode == 0
     assert status.stdout == "pod t1v-n-1-w-0 running\npod t1v-n-1-w-1 running\n"
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 0
     assert stage.run("tpu_pod.sh", "delete", *NAME).returncode == 0
@@ -348,6 +393,56 @@ def test_steps_alone(stage):
     assert result.returncode == 1
     assert "no such type here" in result.stderr
     assert stage.run("tpu_pod.sh", "run", "--help").stdout == stage.run("tpu_pod.sh").stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "workers", "code"),
+    [
+        ("echo ACTIVE", ENDED_WELL, 0),
+        ("echo ACTIVE", SAVED, 75),
+        ("echo ACTIVE", KILLED, 1),
+        ("echo ACTIVE", "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 none", 1),
+        ("echo ACTIVE", "exit 255", 1),
+        ("echo PROVISIONING", "exit 99", 3),
+        (NOT_THERE, "exit 99", 3),
+    ],
+)
+def test_status_has_exit_codes(stage, state, workers, code):
+    stage.answers("describe", state)
+    stage.answers("status", workers)
+    assert stage.run("tpu_pod.sh", "status", *NAME).returncode == code
+
+
+def test_types(stage):
+    versions = {
+        **dict.fromkeys(("v2-8", "v3-32", "v4-512"), "tpu-ubuntu2204-base"),
+        "v5litepod-16": "v2-alpha-tpuv5-lite",
+        "v5p-1024": "v2-alpha-tpuv5",
+        "v6e-64": "v2-alpha-tpuv6e",
+        "tpu7x-128": "v2-alpha-tpu7-ubuntu2404",
+    }
+    for type, version in versions.items():
+        line = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run").stdout
+        assert f"--accelerator-type={type} --runtime-version={version} " in line
+    assert "(64 chips)" in run(stage, "--type=tpu7x-128").stderr  # which have two cores each
+
+
+@pytest.mark.parametrize("document", ["launch/README.md", "docs/pod.md"])
+def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, document):
+    """With words in capitals, where a name of one's own belongs; without --dry-run these are refused."""
+    text = (LAUNCH.parent / document).read_text().replace("\\\n", " ")
+    commands = [
+        shlex.split(line) for line in re.findall(r"^\./launch/((?:tpu_pod|gke)\.sh run .*)$", text, re.MULTILINE)
+    ]
+    assert commands
+    for script, *words in commands:
+        stop = words.index("--")
+        result = stage.run(script, *words[:stop], "--dry-run", *words[stop:])
+        assert result.returncode == 0, result.stderr
+        refused = stage.run(script, *words)
+        assert refused.returncode == 2
+        assert "in the place of BUCKET" in refused.stderr
+    assert stage.calls() == []
 
 
 @pytest.mark.parametrize("answer", [None, "y\n", "\n"], ids=["no terminal", "yes", "no"])
@@ -397,6 +492,8 @@ def test_price_is_an_argument(stage):
         ([*RUN, "--price=cheap", *WORDS], "--price=cheap: must be the price"),
         ([*RUN, "--ref=v1", *WORDS], "--ref=v1 is of a --repository"),
         ([*RUN, "--data_bucket=images", *WORDS], "--data_bucket=images: must be gs://BUCKET"),
+        ([*RUN, "--upload=../weights", *WORDS], "--upload=../weights: must be a file or folder in"),
+        ([*RUN, "--upload=x", "--repository=y", *WORDS], "--upload is of this checkout"),
         ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is not an option of tpu_pod.sh"),
         (["delete", *NAME, *WORDS], "'delete' takes no command"),
         (["destroy"], "There is no command 'destroy'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.conftest import STAND_INS
 from tests.launch.test_scripts import FAKE_PYTHON, write_program
 
 # Takes the place of vit-jax: does what the n-th line of $SCRIPT says when it is started for the n-th time.
@@ -118,9 +119,34 @@ def test_mount_remembers_nothing_of_what_is_there(worker):
     assert worker.calls("gcsfuse") == [[*flags, "--rename-dir-limit=200000", "bucket", folder]]
 
 
+def test_packages_are_tried_again_while_another_program_installs(worker):
+    """A new machine installs updates by itself, and holds a lock meanwhile."""
+    write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
+    bin = worker.folder / "bin"
+    bin.mkdir()
+    for path in STAND_INS.iterdir():
+        (bin / path.name).symlink_to(path)
+    (bin / "gcsfuse").unlink()
+    for name in ("sleep", "apt-cache"):
+        write_program(bin / name, "#!/bin/bash\n")
+    locked = "echo 'E: Could not get lock /var/lib/apt/lists/lock' >&2; exit 100"
+    worker.answers("apt-get", locked, locked, "true", locked, f"ln -s {STAND_INS}/gcsfuse {bin}", locked)
+    environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
+    result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
+    assert result.returncode == 0, result.stderr
+    calls = [call for call in worker.calls("sudo") if call[0] == "apt-get"]
+    assert [call[-1] for call in calls] == ["update"] * 3 + ["gcsfuse"] * 2
+    assert all("DPkg::Lock::Timeout=600" in call for call in calls)
+    (bin / "gcsfuse").unlink()
+    result = worker.run("tpu_worker.sh", "install", "gs://other", **environment)
+    assert result.returncode == 1
+    assert "apt-get update has failed 20 times" in result.stderr
+
+
 def test_four_workers_of_which_one_is_killed(stage):
     """Only the machines are stand-ins: shipped, installed, started, one lost, started again."""
     tool = write_program(stage.folder / "tool", FAKE_RUN)
+    stage.install(Path("/bin/true"))  # the look at the recipe
     python = write_program(stage.folder / "bin-python3", FAKE_PYTHON)
     (stage.folder / "bin").mkdir()
     (stage.folder / "bin/python3").symlink_to(python)

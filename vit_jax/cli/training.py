@@ -24,6 +24,7 @@ smaller global_batch. JAX says:"""
 _RUN = RECIPE | {
     "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
     "[--parameters]": "list every parameter of the network first, not its parts alone",
+    "[--check]": "end once recipe and changes are read and fit together; no data and no device is looked for",
     "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
 }
 
@@ -75,7 +76,7 @@ def preemptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _train(verb: str, other: str, kind: type, given: Given) -> None:
+def _train(verb: str, other: str, kind: type[Any], given: Given) -> None:
     from vit_jax.config import load_recipe
 
     options, overrides, _ = given
@@ -85,6 +86,13 @@ def _train(verb: str, other: str, kind: type, given: Given) -> None:
         recipe = options["config"]
         raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
+    if "check" in options:
+        from vit_jax.config.validate import validate
+
+        for name in ("data", "init_from") if verb == "finetune" else ("data",):
+            if getattr(config, name) is None:
+                raise UsageError(f"config.{name} is not set, and this recipe does not choose it: --config.{name}=…")
+        return validate(config)
     if "doctor" in options:
         _examine([f"--config={options['config']}", f"--workdir={workdir}", *overrides])
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
