@@ -7,7 +7,7 @@ from tests.plan.test_aot import needs_libtpu
 from tests.studies.test_runs import rows
 from vit_jax.studies.speed import peak
 
-SMALL = ["--config=digits_studies", "--image_sizes=16", "--config.model.depth=1", "--config.global_batch=2"]
+SMALL = ["--config=digits_studies", "--image_sizes=16", "--config.model.depth=1", "--config.global_batch=1"]
 
 
 def test_the_fastest_and_the_largest_batch():
@@ -26,5 +26,5 @@ def test_a_network_is_measured_or_planned(topology, tmp_path):
     out = succeed([*words, f"--workdir={tmp_path}", *where])
     (row,) = rows(tmp_path)
     assert row["images_per_second"] > 0
-    assert (row["largest_batch"], row["image_size"], row.get("machine")) == (2, "16", topology)
+    assert (row["largest_batch"], row["image_size"], row.get("machine")) == (1, "16", topology)
     assert out.endswith((tmp_path / "study.md").read_text())
