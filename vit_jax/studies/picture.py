@@ -76,7 +76,8 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
         )
     if not picture.is_log:
         axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
-        axes.margins(x=0.15, y=0.15)
+        axes.set_xlim(-0.6, len(words) - 0.4)
+        axes.margins(y=0.15)
         return
     axes.set_xscale("log")
     _name_ticks(axes, sorted({float(row[picture.x]) for row in rows}))
