@@ -20,6 +20,7 @@ TPUS = {
     "tpu-v5-lite-podslice": FLAT,
     "tpu-v5p-slice": SOLID,
     "tpu-v6e-slice": FLAT,
+    "tpu7x": SOLID,
 }
 FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: every side a multiple of 4
@@ -154,6 +155,7 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "bucket": claim,
         "claim": claim,
         "data_bucket": _data_bucket(options),
+        "cache_mb": 1024 * options.cache_gib,
         # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
         "arguments": [word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"],
     }
@@ -174,7 +176,8 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _check_counts(options: argparse.Namespace) -> None:
-    for name, least in (("slices", 1), ("hosts", 1), ("shares", 1), ("max_failures", 0), ("grace_seconds", 1)):
+    least_counts = {"slices": 1, "hosts": 1, "shares": 1, "max_failures": 0, "grace_seconds": 1, "cache_gib": 0}
+    for name, least in least_counts.items():
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name}={value}: must be {least} or more.")
@@ -251,6 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=int, help="nodes with GPUs or CPUs in a group (default 1)")
     add("--chips_per_host", type=int, help="GPUs of a node; chips of a TPU host where the topology leaves it open")
     add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")
+    add("--cache_gib", type=int, default=50, help="of a node's disk, for files of --data_bucket (default 50, 0: none)")
     add("--service_account", help="Kubernetes' account that may use the buckets")
     add("--cpus", default="4", help="asked for with --accelerator=cpu (default 4)")
     add("--memory", default="16Gi", help="asked for with --accelerator=cpu (default 16Gi)")

@@ -8,7 +8,7 @@ install_everywhere() {
   local buckets=() archive="$scratch/checkout.tar.gz" command
   [[ -z "$dry_run" ]] || archive=checkout.tar.gz
   if [[ -n "$workdir" ]]; then buckets+=("$(cut -d/ -f1-3 <<<"$workdir")"); fi
-  buckets+=(${data_buckets[@]+"${data_buckets[@]}"})
+  buckets+=(${data_buckets[@]+"${data_buckets[@]/#/--data=}"})
   say "installing on every worker"
   if [[ -n "$repository_url" ]]; then
     command="rm -rf $checkout.new && $(quoted git clone --quiet "$repository_url" "$checkout.new")"

@@ -40,7 +40,7 @@ Machine:
   --internal_ip             reach the workers by their internal addresses
 Run:
   --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
-  --data_bucket=gs://...    mounted too, at /mnt/vit_jax/BUCKET; may be repeated
+  --data_bucket=gs://...    mounted for reading, with a cache on the disk, at /mnt/vit_jax_data/BUCKET; may be repeated
   --upload=PATH             copied with what git tracks: a file or folder of this checkout; may be repeated
   --repository=URL --ref=R  install this commit instead of copying this checkout
 Behaviour:

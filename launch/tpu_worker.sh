@@ -8,7 +8,8 @@ source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
 HELP="\
 tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
 
-  tpu_worker.sh install [gs://BUCKET...]     Python, the package, Cloud Storage FUSE; mounts the buckets
+  tpu_worker.sh install [gs://BUCKET] [--data=gs://BUCKET...]
+                                             Python, the package, Cloud Storage FUSE; mounts the buckets
   tpu_worker.sh start WORKDIR VERB ARG...    starts vit-jax in the background; WORKDIR is gs://BUCKET/FOLDER
   tpu_worker.sh status                       one line: HOST running | exit CODE SECONDS | none
   tpu_worker.sh log [BYTES]                  the log from byte BYTES, followed until the process ends
@@ -25,6 +26,7 @@ venv="$HOME/vit_jax_venv" # not in the checkout, which is replaced at every inst
 stamp="$venv/vit-jax-installed"
 run="$HOME/vit_jax_run"
 mounts="${VIT_JAX_MOUNTS:-/mnt/vit_jax}" # the same on every worker, since the run's config contains it
+cache="$HOME/vit_jax_cache"
 
 main() {
   if [[ "${1:-}" == --dry-run ]]; then
@@ -52,7 +54,12 @@ install_worker() {
     exec bash "$place/launch/tpu_worker.sh" install "$@"
   fi
   if (($#)); then install_gcsfuse; fi
-  for bucket in "$@"; do mount_bucket "$bucket"; done
+  for bucket in "$@"; do
+    case "$bucket" in
+      --data=*) mount_data "${bucket#--data=gs://}" "$#" ;;
+      *) mount_workdir "${bucket#gs://}" ;;
+    esac
+  done
   if [[ -n "$dry_run" ]]; then
     show_installation tpu
     return
@@ -95,17 +102,30 @@ apt_get() {
   fail "apt-get $* has failed $APT_TRIES times; its messages are above"
 }
 
-# mount_bucket gs://BUCKET: at $mounts/BUCKET, where every worker immediately sees the writes of others.
+# mount_workdir BUCKET: at $mounts/BUCKET, where every worker immediately sees the writes of others.
+mount_workdir() {
+  # No cache: the first process writes what the others look for. Checkpoints are written under another name and
+  # renamed: one operation in a bucket with hierarchical namespace, otherwise up to this many files.
+  mount_bucket "$1" "$mounts/$1" --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
+    --rename-dir-limit=200000
+}
+
+# mount_data BUCKET NUMBER: at ${mounts}_data/BUCKET, for reading. Of data that do not change everything may be
+# remembered, and files that were read, or read in part, are kept on the disk: half of what is free, for NUMBER buckets.
+mount_data() {
+  local megabytes
+  megabytes="$(df --output=avail --block-size=1M -- "$HOME" | tail -n 1)"
+  mount_bucket "$1" "${mounts}_data/$1" -o ro --metadata-cache-ttl-secs=-1 --stat-cache-max-size-mb=-1 \
+    --type-cache-max-size-mb=-1 --cache-dir="$cache/$1" --file-cache-max-size-mb="$((megabytes / 2 / $2))" \
+    --file-cache-cache-file-for-range-read
+}
+
+# mount_bucket BUCKET FOLDER FLAG...: unless it is mounted already.
 mount_bucket() {
-  local bucket="${1#gs://}" folder
-  folder="$mounts/$bucket"
-  if [[ -z "$dry_run" ]] && mountpoint -q "$folder"; then return; fi
-  execute sudo mkdir -p -- "$folder"
-  execute sudo chown -- "$(id -un)" "$folder"
-  # No metadata cache: the first process writes what the others look for. Checkpoints are written under another name
-  # and renamed: one operation in a bucket with hierarchical namespace, otherwise up to this many files.
-  execute gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
-    --rename-dir-limit=200000 "$bucket" "$folder"
+  if [[ -z "$dry_run" ]] && mountpoint -q "$2"; then return; fi
+  execute sudo mkdir -p -- "$2"
+  execute sudo chown -- "$(id -un)" "$2"
+  execute gcsfuse --implicit-dirs "${@:3}" "$1" "$2"
 }
 
 start() {

@@ -135,6 +135,18 @@ def test_exit_codes_meet_their_rules():
     assert policy["maxRestarts"] == 5
 
 
+def test_what_mounts_buckets_is_not_short_of_anything():
+    """GKE's defaults for it are a quarter of a core, 256 MiB of memory and 5 GiB of disk."""
+
+    def annotations(words):
+        replicated, *_ = parts(render([*words, *WORDS]))
+        return replicated["template"]["spec"]["template"].get("metadata", {}).get("annotations", {})
+
+    limits = {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
+    assert annotations(TPU) == {"gke-gcsfuse/volumes": "true"} | limits
+    assert annotations(GPU) == {}, "a claim"
+
+
 def test_workdir_in_a_bucket_is_one_folder_for_all():
     _, pod, container = parts(render([*TPU, "--data_bucket=gs://images", *WORDS]))
     assert container["args"] == ["pretrain", "--config=configs/x.py:ViT-H/14", "--workdir=/workdir/runs/h"]
@@ -143,6 +155,10 @@ def test_workdir_in_a_bucket_is_one_folder_for_all():
     assert workdir["volumeAttributes"]["bucketName"] == "bucket"
     assert "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0" in workdir["volumeAttributes"]["mountOptions"]
     assert (data["readOnly"], data["volumeAttributes"]["bucketName"]) == (True, "images")
+    cached = data["volumeAttributes"]["mountOptions"]
+    assert "metadata-cache:ttl-secs:-1" in cached
+    assert "file-cache:max-size-mb:51200,file-cache:cache-file-for-range-read:true" in cached
+    assert "file-cache" not in workdir["volumeAttributes"]["mountOptions"]
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory"}
 
 
@@ -170,6 +186,7 @@ def test_every_value_is_quoted():
         ("tpu-v4-podslice", "2x2x1", None, (1, 4)),
         ("tpu-v4-podslice", "4x4x8", None, (32, 4)),
         ("tpu-v5p-slice", "8x8x8", None, (128, 4)),
+        ("tpu7x", "4x4x4", None, (16, 4)),
     ],
 )
 def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, expected):

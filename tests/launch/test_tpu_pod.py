@@ -372,7 +372,7 @@ def test_repository_is_cloned_on_the_workers(stage):
     words = ["install", *NAME, "--repository=https://example.org/v.git", "--ref=v1.0", "--data_bucket=gs://images"]
     assert stage.run("tpu_pod.sh", *words).returncode == 0
     clone = "git clone --quiet https://example.org/v.git vit_jax.new && git -C vit_jax.new checkout --quiet v1.0"
-    install = "bash vit_jax.new/launch/tpu_worker.sh install gs://images"
+    install = "bash vit_jax.new/launch/tpu_worker.sh install --data=gs://images"
     assert stage.calls("gcloud") == [ssh(f"rm -rf vit_jax.new && {clone} && {install}")]
 
 

@@ -1,6 +1,7 @@
 """A TPU worker's script, executed: alone, and by tpu_pod.sh on four workers of which one is killed."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -108,15 +109,23 @@ def test_mount_remembers_nothing_of_what_is_there(worker):
     """A process must see at once what another has written: the workdir is checked to be shared in this way."""
     install = worker.run("tpu_worker.sh", "--dry-run", "install", "gs://bucket").stdout
     start = worker.run("tpu_worker.sh", "--dry-run", "start", "gs://bucket/run", "pretrain").stdout
-    assert "gcsfuse --implicit-dirs" in install
+    assert "gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0" in install
     assert "vit_jax_venv/bin/vit-jax pretrain --workdir=" in start
     assert worker.calls() == []  # a dry run executes nothing
     write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
     for _ in range(2):
-        worker.run("tpu_worker.sh", "install", "gs://bucket", FAKE_TOOL="/bin/true")
+        worker.run("tpu_worker.sh", "install", "gs://bucket", "--data=gs://images", FAKE_TOOL="/bin/true")
     flags = ["--implicit-dirs", "--metadata-cache-ttl-secs=0", "--metadata-cache-negative-ttl-secs=0"]
-    folder = f"{worker.folder}/buckets/bucket"
-    assert worker.calls("gcsfuse") == [[*flags, "--rename-dir-limit=200000", "bucket", folder]]
+    workdir, data = worker.calls("gcsfuse")
+    assert workdir == [*flags, "--rename-dir-limit=200000", "bucket", f"{worker.folder}/buckets/bucket"]
+    # Data are remembered, and their files kept on the disk, of which some stays free.
+    assert data[:3] == ["--implicit-dirs", "-o", "ro"]
+    assert "--metadata-cache-ttl-secs=-1" in data
+    assert f"--cache-dir={worker.folder}/vit_jax_cache/images" in data
+    assert "--file-cache-cache-file-for-range-read" in data
+    (size,) = (int(flag.partition("=")[2]) for flag in data if flag.startswith("--file-cache-max-size-mb="))
+    assert 0 < size < shutil.disk_usage(worker.folder).total / 2**20 / 2
+    assert data[-2:] == ["images", f"{worker.folder}/buckets_data/images"]
 
 
 def test_packages_are_tried_again_while_another_program_installs(worker):
