@@ -79,8 +79,9 @@ def test_cpus_connect_when_all_processes_are_there(service, monkeypatch):
     collectives = types.SimpleNamespace(process_allgather=lambda _: service.barriers.append("collective"))
     monkeypatch.setattr(hosts, "multihost_utils", collectives)
     hosts._connect()
-    (_, limit), collective = service.barriers
+    (here, limit), (compiled, _), collective = service.barriers
     assert (limit >= 3600_000, collective) == (True, "collective")
+    assert (here, compiled) == ("vit_jax/devices", "vit_jax/compiled"), "compiling takes long on a busy machine"
 
 
 @pytest.mark.parametrize("seconds", ["4", "100", "soon"])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.launch.test_scripts import write_program
+from tests.launch.test_scripts import FAKE_PYTHON, write_program
 
 WORDS = ["pretrain", "--config=configs/x.py:ViT-B/16", "--workdir=/shared/a run"]
 REQUEUE = ["requeue", "7"]
@@ -67,6 +67,39 @@ def test_jobs_of_an_array_share_the_runs_of_a_study(job):
     for words, share in ((study, ["--index=1", "--count=3"]), (WORDS, [])):  # of a run alone an array is a chain
         assert job.run("slurm.sbatch", *words, SLURM_PROCID_CODES="0 0", **array).returncode == 0
         assert job.calls()[-1][-len(words) - len(share) :] == [*words, *share]
+
+
+def test_installed_beforehand_on_a_login_node(stage):
+    """Which has neither GPUs nor a job; the job then needs no internet."""
+    write_program(stage.folder / "python3", FAKE_PYTHON)
+    tool = write_program(stage.folder / "tool", "#!/bin/bash\n")
+    path = {"PATH": f"{stage.folder}:{stage.variables['PATH']}", "FAKE_TOOL": str(tool), "PYTHON": "python3"}
+    result = stage.run("slurm.sbatch", "--install", **path)
+    assert result.returncode == 0, result.stderr
+    made = (stage.folder / "calls").read_text()
+    assert made == "venv\npip .[cuda]\n"
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "VIT_JAX_ACCELERATOR": "cuda", "FAKE_PIP_FAILS": "1"}
+    assert stage.run("slurm.sbatch", *WORDS, **path, **job).returncode == 0
+    assert "pip" not in (stage.folder / "calls").read_text().removeprefix(made)
+    (stage.checkout / ".venv/vit-jax-installed").unlink()
+    result = stage.run("slurm.sbatch", *WORDS, **path, **job)
+    assert result.returncode == 1
+    assert "install on a login node first: bash launch/slurm.sbatch --install" in result.stderr
+
+
+def test_containers(job):
+    def call(image):
+        result = job.run("slurm.sbatch", "--dry-run", *WORDS, VIT_JAX_IMAGE=image, VIT_JAX_BIND="/shared,/data")
+        return shlex.split(next(line for line in result.stdout.splitlines() if line.startswith("srun")))
+
+    place, task = str(job.checkout), [f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"]
+    flags = ["srun", "--kill-on-bad-exit=1", "--label"]
+    bind = f"--bind={place},/shared,/data"
+    apptainer = ["apptainer", "exec", "--nv", bind, f"--pwd={place}", "/images/vit.sif", "vit-jax"]
+    assert call("/images/vit.sif") == [*flags, *task, *apptainer, *WORDS]
+    mounts = f"--container-mounts={place}:{place},/shared:/shared,/data:/data"
+    pyxis = ["--container-image=registry.example/vit:1", mounts, f"--container-workdir={place}"]
+    assert call("registry.example/vit:1") == [*flags, *pyxis, *task, "vit-jax", *WORDS]
 
 
 def test_preempted_job_is_queued_again_and_not_counted(job):

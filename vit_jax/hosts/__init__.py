@@ -68,13 +68,16 @@ def start() -> None:
 def _connect() -> None:
     """Connects the CPUs of all processes while these are together.
 
-    Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later it waits.
+    Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later it waits. On a busy
+    machine compiling alone may differ by as much: processes meet again before the collective itself.
     """
     wait_for_all("devices")
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
         split = NamedSharding(Mesh(jax.devices(), "device"), PartitionSpec("device"))
         ones = jax.make_array_from_callback((jax.device_count(),), split, lambda _: np.ones(1, np.float32))
-        jax.jit(jnp.sum)(ones).block_until_ready()
+        total = jax.jit(jnp.sum).lower(ones).compile()
+        wait_for_all("compiled")
+        total(ones).block_until_ready()
         multihost_utils.process_allgather(np.zeros(1))  # other groups of devices: a device of each process
 
 
