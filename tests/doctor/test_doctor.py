@@ -47,7 +47,8 @@ def write(path, text):
 
 def test_a_machine_where_all_is_well(tmp_path, data_dir, monkeypatch):
     monkeypatch.setattr(together, "_STEPS", 1)
-    fields = (*SHRUNK, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
+    short = ("total=3 steps", "schedule.warmup=1 steps")  # shorter than what is timed
+    fields = (*SHRUNK, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
     words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *(f"--config.{field}" for field in fields)]
     outcome = run(["doctor", *words, "--json"])
     assert outcome.code in (0, 1), "the speed of this machine decides"
@@ -174,6 +175,18 @@ def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
     monkeypatch.setattr(machine, "devices", devices)
     found = [findings[0] for findings in examination.examine(None, None)]
     assert found[-1] == Finding("devices", "RuntimeError: the TPU is in use", "mend what the message names")
+
+
+def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
+    """The others would wait for it in the next check."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "gather", lambda own: [own, own])
+    monkeypatch.setattr(together, "all_reduce", lambda: next(iter(())))
+    monkeypatch.setattr(hosts, "start", lambda: None)
+    outcome = run(["doctor"])
+    assert outcome.code == 1
+    assert outcome.err.startswith("vit-jax: <lambda>: StopIteration")
+    assert outcome.out.startswith("good   versions")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 2), (75, 75), (76, 76), (-9, 137)])

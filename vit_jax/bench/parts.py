@@ -89,7 +89,9 @@ def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[s
     train, size = _Training(run, run.compile_train_step()), run.config.global_batch
     batch = jax.device_put(_random_batch(run, size), run.batch_sharding)
     step = Part("step", times_of(lambda: train.advance(batch), num_steps), size)
-    with open_train_batches(run, source, 0) as (batches, _):
+    total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
+    longer = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
+    with open_train_batches(longer, source, 0) as (batches, _):
         return {"step": step, "input": Part("input", times_of(lambda: next(batches), num_steps), size)}
 
 

@@ -263,15 +263,18 @@ def doctor(given: Given) -> None:
     config = load_recipe(options["config"], overrides) if "config" in options else None
 
     from vit_jax import hosts
-    from vit_jax.doctor.examination import examine, lines
+    from vit_jax.doctor.examination import ExaminationError, examine, lines
 
     found = []
-    with hosts.ends_together():
-        hosts.start()
-        for findings in examine(options.get("workdir"), config):
-            found.append(findings)
-            if hosts.is_first() and "json" not in options:
-                print(printable_lines("\n".join(lines(findings))), flush=True)
+    try:
+        with hosts.ends_together():
+            hosts.start()
+            for findings in examine(options.get("workdir"), config):
+                found.append(findings)
+                if hosts.is_first() and "json" not in options:
+                    print(printable_lines("\n".join(lines(findings))), flush=True)
+    except ExaminationError as error:
+        fail(str(error), hosts.exits.FAILED)
     if hosts.is_first() and "json" in options:
         print(json.dumps([[dataclasses.asdict(finding) for finding in findings] for findings in found], indent=2))
     if not all(finding.is_good for findings in found for finding in findings):

@@ -19,11 +19,18 @@ _WIDTH = 15  # of the column of names
 Check = Callable[[], Finding]
 
 
+class ExaminationError(RuntimeError):
+    """One of several processes cannot do what all do together; the message has the name of the check."""
+
+
 def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Finding]]:
     """What each process found, by check and process id; stops where later checks could not work.
 
     Call it in every process of a run, after `hosts.start`. A check that all do together and that one cannot do ends
     all of them.
+
+    Raises:
+      ExaminationError: this process cannot.
     """
     alone: list[Check] = [machine.versions, machine.driver, machine.devices, machine.memory, machine.shared_memory]
     folder = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
@@ -37,7 +44,7 @@ def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Find
     shared += [] if folder is None else [functools.partial(together.checkpoint, folder)]
     shared += [] if config is None else [functools.partial(together.speed, config)]
     for check in shared:
-        yield _gather(_attempt(check) if jax.process_count() == 1 else check())
+        yield _gather(_attempt(check) if jax.process_count() == 1 else _do_together(check))
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
@@ -65,6 +72,14 @@ def _attempt(check: Check) -> Finding:
         return check()
     except Exception as error:
         return Finding(name_of(check), f"{type(error).__name__}: {first_line(error)}", "mend what the message names")
+
+
+def _do_together(check: Check) -> Finding:
+    """Others wait for the process that an error ends: it ends them all."""
+    try:
+        return check()
+    except Exception as error:
+        raise ExaminationError(f"{name_of(check)}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _gather(own: Finding) -> list[Finding]:
