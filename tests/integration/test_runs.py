@@ -41,7 +41,14 @@ def finished(data_dir, tmp_path_factory):
 
 
 def test_what_a_run_prints(finished):
-    parts = ("ViT-mu/2", "total ", "1,437 training and 360 test images", "starting from scratch", "images/s", "left")
+    parts = (
+        "ViT-mu/2",
+        "params   4,858: ",
+        "1,437 training and 360 test images",
+        "starting from scratch",
+        "images/s",
+        "left",
+    )
     for part in parts:
         assert part in finished[1]
     assert "test accuracy" in finished[1].splitlines()[-3]

@@ -151,7 +151,7 @@ def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
     """The record at a place of an epoch's permutation; for many records the permutation is not stored."""
     key = _epoch_key(seed, epoch)
     if num_records <= _FEW_RECORDS:
-        return _stored_order(key, num_records)[offset]
+        return int(_stored_order(key, num_records)[offset])
     return _shuffled(offset, key, num_records)
 
 
@@ -161,9 +161,9 @@ def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-@functools.lru_cache(maxsize=8)
-def _stored_order(key: int, num_records: int) -> list[int]:
-    return [_shuffled(offset, key, num_records) for offset in range(num_records)]
+@functools.lru_cache(maxsize=64)  # the batches that are prepared at a time may be of many epochs of few records
+def _stored_order(key: int, num_records: int) -> np.ndarray:
+    return np.array([_shuffled(offset, key, num_records) for offset in range(num_records)], np.int32)
 
 
 def _shuffled(offset: int, key: int, num_records: int) -> int:
