@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.integration.commands import run, succeed
-from vit_jax.analysis.curves import draw_curves, read_runs
+from vit_jax.analysis.curves import RunLog, draw_curves, read_runs
 
 LINES = [
     {"step": 10, "train_loss": 2.0, "learning_rate": 0.1, "exaflops": 1.0, "wall_seconds": 120.0},
@@ -60,8 +60,6 @@ def test_positions_on_an_axis(here, axis, positions, label):
 
 
 def test_long_runs_have_hours():
-    from vit_jax.analysis.curves import RunLog
-
     lines = [{"step": 1, "train_loss": 1.0, "wall_seconds": 36_000.0}]
     (axes,) = draw_curves([RunLog("long", {}, lines)], ["loss"], "time").axes
     assert (lines_of(axes), axes.get_xlabel()) == ([([10], [1])], "time since the start (hours)")
@@ -78,6 +76,18 @@ def test_runs_of_a_folder_have_their_own_names_and_colours(here):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     many = draw_curves([runs[0]] * 9, ["train_loss"]).axes[0].get_lines()
     assert len({tuple(np.ravel(line.get_color())) for line in many}) == 9
+
+
+def test_a_run_of_a_folder_that_has_just_begun_is_left_out(here):
+    (here / "study/c").mkdir()
+    (here / "study/c/metrics.jsonl").touch()
+    assert [one.name for one in read_runs(["study"])] == ["a", "b"]
+    assert "study/c has no metrics" in run(["plot", "study/c"]).err
+
+
+def test_a_value_that_was_written_once_is_a_point():
+    (axes,) = draw_curves([RunLog("short", {}, LINES[:1])], ["learning_rate"]).axes
+    assert [line.get_marker() for line in axes.get_lines()] == ["o"]
 
 
 def test_the_verb(here):

@@ -66,6 +66,17 @@ def test_what_is_missing_is_said(trained, tmp_path):
     assert pictures(page.read_text()) == []
 
 
+def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp_path):
+    workdir, page = tmp_path / "run", tmp_path / "page.html"
+    shutil.copytree(trained, workdir)
+    summary = {"test_accuracy": None, "test_loss": None, "diverged": "Step 3: the loss is nan."}
+    (workdir / "summary.json").write_text(json.dumps(summary))
+    succeed(["report", str(workdir), f"--output={page}", "--without_data"])
+    found = cards(page.read_text())
+    assert (found["state"], found["reason"]) == ("diverged, step 4", "Step 3: the loss is nan.")
+    assert not {"test accuracy", "test loss"} & set(found)
+
+
 def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
     def gone(*_, **__):
         raise ValueError("folder:images is not there.")

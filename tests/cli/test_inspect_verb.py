@@ -102,6 +102,7 @@ MISTAKES = [
     (["vit"], "Missing: --output="),
     (["vit", "filters", "positions", "--output=o"], "Expected CHECKPOINT [WHAT]"),
     (["vit", "filter", "--output=o"], "There is no picture 'filter'. Did you mean 'filters'?"),
+    (["vit", ",", "--output=o"], "There is no picture ','."),
     (["vit", "rollout", "--output=o"], "rollout: give images"),
     (["vit", "rollout", "--images=imags", "--output=o"], "imags"),
     (["vit", "rollout", "--images=digts:x", "--output=o"], "digts:x"),

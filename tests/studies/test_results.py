@@ -76,6 +76,15 @@ def test_a_measure_that_runs_do_not_have_is_refused(tmp_path):
         rows_of(found, tmp_path)
 
 
+def test_without_the_evaluation_that_chooses_nothing_is_chosen(tmp_path):
+    early, searched = grid("data_size", models=["ViT-48"], examples=["70"]), grid("optimizer", measures=["test_loss"])
+    leave(tmp_path, early.runs[0], [{"step": 1, "train_loss": 2.0}], test_accuracy=0.5)
+    leave(tmp_path, searched.runs[0], test_accuracy=None, test_loss=1.0)
+    for found, have in ((early, "no evaluation"), (searched, "test_accuracy, test_loss")):
+        with pytest.raises(ValueError, match=rf"no test_accuracy \(config.checkpoint.best_metric\); it has {have}"):
+            rows_of(found, tmp_path)
+
+
 def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
     found = grid("shape", shapes=["base", "depth:2", "width:2"])
     for run, cost in zip(found.runs, (2.0, 4.0, 7.0), strict=True):

@@ -123,6 +123,7 @@ def test_every_axis_is_an_option():
         (["study", "scaling", "--config=digits_studies", "--topology=v5e:2x2"], "no effect on scaling without --dry"),
         (["study", "scaling", "--config=digits_studies", "--num_classes=3"], "no effect without --dry-run"),
         (["study", "shape", "--config=digits_studies", "--paper"], "the paper's points are those of scaling"),
+        (["study", "positions", "--config=digits_studies", "--positions=,"], "--positions=,: there is no value"),
         (["study", "shape", "--config=digits_studies", "--index=2", "--count=2"], "from 0, and that of all"),
     ],
 )

@@ -110,7 +110,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunLog:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunLog]:
-    """Reads workdirs, and all that lie in a folder which is none itself, as those of a study.
+    """Reads workdirs, and all that lie in a folder which is none itself, as those of a study; not one just begun.
 
     Runs are named by the parts of their paths in which they differ.
 
@@ -130,9 +130,9 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
 
 
 def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Those of runs, without the trials inside them."""
+    """Those of runs that have written metrics, without the trials inside them."""
     found = list[pathlib.Path]()
-    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE)):
+    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE) if path.stat().st_size):
         if not any(outer in path.parents for outer in found):
             found.append(path)
     return found
@@ -189,8 +189,9 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
             for metric, style in styles.items():
                 step_P, value_P = run.curve(metric)
                 if len(step_P):
-                    mark = "o" if style["linestyle"] != "-" and len(step_P) <= MOST_MARKED else None
-                    one = {"color": colour if len(runs) > 1 else style["color"], "marker": mark, "markersize": 3}
+                    is_marked = len(step_P) == 1 or (style["linestyle"] != "-" and len(step_P) <= MOST_MARKED)
+                    one = {"marker": "o" if is_marked else None, "markersize": 3}
+                    one |= {"color": colour} if len(runs) > 1 else {}
                     axes.plot(run.over(axis, step_P) / unit, panel.scale * value_P, **style | one)
         axes.set(xlabel=label, ylabel=panel.label)
         axes.grid(alpha=0.3)

@@ -20,6 +20,7 @@ from vit_jax.inference.evaluate import make_evaluate
 from vit_jax.inference.labelled import Choice, open_labelled
 from vit_jax.inference.outcome import Evaluation
 from vit_jax.train.progress import duration_text
+from vit_jax.train.series import DIVERGED
 from vit_jax.weights import Weights
 
 MOST_CONFUSED = 10
@@ -123,9 +124,13 @@ def _results(report: Report) -> Iterator[str]:
         last |= line
     found = dict(report.summary or last)
     steps = last["step"]
-    state = "ended" if report.summary else "not ended"
+    state = DIVERGED if DIVERGED in found else "ended" if report.summary else "not ended"
     cards = {"state": f"{state}, step {steps:,}"}
+    if DIVERGED in found:
+        cards["reason"] = found[DIVERGED]
     for name, value in found.items():
+        if value is None:  # a run that diverged has no results
+            continue
         if name.endswith("_accuracy") and report.evaluation is None:
             cards[_words(name)] = f"{value:.2%}"
         elif name.endswith("_loss"):

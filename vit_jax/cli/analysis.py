@@ -74,7 +74,7 @@ def _names(text: str, known: Sequence[str]) -> list[str]:
     if text == "all":
         return list(known)
     names = list(dict.fromkeys(filter(None, text.split(","))))
-    for name in names:
+    for name in names or [text]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -63,6 +63,8 @@ def study(given: Given) -> None:
     chosen = STUDIES[options["NAME"]]
     _check(options, is_trained=chosen.is_trained)
     values = {name: values_of(options[name]) for name in (*_AXES, "measures") if name in options}
+    if empty := [f"--{name}={options[name]}" for name, found in values.items() if not found]:
+        raise UsageError(f"{empty[0]}: there is no value.")
     index, count = share(options)
     if "dry_run" in options or "topology" in options:
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used

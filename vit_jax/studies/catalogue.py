@@ -19,7 +19,14 @@ def _nothing(config: PretrainConfig, value: str, values: Sequence[str]) -> list[
 
 def _examples(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """A part of the training images; the run is as long as with the most of them, in steps."""
-    return [f"input.train_examples={value}", *_in_examples(config, max(map(int, values)))]
+    most = max(_whole("examples", one) for one in values)
+    return [f"input.train_examples={value}", *_in_examples(config, most)]
+
+
+def _whole(option: str, value: str, least: int = 1) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(f"--{option}={value}: a whole number from {least} is needed.")
+    return int(value)
 
 
 def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
@@ -46,6 +53,8 @@ def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[st
     if dimension not in ("depth", "width", "mlp", "patch", "all") or not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ValueError(f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2.")
     a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
+    if not a.has_transformer:
+        raise ValueError(f"--shapes={value}: {a.name} has no transformer; only such networks have these numbers.")
     together = dimension == "all"
     sizes = {
         "depth": a.depth if together or dimension == "depth" else None,
@@ -80,13 +89,16 @@ def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> lis
 
 
 def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    if not re.fullmatch(r"\d*\.?\d+(e[-+]?\d+)?", value):
+        raise ValueError(f"--rate_factors={value}: a positive number is needed.")
     return [f"schedule.learning_rate={config.schedule.learning_rate * float(value)!r}"]
 
 
 def _image_size(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """Square images, less a border that the patches do not cover, which costs nothing."""
-    patch = re.search(r"/(\d+)$", config.model.name)
-    side = int(value) // int(patch[1]) * int(patch[1]) if patch and "+" not in config.model.name else int(value)
+    found = re.search(r"/(\d+)$", config.model.name)
+    patch = int(found[1]) if found and "+" not in config.model.name else 1
+    side = _whole("image_sizes", value, patch) // patch * patch
     return [f"input.image_size={side},{side}"]
 
 

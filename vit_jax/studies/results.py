@@ -41,10 +41,13 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     if study.stops_early:
         sign = -1 if chosen_by.endswith("_loss") else 1
         lines = [line for line in read_metrics(folder) if chosen_by in line]
-        found = max(lines, key=lambda line: sign * line[chosen_by])
-    if missing := [measure for measure in study.measures if measure not in found]:
+        found = max(lines, key=lambda line: sign * line[chosen_by], default={})
+    needed = dict.fromkeys(study.measures, "--measures=")
+    if study.stops_early or any(axis.is_searched for axis in grid.axes):
+        needed = {chosen_by: "config.checkpoint.best_metric"} | needed
+    if missing := [name for name in needed if not isinstance(found.get(name), int | float)]:
         have = ", ".join(name for name in found if name.endswith(("_accuracy", "_loss", "_second", "_batch")))
-        raise ValueError(f"{run.name} has no {missing[0]} (--measures=); it has {have}.")
+        raise ValueError(f"{run.name} has no {missing[0]} ({needed[missing[0]]}); it has {have or 'no evaluation'}.")
     values = {name: found[name] for name in study.measures} | {chosen_by: found.get(chosen_by)}
     costs = {name: summary[name] for name in _COSTS if name in summary}
     return (
