@@ -37,7 +37,8 @@ def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Pe
         with named(run):
             validate(run.config)
             architecture_of(run.config, num_classes=1)
-    for number, run in enumerate(own, 1):
+    largest_first = sorted(own, key=lambda run: -(run.config.input.train_examples or 0))  # which the data may not have
+    for number, run in enumerate(largest_first, 1):
         with named(run):
             run_once(run.config, folder_of(workdir, run), perform, f"run {number} of {len(own)}: {run.name}")
         if hosts.is_first():
