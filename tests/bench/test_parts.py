@@ -36,6 +36,12 @@ def test_fine_tuning_is_timed_too_and_without_data(capsys):
     assert [row[:16].rstrip() for row in capsys.readouterr().out.splitlines()[3:]] == ALWAYS
 
 
+def test_masked_patches_are_timed_too(capsys):
+    overrides = [f"--config.{field}" for field in TINY]
+    cli.main(["bench", "--config=configs/digits_masked.py:pretrain", "--steps=1", "--json", *overrides])
+    assert list(json.loads(capsys.readouterr().out)["parts"]) == ALWAYS
+
+
 def test_a_number_of_steps_is_needed():
     with pytest.raises(SystemExit):
         cli.main(["bench", "--config=configs/digits.py", "--steps=none"])

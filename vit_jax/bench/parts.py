@@ -122,7 +122,8 @@ def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> It
     size = run.evaluation_batch
     batch, state = jax.device_put(_random_batch(run, size), run.batch_sharding), train.state
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
-    infer = jax.jit(lambda model, image: model(normalise(image, run.architecture.compute_dtype)).logits_BK)
+    result = "logits_BK" if run.architecture.num_classes else "features_BD"
+    infer = jax.jit(lambda model, image: getattr(model(normalise(image, run.architecture.compute_dtype)), result))
     model = state.evaluated_model()
     yield Part("inference", times_of(lambda: infer(model, batch.image_BHWC), num_steps), size)
 
@@ -235,6 +236,6 @@ def _random_batch(run: Assembly, size: int) -> Batch:
     rng = np.random.default_rng(0)
     return Batch(
         image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
-        label_B=rng.integers(0, run.architecture.num_classes, size, np.int32),
+        label_B=rng.integers(0, max(run.architecture.num_classes, 1), size, np.int32),
         mask_B=np.ones(size, np.float32),
     )
