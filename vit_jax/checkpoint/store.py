@@ -64,12 +64,11 @@ class CheckpointStore:
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
-        is_loss = best_metric.endswith("loss")
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
             best = checkpoint_managers.BestN(
                 get_metric_fn=operator.itemgetter(best_metric),
-                reverse=is_loss,
+                reverse=is_loss(best_metric),
                 n=keep_best,
                 keep_checkpoints_without_metrics=False,
             )
@@ -78,7 +77,7 @@ class CheckpointStore:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
             best_fn=operator.itemgetter(best_metric) if keep_best else None,
-            best_mode="min" if is_loss else "max",
+            best_mode="min" if is_loss(best_metric) else "max",
         )
         handlers: dict[str, ocp.CheckpointHandler] = {name: ocp.PyTreeCheckpointHandler() for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
@@ -132,6 +131,11 @@ class CheckpointStore:
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
+
+
+def is_loss(metric: str) -> bool:
+    """Whether less is better of a result by this name."""
+    return metric.endswith("loss")
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -3,10 +3,11 @@
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import drawing
+from vit_jax.checkpoint.store import is_loss
 from vit_jax.files import write_atomically
 from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.picture import draw
@@ -39,9 +40,8 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     chosen_by = run.config.checkpoint.best_metric
     found = summary
     if study.stops_early:
-        sign = -1 if chosen_by.endswith("_loss") else 1
         lines = [line for line in read_metrics(folder) if chosen_by in line]
-        found = max(lines, key=lambda line: sign * line[chosen_by], default={})
+        found = max(lines, key=lambda line: _rank(line, chosen_by), default={})
     needed = dict.fromkeys(study.measures, "--measures=")
     if study.stops_early or any(axis.is_searched for axis in grid.axes):
         needed = {chosen_by: "config.checkpoint.best_metric"} | needed
@@ -83,10 +83,14 @@ def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[
     best: dict[str | None, tuple[Run, Row]] = {}
     for run, outcome in outcomes:
         name, seed = run.config.checkpoint.best_metric, run.point.get("seed")
-        sign = -1 if name.endswith("_loss") else 1
-        if seed not in best or sign * outcome[name] > sign * best[seed][1][name]:
+        if seed not in best or _rank(outcome, name) > _rank(best[seed][1], name):
             best[seed] = run, outcome
     return list(best.values())
+
+
+def _rank(results: Mapping[str, Any], metric: str) -> float:
+    """The higher, the better."""
+    return -results[metric] if is_loss(metric) else results[metric]
 
 
 def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
