@@ -86,13 +86,14 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
 
 def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[str, Part]:
     """The input alone and the step alone, by these names; every process of a run calls it."""
-    train, size = _Training(run, run.compile_train_step()), run.config.global_batch
-    batch = jax.device_put(_random_batch(run, size), run.batch_sharding)
-    step = Part("step", times_of(lambda: train.advance(batch), num_steps), size)
+    step = _step_part(run, _Training(run, run.compile_train_step()), num_steps)
     total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
     longer = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
     with open_train_batches(longer, source, 0) as (batches, _):
-        return {"step": step, "input": Part("input", times_of(lambda: next(batches), num_steps), size)}
+        return {
+            "step": step,
+            "input": Part("input", times_of(lambda: next(batches), num_steps), run.config.global_batch),
+        }
 
 
 def to_text(result: dict[str, Any]) -> str:
@@ -114,11 +115,15 @@ def to_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _step_part(run: Assembly, train: "_Training", num_steps: int) -> Part:
+    batch = jax.device_put(_random_batch(run, run.config.global_batch), run.batch_sharding)
+    return Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
+
+
 def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> Iterator[Part]:
     """What the devices do with a batch that they hold."""
     train = _Training(run, step)
-    batch = jax.device_put(_random_batch(run, run.config.global_batch), run.batch_sharding)
-    yield Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
+    yield _step_part(run, train, num_steps)
     size = run.evaluation_batch
     batch, state = jax.device_put(_random_batch(run, size), run.batch_sharding), train.state
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
