@@ -1,7 +1,6 @@
 """Learning curves: the metrics of one run or of several, against steps, images, compute or time."""
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
 from vit_jax.train.workdir import CONFIG_FILE
 from vit_jax.train.writers import METRICS_FILE, read_metrics
@@ -152,8 +152,7 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
         if metrics:
             chosen[name] = (panel, metrics)
         elif asked != USUAL:  # pixels that are predicted have no accuracy
-            near = difflib.get_close_matches(name, [*PANELS, *written], n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, [*PANELS, *written], "{}")
             raise ValueError(
                 f"--metrics={name}: no run has written it.{hint} There are {', '.join(PANELS)}, and by name "
                 f"{', '.join(written)}."

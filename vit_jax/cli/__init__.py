@@ -1,6 +1,5 @@
 """The command line: one subcommand is one verb. Verbs import what they need, so that help is fast."""
 
-import difflib
 import importlib.metadata
 import io
 import os
@@ -13,6 +12,7 @@ from vit_jax import __version__
 from vit_jax.cli import analysis, planning, runs, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
+from vit_jax.config.nearest import did_you_mean
 
 _TRAINING = (training.pretrain, training.finetune)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
@@ -75,7 +75,6 @@ VIT_JAX_TRACEBACK=1 in the environment prints the traceback of an error.
 
 def _find(name: str) -> Verb:
     if name not in VERBS:
-        near = difflib.get_close_matches(name, VERBS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, VERBS)
         fail(f"There is no verb {name!r}.{hint} Verbs: {', '.join(VERBS)}.", 2)
     return VERBS[name]

@@ -1,7 +1,6 @@
 """The verb inspect: pictures of a model."""
 
 import dataclasses
-import difflib
 import pathlib
 import re
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from vit_jax.cli.verb import verb
 from vit_jax.cli.weights import CHECKPOINT, READING, open_model
 from vit_jax.cli.words import Given, UsageError, whole
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def _names(text: str, known: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(filter(None, text.split(","))))
     for name in names or [text]:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise UsageError(f"There is no picture {name!r}.{hint} Pictures: {', '.join(known)}, or all.")
     return names
 

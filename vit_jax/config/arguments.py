@@ -1,9 +1,9 @@
 """The part of `--config=FILE:ARGUMENT` after the colon: values by position and by name, rows of a table."""
 
-import difflib
 from collections.abc import Collection
 from typing import Any
 
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.variants import parse_name
 
 
@@ -25,8 +25,7 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
                 raise ValueError(f"{part!r} is one value too many; this recipe takes {taken}.")
             name, text = names[position], part
         if name not in defaults:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, names)
             raise ValueError(f"This recipe has no argument {name!r}.{hint} It takes {taken}.")
         if name in values:
             raise ValueError(f"{argument!r} gives {name} twice; values without a name fill {taken}, in order.")

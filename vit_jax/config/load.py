@@ -6,7 +6,6 @@ ml_collections' config_flags, which parses a value by the type of the field it r
 
 import ast
 import dataclasses
-import difflib
 import json
 import math
 import pathlib
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import durations, schema
-from vit_jax.config.nearest import nearest
+from vit_jax.config.nearest import did_you_mean, nearest
 from vit_jax.references import is_reference
 
 T = TypeVar("T")
@@ -125,8 +124,7 @@ def _find(path: str) -> pathlib.Path:
         if candidate.suffix == ".py" and candidate.is_file():
             return candidate
     known = sorted({recipe.stem for folder in folders for recipe in folder.glob("*.py")})
-    near = difflib.get_close_matches(pathlib.Path(path).stem, known, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
     raise ValueError(
         f"There is no recipe {path!r}.{hint} Give the path of a file, or one of {', '.join(known) or 'none'}."
     )

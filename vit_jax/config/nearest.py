@@ -48,6 +48,12 @@ _WORDS = {  # what is to be written here, and what others call it
 _MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
 
 
+def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
+    """A sentence with a space before it that names, in this form, the known name most like another; or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {form.format(near[0])}?" if near else ""
+
+
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The fields of `known`, with dots between sections, that may be meant by `name`, the likeliest first.
 

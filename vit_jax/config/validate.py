@@ -4,12 +4,12 @@
 """
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.load import flatten, references, to_dict
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,
     EvaluatorConfig,
@@ -257,8 +257,7 @@ def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
     allowed = FROZEN_ARGUMENTS[config.kind]
     for name in config.arguments:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, allowed, "{}")
             yield f"{field}.arguments.{name} is unknown.{hint} Of kind={config.kind!r} there are {', '.join(allowed)}."
 
 

@@ -4,13 +4,13 @@ Their devices in name only, and how fast these communicate. Neither the machine 
 """
 
 import dataclasses
-import difflib
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.cost.chips import Chip, find_chip
 from vit_jax.cost.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 
@@ -112,8 +112,7 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     fabric = find_fabric(kind)
     if fabric is None:
         kinds = [fabric.kind for fabric in FABRICS]
-        near = difflib.get_close_matches(kind, kinds, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(kind, kinds, "{}")
         raise ValueError(f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}.")
     if before is not None and num_slices is not None:
         raise ValueError(f"--topology={name} and --slices={num_slices} both say how many slices there are: give one.")

@@ -3,10 +3,9 @@
 Legend: K outputs of the network, L classes of the data, N images, S right answers of an image.
 """
 
-import difflib
-
 import numpy as np
 
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.data.records import Source, few
 from vit_jax.inference.imagenet import classes
 from vit_jax.inference.imagenet.objectnet import open_objectnet
@@ -88,8 +87,7 @@ def _chosen(data: str) -> list[ImageSet]:
         found = [one for one in SETS if name in (one.name, one.name.partition("/")[0])]
         if not found:
             known = [one.name for one in SETS]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise ValueError(f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}.")
         chosen += found
     return list(dict.fromkeys(chosen)) or list(SETS)
