@@ -40,6 +40,11 @@ class RunLog:
         """The names of everything that was written."""
         return [name for name in dict.fromkeys(name for line in self.lines for name in line) if name != "step"]
 
+    @property
+    def last(self) -> dict[str, float]:
+        """The last value of everything that was written, and the last step."""
+        return {name: value for line in self.lines for name, value in line.items()}
+
     def curve(self, metric: str) -> Curve:
         """A metric, where it was written as a finite number."""
         found = [(line["step"], line[metric]) for line in self.lines if math.isfinite(line.get(metric, math.nan))]

@@ -119,11 +119,8 @@ def _name(report: Report) -> str:
 
 
 def _results(report: Report) -> Iterator[str]:
-    last: dict[str, float] = {}
-    for line in report.run.lines:
-        last |= line
-    found = dict(report.summary or last)
-    steps = last["step"]
+    found: Mapping[str, Any] = report.summary or report.run.last
+    steps = report.run.last["step"]
     state = DIVERGED if DIVERGED in found else "ended" if report.summary else "not ended"
     cards = {"state": f"{state}, step {steps:,}"}
     if DIVERGED in found:
@@ -172,9 +169,8 @@ def _pictures(model: Model, view: View) -> Iterator[str]:
 
 
 def _cost(report: Report) -> dict[str, str]:
-    summary, run = report.summary or {}, report.run
-    last = {name: values.value_P[-1] for name in run.metrics() if len((values := run.curve(name)).value_P)}
-    cards = {"images seen": f"{run.lines[-1]['step'] * run.config['global_batch']:,}"}
+    summary, last = report.summary or {}, report.run.last
+    cards = {"images seen": f"{last['step'] * report.run.config['global_batch']:,}"}
     if "exaflops" in last:
         cards["training compute"] = f"{last['exaflops']:.3g} exaFLOPs"
     if seconds := summary.get("wall_seconds", last.get("wall_seconds")):
