@@ -98,7 +98,7 @@ def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog)
     np.testing.assert_array_equal(parameters["kernel"], KERNEL)
     assert (metadata, what) == ({"names": ["cat", "dog"]}, "parameters of step 1")
     (message,) = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
-    assert message.endswith("The step before it is read instead.")
+    assert message.endswith("Read instead: parameters of step 1.")
     shutil.rmtree(workdir / "checkpoints" / "1")
     with pytest.raises(ValueError, match=r"No checkpoint in .* can be used\. .*\n.*checkpoints/2 is damaged"):
         read_workdir(workdir, lambda metadata: shapes)

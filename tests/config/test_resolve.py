@@ -63,6 +63,10 @@ def test_every_length_becomes_steps():
             {"schedule__decay": "staircase", "schedule__drop_at_fraction": (0.02, 0.5)},
             "lowers the rate at step 40, before the warm-up has ended at step 100",
         ),
+        (
+            {"stop_early__patience": 3},
+            "stop_early.patience=3: the run has 4 evaluations of test_accuracy, one every 500 of 2000 steps, so",
+        ),
         *(({"logging__profile_start_step": step}, "the run has the steps 1 to 2000") for step in (-1, 0, 2001)),
         ({"seed": -1}, "config.seed=-1: must not be negative"),  # validates too
     ],

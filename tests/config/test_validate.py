@@ -23,9 +23,9 @@ FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objec
 FRACTIONS += ("input.holdout_fraction", "polyak.factor", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
 NOT_NEGATIVE = ("optimizer.weight_decay", "schedule.learning_rate", "schedule.end_learning_rate", "input.mixup_alpha")
 NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randaugment_magnitude", "input.num_workers")
-NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed")
+NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed", "stop_early.min_delta")
 AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
-AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps")
+AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps", "stop_early.patience")
 POSITIVE = ("input.test_crop_fraction", "input.max_image_megapixels")
 POSITIVE += ("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "logging.hang_seconds")
 
@@ -60,6 +60,7 @@ def test_values_out_of_range(name, value, rule):
 
 def test_limits_are_allowed():
     options = {**INCEPTION, "input.test_resize": "short_side", "optimizer.momentum": 0.9, "polyak.factor": 0.5}
+    options["checkpoint.keep_best"] = 1  # which early stopping needs
     at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE), 0)
     at_one = dict.fromkeys((*AT_LEAST_ONE, *POSITIVE, "input.train_resize_pixels", "logging.profile_start_step"), 1)
     crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
@@ -95,6 +96,7 @@ def test_limits_are_allowed():
         ({"input.test_crop_fraction": 0.5}, "input.test_crop_fraction"),
         ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_arithmetic"),
         ({"logging.profile_num_steps": 3}, "logging.profile_num_steps"),
+        ({"stop_early.min_delta": 0.1}, "stop_early.min_delta"),
     ],
 )
 def test_a_setting_without_effect_is_refused(fields, name):
@@ -156,6 +158,8 @@ def test_a_setting_without_effect_is_refused(fields, name):
             "no result .*: test_accuracy, test_loss, few_5shot_accuracy, few_10shot_accuracy, near_20nn_accuracy.",
         ),
         ({"checkpoint.best_metric": "test_a"}, "best_metric='test_a' is no result .*: test_accuracy, test_loss."),
+        ({"stop_early.patience": 2, "checkpoint.keep_best": 0}, "patience with config.checkpoint.keep_best=0: keep"),
+        ({"stop_early.patience": 2, "checkpoint.best_metric": "val_loss"}, "best_metric='val_loss' is no result"),
         ({"seed": 2**32}, "config.seed=4294967296: give 0 to"),
         ({"objective.class_weights": (1.0, 0.0)}, r"class_weights=\(1.0, 0.0\): must be positive"),
         (

@@ -6,7 +6,8 @@ import types
 import pytest
 
 from tests.train import small_runs as runs
-from vit_jax.train.start import _require_same_network, _restore_all
+from vit_jax.train import start
+from vit_jax.train.start import _require_same_network
 
 FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
 FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
@@ -18,7 +19,7 @@ def restore(stored, given):
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
     items = {"progress": {"step": 5}, "model": None, "optimizer": None}
     store = types.SimpleNamespace(folder="run", metadata=lambda step: metadata, restore=lambda step, items_: items)
-    return _restore_all(run, store, 5, given).step
+    return start.restore(run, store, 5, given).step
 
 
 @pytest.mark.parametrize("stored", [FACTS, FACTS | FILES], ids=["before files were noted", "now"])

@@ -1,5 +1,6 @@
 """Reads checkpoints, checks them against their digests, and restores them onto any layout of devices."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -27,6 +28,7 @@ METADATA = "metadata"
 DIGESTS = "array_digests"  # within the metadata, with the next
 METADATA_DIGEST = "metadata_sha256"
 MAX_DESCRIPTION_BYTES = 2**26  # of a file that describes arrays; it is read into memory
+BEST_STEPS = "best_steps"  # in the metadata of a run with early stopping, the best first
 _DATA = "d"  # the folder of the files that hold arrays
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "manifest.ocdbt", METADATA, "metrics")
 
@@ -172,7 +174,9 @@ def read_workdir(
     *,
     polyak: bool = True,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
-    """Reads the parameters of the newest checkpoint into this machine's memory, whatever devices they were saved from.
+    """Reads a run's parameters into this machine's memory, whatever devices they were saved from.
+
+    They are those of the newest checkpoint; of a run with early stopping those of the best that is kept.
 
     Args:
       folder: a workdir that has checkpoints.
@@ -187,19 +191,29 @@ def read_workdir(
     """
     reader = CheckpointReader(folder)
     problems: list[str] = []
-    for step in reversed(reader.all_steps()):
+    for step in _steps_to_read(reader):
         try:
             read = _read_weights(reader, step, shapes_of, polyak=polyak)
         except DamagedCheckpoint as error:
             problems.append(str(error))
             continue
         for problem in problems:
-            logging.warning("%s The step before it is read instead.", problem)
+            logging.warning("%s Read instead: %s.", problem, read[2])
         return read
     if not problems:
         raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
     advice = "Is it half written, or copied in part? Copy it again."
     raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *problems]))
+
+
+def _steps_to_read(reader: CheckpointReader) -> list[int]:
+    """Every step: the best ones first that the newest checkpoint names, then the newest."""
+    newest_first = reader.all_steps()[::-1]
+    for step in newest_first:
+        with contextlib.suppress(DamagedCheckpoint):
+            best = [step for step in reader.metadata(step).get(BEST_STEPS, ()) if step in newest_first]
+            return list(dict.fromkeys([*best, *newest_first]))
+    return newest_first
 
 
 def _read_weights(

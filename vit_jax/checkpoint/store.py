@@ -4,6 +4,7 @@ A checkpoint has one item for each part of the state (`ITEMS`), so that weights 
 Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
 """
 
+import json
 import logging
 import operator
 import pathlib
@@ -16,12 +17,13 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers
 
-from vit_jax import pytree
+from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
-from vit_jax.files import first_line
+from vit_jax.files import first_line, write_atomically
 
+METRICS = "metrics"  # orbax's name for the item of what is measured
 ITEMS = ("progress", "model", "optimizer", "polyak")
 
 
@@ -108,6 +110,28 @@ class CheckpointStore:
         self._guard(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
         )
+
+    def complete(self, step: int, *, metadata: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Adds to a checkpoint what was found after it was saved; every process calls this.
+
+        Args:
+          step: saved before, and on disk.
+          metadata: JSON values, in the place of those of the same names.
+          metrics: as for `save`, where there were none.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        if hosts.is_first():
+            folder = self.folder / str(step)
+            described = json.loads((folder / METADATA / METADATA).read_text()) | metadata
+            described[METADATA_DIGEST] = metadata_digest({k: v for k, v in described.items() if k != METADATA_DIGEST})
+            if metrics:
+                (folder / METRICS).mkdir(exist_ok=True)
+                write_atomically(folder / METRICS / METRICS, json.dumps(metrics))
+            write_atomically(folder / METADATA / METADATA, json.dumps(described))  # last: nothing is owed any more
+        hosts.wait_for_all("checkpoint completed")
+        self._manager.reload()
 
     def check(self) -> None:
         """Raises `SaveError` if what is being written in the background has failed; does not wait."""

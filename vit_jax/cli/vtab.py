@@ -26,6 +26,7 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
     "input.test_split": "the tasks of a suite",
     "input.data_dir": "--data_dir=",
     "evaluation.every": "nothing: a run is evaluated once, at its end",
+    "stop_early.patience": "nothing: a run is evaluated once, at its end",
     "checkpoint.keep_latest": "nothing: a run keeps its last checkpoint",
     "checkpoint.keep_best": "nothing: a run keeps its last checkpoint",
 }

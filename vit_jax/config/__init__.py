@@ -31,4 +31,5 @@ from vit_jax.config.schema import RunConfig as RunConfig
 from vit_jax.config.schema import ScheduleConfig as ScheduleConfig
 from vit_jax.config.schema import SearchConfig as SearchConfig
 from vit_jax.config.schema import ShardingConfig as ShardingConfig
+from vit_jax.config.schema import StopEarlyConfig as StopEarlyConfig
 from vit_jax.config.variants import VIT_SIZES as VIT_SIZES

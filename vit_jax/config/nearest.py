@@ -43,6 +43,8 @@ _WORDS = {  # what is to be written here, and what others call it
     'evaluation.every="N epochs"': "eval_every eval_steps eval_interval eval_freq log_eval_steps",
     'checkpoint.every="N epochs"': "save_steps save_every checkpoint_steps checkpoint_every ckpt_steps save_interval",
     'logging.every="N steps"': "log_every log_steps log_interval logging_steps log_training_steps print_freq",
+    "stop_early.patience": "early_stopping early_stopping_patience early_stop",
+    "stop_early.min_delta": "early_stopping_threshold early_stopping_delta min_improvement",
     "logging.wandb_project": "wandb project wandb_name",
 }
 _MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}

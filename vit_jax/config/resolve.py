@@ -76,11 +76,24 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
         )
     if start is not None and not 1 <= start <= steps.total:
         yield f"logging.profile_start_step={start}: the run has the steps 1 to {steps.total}."
-    every = {"evaluation": steps.evaluate_every, "checkpoint": steps.checkpoint_every, "logging": steps.log_every}
-    every |= {f"evaluation.evaluators.{name}": num_steps for name, num_steps in steps.evaluators_every.items()}
-    for section, num_steps in every.items():
-        if num_steps < 1:
+    evaluators = {f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()}
+    evaluations = {"evaluation": steps.evaluate_every} | evaluators
+    for section, every in (evaluations | {"checkpoint": steps.checkpoint_every, "logging": steps.log_every}).items():
+        if every < 1:
             yield f"{section}.every must be at least one step."
+    yield from _of_early_stopping(config, steps)
+
+
+def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    patience, metric = config.stop_early.patience, config.checkpoint.best_metric
+    of_metric = [every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")]
+    every = min(of_metric, default=steps.evaluate_every)
+    num_evaluations = -(-steps.total // every)
+    if patience is not None and num_evaluations < patience + 2:
+        yield (
+            f"stop_early.patience={patience}: the run has {num_evaluations} evaluations of {metric}, one every {every} "
+            f"of {steps.total} steps, so it could never stop early. Evaluate more often, or lower the patience."
+        )
 
 
 def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:

@@ -256,6 +256,17 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StopEarlyConfig:
+    """The end of a run before its last step, when evaluations do not improve `checkpoint.best_metric` any more.
+
+    The best checkpoint is then the run's result: its summary is of that step, and other verbs take the weights there.
+    """
+
+    patience: int | None = None  # evaluations in a row without improvement, after which the run ends; None: off
+    min_delta: float = 0.0  # what improves by no more than this does not count as an improvement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """What a run shows and writes."""
 
@@ -287,6 +298,7 @@ class _AnyRun:
     sharding: ShardingConfig = ShardingConfig()
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
+    stop_early: StopEarlyConfig = StopEarlyConfig()
     logging: LoggingConfig
 
 
@@ -319,6 +331,7 @@ RunConfig = PretrainConfig | FinetuneConfig
 RUNTIME_FIELDS = (
     "checkpoint",
     "evaluation",
+    "stop_early",
     "logging",
     "sharding",
     "model.remat",

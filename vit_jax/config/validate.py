@@ -27,9 +27,9 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
     (0, 1, True, "input.test_crop_fraction"),
     (0, None, True, "optimizer.weight_decay schedule.learning_rate schedule.end_learning_rate input.mixup_alpha"),
     (0, None, True, "input.shift_pixels input.randaugment_layers input.randaugment_magnitude input.max_unreadable"),
-    (0, None, True, "input.num_workers checkpoint.keep_best seed"),
+    (0, None, True, "input.num_workers checkpoint.keep_best seed stop_early.min_delta"),
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
-    (1, None, True, "sharding.num_replicas sharding.num_model_shards"),
+    (1, None, True, "sharding.num_replicas sharding.num_model_shards stop_early.patience"),
 )
 _POSITIVE = (
     *("input.test_crop_fraction", "input.max_image_megapixels"),
@@ -99,6 +99,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("objective", ("label_smoothing_fraction", "class_weights"), not hides, "objective.kind='classification'"),
         ("input", ("mixup_alpha",), not hides, "objective.kind='classification'"),
         ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("stop_early", ("min_delta",), config.stop_early.patience is not None, "stop_early.patience"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
         ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
         ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
@@ -247,6 +248,8 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         known += [f"{name}_{result}" for result in usual]
         if evaluator.arguments:
             yield f"{field}.arguments have no effect with kind={evaluator.kind!r}."
+    if config.stop_early.patience is not None and best_metric is None:
+        yield "stop_early.patience with config.checkpoint.keep_best=0: keep the best checkpoint, such a run's result."
     if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={best_metric!r} is no result of an evaluator; these are: {results}."

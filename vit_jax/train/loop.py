@@ -6,6 +6,7 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 import contextlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +17,14 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
+from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock
-from vit_jax.train.start import items_of
+from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers, last_training_line, write_summary
@@ -43,7 +45,7 @@ def train(
     steps_after: int = 0,
     further: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
-    """Trains to the last step, from wherever `first_state` begins; returns the content of `summary.json`.
+    """Trains to the last step, or until it stops early, from wherever `first_state` begins; returns `summary.json`.
 
     Args:
       run: the parts, from `assemble`.
@@ -72,6 +74,7 @@ def train(
         start_step = int(jax.device_get(state.step))
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
+        stopping = EarlyStopping(config, before)
         store = CheckpointStore(
             folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
         )
@@ -91,7 +94,7 @@ def train(
         clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())
         watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
         log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
-        train_metrics = last_training_line(folder) if start_step >= total else {}
+        train_metrics: dict[str, float] = {}
 
         def wall_seconds() -> float:
             return before["wall_seconds"] + time.perf_counter() - began
@@ -123,7 +126,12 @@ def train(
             if results := run_all(due, state):
                 writers.write(step, results)
                 display.say(overview.results_line(step, total, results))
+            stopping.note(step, results)
             return results
+
+        def metrics_of(results: dict[str, float]) -> dict[str, float]:
+            """Those of a checkpoint; none without the best's, for another evaluator may have been due."""
+            return results if math.isfinite(results.get(keeping.best_metric, math.nan)) else {}
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
             records = [json.loads(part) for part in hosts.gather(json.dumps(unreadable.met_by(step)))]
@@ -132,15 +140,21 @@ def train(
                 "owes_evaluation": owes_evaluation,
                 "unreadable_records": records,
             }
-            metrics = results if keeping.best_metric in results else {}  # another evaluator may have been due
-            store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics)
+            progress |= stopping.metadata()
+            store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics_of(results))
 
         late = LateMetrics(report)
         results: dict[str, float] = {}
         if before.get("owes_evaluation"):
             with between_steps():
                 results = evaluate(start_step)
+                owed = {"owes_evaluation": False} | stopping.metadata()
+                store.complete(start_step, metadata=owed, metrics=metrics_of(results))
+        last_step = start_step
         for step in range(start_step + 1, total + 1):
+            if stopping.reason_to_stop():
+                break
+            last_step = step
             profiler.before_step(step)
             leaves, metrics = train_step(leaves, clock.next_batch(batches, late.is_busy))
             late.push(step, metrics)
@@ -167,11 +181,22 @@ def train(
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
 
         with between_steps():
-            state = run.state_from(leaves)
-            results = results or run_all(evaluations, state)  # nothing was left to train
+            if reason := stopping.reason_to_stop():
+                display.say(f"step {last_step:>6}/{total}  {reason}")
             store.wait()
+            best_step = stopping.best_of(own.all_steps())
+            state = run.state_from(leaves)
+            if best_step not in (None, last_step):
+                jax.tree.map(lambda leaf: leaf.delete(), leaves)  # there may be no room for both
+                state = restore(run, own, best_step, metadata)
+            if last_step == start_step:
+                train_metrics.update(last_training_line(folder))
+            if last_step < total or best_step not in (None, last_step) or not results:  # nothing was left to train
+                results = run_all(evaluations, state)
             num_missing = len(data.test) - int(results.get(f"{split}_images", len(data.test)))
-            summary = overview.summary(run, state, train_metrics, results, num_missing)
+            summary = overview.summary(run, state, last_step, train_metrics, results, num_missing)
+            if best_step is not None:
+                summary |= {"best_step": best_step, "stopped_early": bool(reason)}
     summary["wall_seconds"] = wall_seconds()
     if is_first:
         write_summary(folder, summary)

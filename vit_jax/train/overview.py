@@ -156,18 +156,23 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
 
 
 def summary(
-    run: Assembly, state: TrainState, train_metrics: Mapping[str, float], results: Mapping[str, float], num_missing: int
+    run: Assembly,
+    state: TrainState,
+    last_step: int,
+    train_metrics: Mapping[str, float],
+    results: Mapping[str, float],
+    num_missing: int,
 ) -> dict[str, Any]:
-    """The content of `summary.json`, flat, with the last training metrics; the loop adds `wall_seconds`.
+    """The content of `summary.json`, flat, with the last training metrics; the loop adds what depends on the run's end.
 
     `num_missing` images of the split that `results` are of could not be read.
     """
-    images = run.steps.total * run.config.global_batch
+    images = last_step * run.config.global_batch
     return {
         **results,
         **({"train_loss": train_metrics["train_loss"]} if "train_loss" in train_metrics else {}),
         "learning_rate": run.config.schedule.learning_rate,
-        "steps": run.steps.total,
+        "steps": last_step,
         "images": images,
         "exaflops": run.training_flops_per_image * images / 1e18,
         "wall_seconds": 0.0,
@@ -194,8 +199,10 @@ def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> 
     accuracy = summary.get(f"{split}_accuracy")  # there is none of patches whose pixels are predicted
     found = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
+    of_best = f", at step {summary['best_step']:,}, the best that is kept" if "best_step" in summary else ""
     return (
-        f"{found}{split} loss {summary[f'{split}_loss']:.4f}\n{missing if summary['unreadable_images'] else ''}"
+        f"{found}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
+        f"{missing if summary['unreadable_images'] else ''}"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
         f"checkpoints, metrics and summary.json are in {folder}"

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
-from vit_jax.config import FinetuneConfig, SearchConfig, resolve
+from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
@@ -90,6 +90,7 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
         with_learning_rate(config, rate),
         logging=dataclasses.replace(config.logging, parameters=False),  # they are listed once, by the final run
         evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
+        stop_early=StopEarlyConfig(),
         checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"),
     )
 

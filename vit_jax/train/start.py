@@ -130,7 +130,7 @@ def _restore_newest(
     damage: dict[int, str] = {}
     for step in reversed(reader.all_steps()):
         try:
-            return _restore_all(assembly, reader, step, metadata), step, damage
+            return restore(assembly, reader, step, metadata), step, damage
         except DamagedCheckpoint as error:
             damage[step] = str(error)
     problems = "\n".join(damage.values())
@@ -140,7 +140,12 @@ def _restore_newest(
     )
 
 
-def _restore_all(assembly: Assembly, reader: CheckpointReader, step: int, metadata: dict[str, Any]) -> TrainState:
+def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: dict[str, Any]) -> TrainState:
+    """The complete state of one checkpoint, whose metadata must agree with `metadata`.
+
+    Raises:
+      ValueError: it does not fit the run, or (`DamagedCheckpoint`) is damaged.
+    """
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
     always = ("data", "num_examples", "class_names", "global_batch", "seed")

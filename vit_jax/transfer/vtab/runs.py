@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from vit_jax.config import Duration, FinetuneConfig, InputConfig
+from vit_jax.config import Duration, FinetuneConfig, InputConfig, StopEarlyConfig
 from vit_jax.train.search import trial_config, with_learning_rate
 from vit_jax.train.writers import read_summary
 from vit_jax.transfer.vtab.suite import Task
@@ -72,6 +72,7 @@ def config_of_run(config: FinetuneConfig, task: Task, part: Part, setting: Setti
         schedule=dataclasses.replace(config.schedule, warmup=Duration(f"{setting.warmup_steps} steps")),
         evaluation=dataclasses.replace(config.evaluation, every=total),
         checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0),
+        stop_early=StopEarlyConfig(),
     )
     make = trial_config if part == "trials" else with_learning_rate
     return make(config, setting.learning_rate)

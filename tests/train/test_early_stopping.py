@@ -1,0 +1,135 @@
+"""A run ends when its evaluations stop improving; its best checkpoint is its result, however often it was killed."""
+
+import dataclasses
+import math
+import shutil
+
+import pytest
+
+from tests.integration import commands
+from tests.train import small_runs as runs
+from tests.train.test_stopping import ask_to_end_at
+from vit_jax.config import StopEarlyConfig, load_recipe
+from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train.interruption import Interrupted
+from vit_jax.train.overview import parameters_sha256
+from vit_jax.train.pretrain import pretrain
+from vit_jax.train.search import trial_config
+from vit_jax.weights import load_weights
+
+VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2, 7: 0.2, 8: 0.2}
+OPTIONS = ["total=8 steps", "schedule.warmup=1 step", "evaluation.every=8 steps", "evaluation.global_batch=360"]
+OPTIONS += [
+    "polyak.factor=None",
+    "checkpoint.every=3 steps",
+    "checkpoint.keep_latest=1",
+    "checkpoint.best_metric=val_accuracy",
+]
+OPTIONS += [f"evaluation.evaluators.val.kind={__name__}:Told", "evaluation.evaluators.val.every=1 step"]
+
+
+class Told:
+    """An evaluator that finds what the table says of a step, once it has seen the only batch of its split."""
+
+    def __init__(self, split, run):
+        self._split = split
+
+    def run(self, state):
+        with self._split.open_batches() as batches:
+            assert len(list(batches)) == 1
+        yield "accuracy", VALUES[int(state.step)]
+
+
+@pytest.fixture(scope="module")
+def config(data_dir):
+    return runs.config(*OPTIONS, "stop_early.patience=2", "logging.every=1 step", f"input.data_dir={data_dir}")
+
+
+@pytest.fixture(scope="module")
+def stopped(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("stopped")
+    return pretrain(config, str(workdir)), workdir
+
+
+def test_it_ends_and_other_verbs_take_the_best(stopped, config):
+    summary, workdir = stopped
+    assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [4, 2, True, 0.5]
+    assert summary["images"] == 4 * config.global_batch
+    assert commands.checkpoint_steps(workdir) == [2, 4]
+    assert parameters_sha256(load_weights(str(workdir)).parameters) == summary["parameters_sha256"]
+
+
+def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, capsys):
+    summary, workdir = stopped[0], tmp_path / "copy"
+    shutil.copytree(stopped[1], workdir)
+    again = pretrain(config, str(workdir))
+    out = capsys.readouterr().out
+    assert "stopped early: val_accuracy has not improved for 2 evaluations, since step 2\n" in out
+    assert ", at step 2, the best that is kept" in out
+    assert commands.curve(workdir) == commands.curve(stopped[1])
+    for name in ("steps", "best_step", "parameters_sha256", "test_loss", "train_loss"):
+        assert again[name] == summary[name], name
+    more = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
+    summary = pretrain(more, str(workdir))
+    assert (summary["steps"], summary["best_step"]) == (8, 5)
+
+
+def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_path, monkeypatch):
+    """In that of the best step, and in the last; a question follows each step and each batch of an evaluation."""
+    for question, step in ((4, 2), (5, 4)):
+        ask_to_end_at(question, monkeypatch)
+        with pytest.raises(Interrupted, match=f"stopped after step {step} "):
+            pretrain(config, str(tmp_path))
+    ask_to_end_at(None, monkeypatch)
+    summary = pretrain(config, str(tmp_path))
+    for name in ("steps", "best_step", "stopped_early", "parameters_sha256", "test_loss", "train_loss"):
+        assert summary[name] == stopped[0][name], name
+    assert commands.curve(tmp_path) == commands.curve(stopped[1])
+    assert commands.checkpoint_steps(tmp_path) == [2, 4]
+    assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
+
+
+def noted(values, metric="test_loss", **fields):
+    """Early stopping after evaluations of these values, by step, carried through the metadata of checkpoints."""
+    config = runs.config(f"checkpoint.best_metric={metric}")
+    config = dataclasses.replace(config, stop_early=StopEarlyConfig(**fields))
+    metadata = {}
+    for step, value in enumerate(values, 1):
+        stopping = EarlyStopping(config, metadata)
+        stopping.note(step, {"test_loss": value, "test_accuracy": value})
+        metadata = stopping.metadata()
+    return stopping
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "stops", "best"),
+    [
+        ([3, 2, 1], {"patience": 1}, False, 3),
+        ([3, 2, 2.5], {"patience": 1}, True, 2),
+        ([3, 2, 2.5, 1.9, 2.5], {"patience": 2}, False, 4),
+        ([3, 2, 2], {"patience": 1}, True, 3),  # no improvement; of equal ones the later is kept
+        ([3, 2.6], {"patience": 1, "min_delta": 0.5}, True, 2),
+        ([3, 2.6, 2.2], {"patience": 2, "min_delta": 0.5}, False, 3),  # little by little it improves
+        ([math.nan, 2, math.nan, math.inf], {"patience": 2}, True, 2),
+        ([3, 4, 5], {}, False, None),
+    ],
+)
+def test_decisions_on_a_loss(values, fields, stops, best):
+    stopping = noted(values, **fields)
+    assert bool(stopping.reason_to_stop()) is stops
+    assert stopping.best_of([1, 2, 3, 4]) == best
+    assert bool(stopping.metadata()) is bool(fields)
+
+
+def test_of_accuracies_more_is_better_and_of_another_metric_nothing_is_known():
+    stopping = noted([0.1, 0.2, 0.15], "test_accuracy", patience=1)
+    assert stopping.reason_to_stop()
+    assert stopping.best_of([1, 3]) == 3
+    other = dataclasses.replace(runs.config(), stop_early=StopEarlyConfig(patience=1))
+    other = dataclasses.replace(other, checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss"))
+    assert not EarlyStopping(other, stopping.metadata()).reason_to_stop()
+
+
+def test_trials_of_a_search_run_to_their_end():
+    config = load_recipe("configs/finetune.py:any,own", ["--config.stop_early.patience=2"])
+    assert trial_config(config, 0.1).stop_early == StopEarlyConfig()
