@@ -5,6 +5,7 @@ Pictures are drawn on the canvas of a `Figure`: pyplot has a state and may open 
 
 import importlib
 import io
+import pathlib
 from typing import Any
 
 import cv2
@@ -30,6 +31,20 @@ def require_drawing() -> None:
         raise ValueError(
             f"Pictures are drawn by matplotlib, which cannot be imported ({error}): pip install 'vit_jax[figures]'."
         ) from None
+
+
+def output_of(name: str) -> tuple[pathlib.Path, str]:
+    """The file that `--output=` names, and which of `FORMS` it has.
+
+    Raises:
+      ValueError: it has none of them, or matplotlib is not installed.
+    """
+    output = pathlib.Path(name).expanduser()
+    form = output.suffix.removeprefix(".")
+    if form not in FORMS:
+        raise ValueError(f"--output={name}: the name must end in one of .{', .'.join(FORMS)}.")
+    require_drawing()
+    return output, form
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -14,7 +14,7 @@ from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 from vit_jax.config.nearest import did_you_mean
 
-_TRAINING = (training.pretrain, training.finetune)
+_TRAINING = (training.pretrain, training.finetune, training.lr_range)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
 _PICTURES = (study.study, runs.plot, runs.report, analysis.inspect)

@@ -25,16 +25,12 @@ _OF_DATA = ("data_dir", "global_batch", "max_unreadable")
 def plot(given: Given) -> None:
     """Draw the learning curves of runs in one picture."""
     options, runs = given.options, given.more
-    output = pathlib.Path(options.get("output", "curves.png")).expanduser()
 
     from vit_jax import drawing
     from vit_jax.analysis import curves
     from vit_jax.files import write_atomically
 
-    form = output.suffix.removeprefix(".")
-    if form not in drawing.FORMS:
-        raise UsageError(f"--output={options['output']}: the name must end in one of .{', .'.join(drawing.FORMS)}.")
-    drawing.require_drawing()
+    output, form = drawing.output_of(options.get("output", "curves.png"))
     asked = tuple(options["metrics"].split(",")) if "metrics" in options else curves.USUAL
     figure = curves.draw_curves(curves.read_runs(runs), asked, options.get("axis", "steps"))
     write_atomically(output, drawing.to_bytes(figure, form))

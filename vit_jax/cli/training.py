@@ -1,4 +1,4 @@
-"""Verbs for training: pretrain, finetune, show, prepare, bench, doctor."""
+"""Verbs for training: pretrain, finetune, lr-range, show, prepare, bench, doctor."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.cli.verb import RECIPE, verb
-from vit_jax.cli.words import Given, UsageError, fail, whole
+from vit_jax.cli.words import Given, UsageError, fail, positive, whole
 from vit_jax.files import printable_lines
 
 _OUT_OF_MEMORY = """\
@@ -154,6 +154,47 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         fail(f"{_OUT_OF_MEMORY}\n{error}", exits.FAILED)
+
+
+@verb(
+    RECIPE
+    | {
+        "[--output=FILE]": "lr_range.png by default; .svg and .pdf too, and all figures beside it in a .json",
+        "[--low=1e-6]": "the first learning rate",
+        "[--high=1]": "the last one, unless the loss diverges before",
+        "[--steps=100]": "each with a higher rate than the one before",
+    },
+    "--config=digits",
+    "--config=finetune:any,own --config.init_from=ViT-B_16.npz --config.data=folder:my-images --output=rates.png",
+)
+def lr_range(given: Given) -> None:
+    """Find learning rates to try: a few steps of a recipe at rising rates, until the loss diverges.
+
+    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture with its numbers, no more.
+    """
+    import json
+
+    options = {"output": "lr_range.png", "low": "1e-6", "high": "1", "steps": "100"} | given.options
+    low, high, num_steps = positive(options, "low"), positive(options, "high"), whole(options, "steps")
+
+    from vit_jax import drawing
+    from vit_jax.config import load_recipe
+    from vit_jax.files import write_atomically
+
+    output, form = drawing.output_of(options["output"])
+    config = load_recipe(options["config"], given.overrides)
+
+    from vit_jax.train import range_test
+
+    test = range_test.run_range_test(config, low, high, num_steps)
+    found = test.to_json()
+    write_atomically(output, drawing.to_bytes(range_test.draw(test, options["config"]), form))
+    write_atomically(output.with_suffix(".json"), json.dumps(found, indent=2) + "\n")
+    suggestions: dict[str, float] = found["suggestions"]
+    for reason, rate in suggestions.items():
+        print(f"{rate:<9.2g}{reason}")
+    print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
+    print(f"{output}, {output.with_suffix('.json').name}")
 
 
 @verb(RECIPE, "--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1")

@@ -32,7 +32,7 @@ class Verb:
 
     @property
     def name(self) -> str:
-        return self.run.__name__
+        return self.run.__name__.replace("_", "-")
 
     @property
     def summary(self) -> str:

@@ -67,6 +67,16 @@ def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, A
             )
         state, step, damage = _restore_newest(assembly, reader, metadata)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
+    return first_state(assembly)
+
+
+def first_state(assembly: Assembly) -> tuple[TrainState, str]:
+    """The state of a pre-training run at step 0, with given weights or drawn by the seed, and where it comes from.
+
+    Raises:
+      ValueError: the weights do not exist or do not fit.
+    """
+    config = assembly.config
     if config.init_from is not None:
         weights = load_weights(config.init_from)
         _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)

@@ -1,0 +1,174 @@
+"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, sec. 3.3), with a rate that rises exponentially.
+
+A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Nothing is kept of them.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import pytree
+from vit_jax.config import (
+    Duration,
+    FinetuneConfig,
+    PolyakConfig,
+    RunConfig,
+    ScheduleConfig,
+    SearchConfig,
+    StopEarlyConfig,
+)
+from vit_jax.config.validate import validate
+from vit_jax.drawing import BLUE, GREEN, GREY, RED, new_figure
+from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets, open_train_batches
+from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.start import adapt, first_state, state_of_parameters
+from vit_jax.train.state import TrainState
+
+LEAST_STEPS = 20
+WINDOW = 0.1  # of all steps: what a smoothed loss is the mean of, and how long nothing diverges
+MARGIN = 0.01  # of the loss at the start, above which it has diverged; or the spread at the start, if that is more
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """Learning rates in ascending order, and the training loss after the step with each.
+
+    The loss has diverged where its mean over the steps around is above that of the first steps, which learn nothing.
+    """
+
+    num_steps: int  # of the complete test, which may have ended before
+    rate_P: np.ndarray
+    loss_P: np.ndarray  # finite
+    became_infinite: bool  # after the last of them
+
+    @property
+    def half_window(self) -> int:
+        return math.ceil(WINDOW * self.num_steps / 2)
+
+    @property
+    def smooth_P(self) -> np.ndarray:
+        """Means over the window around each step, over fewer on both sides at the ends."""
+        last = len(self.loss_P) - 1
+        sides = [min(self.half_window, place, last - place) for place in range(last + 1)]
+        return np.array([self.loss_P[place - side : place + side + 1].mean() for place, side in enumerate(sides)])
+
+    @property
+    def diverged(self) -> int | None:
+        """The first place at which it has; None if it has not yet, as far as the window allows to see."""
+        smooth_P, num_first = self.smooth_P, 2 * self.half_window
+        infinite = len(smooth_P) - 1 if self.became_infinite else None
+        if len(smooth_P) < num_first:
+            return infinite
+        first_F = self.loss_P[:num_first]
+        limit = first_F.mean() + max(MARGIN * abs(first_F.mean()), first_F.std())
+        seen = range(num_first, len(smooth_P) - self.half_window)
+        return next((place for place in seen if smooth_P[place] > limit), infinite)
+
+    @property
+    def steepest(self) -> int:
+        """Where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
+        slope_P = np.gradient(self.smooth_P[: self.diverged], np.log(self.rate_P[: self.diverged]))
+        return int(np.argmin(slope_P))
+
+    def suggestions(self) -> dict[str, float]:
+        """Learning rates to try, by the reason for each.
+
+        Raises:
+          ValueError: the loss did not fall before it diverged.
+        """
+        smooth_P = self.smooth_P[: self.diverged]
+        if len(smooth_P) < 2 * self.half_window or smooth_P.min() >= smooth_P[0]:
+            raise ValueError("The loss did not fall before it diverged: lower --low=.")
+        found = {"where the loss falls fastest": float(self.rate_P[self.steepest])}
+        if self.diverged is not None:
+            rate = float(self.rate_P[self.diverged])
+            found[f"a tenth of {rate:.2g}, where the loss diverges"] = rate / 10
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, in values of JSON."""
+        series = {"learning_rates": self.rate_P, "losses": self.loss_P, "smoothed_losses": self.smooth_P}
+        return {name: x.tolist() for name, x in series.items()} | {"suggestions": self.suggestions()}
+
+
+def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
+    """Trains with rates from `low` to `high`, at most `num_steps` of them, on this machine; writes nothing.
+
+    What is random goes by the config's seed. Warm-up, decay, average and evaluations of the config are left out.
+
+    Raises:
+      ValueError: the config, its data or its weights cannot be used, or there are too few steps.
+    """
+    if not low < high or num_steps < LEAST_STEPS:
+        raise ValueError(f"From --low={low:g} to --high={high:g} in {num_steps} steps: at least {LEAST_STEPS} upwards.")
+    validate(config)
+    if getattr(config, "resume_from", None) is not None:
+        raise ValueError("config.resume_from: the test begins at step 0; use config.init_from for its weights.")
+    use_compilation_cache(config.logging.compilation_cache)
+    run, source, state = _assemble(_shortened(config, high, num_steps), low, high, num_steps)
+    step, leaves = run.compile_train_step(), pytree.named_leaves(state)
+    rates, losses = list[float](), list[float]()
+    with open_train_batches(run, source, 0) as (batches, _):
+        for batch in itertools.islice(batches, num_steps + 1):
+            leaves, metrics = step(leaves, batch)
+            loss = float(metrics["train_loss"])  # before this step's update, after that of the step before
+            if rates and math.isfinite(loss):
+                losses.append(loss)
+            test = RangeTest(num_steps, np.array(rates[: len(losses)]), np.array(losses), not math.isfinite(loss))
+            if test.diverged is not None or not math.isfinite(loss):
+                break
+            rates.append(float(metrics["learning_rate"]))
+    return test
+
+
+def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Any, TrainState]:
+    """The run, its training images, and its first state."""
+    data = open_datasets(config)
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
+
+    sizes: dict[str, Any] = {"num_examples": len(data.train), "devices": jax.devices(), "schedule": schedule}
+    if isinstance(config, FinetuneConfig):
+        architecture, fitted, _ = adapt(config, data.train)
+        run = assemble(config, architecture, **sizes)
+        return run, data.train, state_of_parameters(run, fitted.parameters, str(config.init_from))
+    run = assemble(config, architecture_of(config, data.train.num_classes), **sizes)
+    return run, data.train, first_state(run)[0]
+
+
+def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
+    """The config of the test; one step more than there are rates, of which the loss after the last one is."""
+    fields: dict[str, Any] = {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
+    return dataclasses.replace(
+        config,
+        total=Duration(f"{num_steps + 1} steps"),
+        schedule=ScheduleConfig(learning_rate=high, warmup=Duration("0 steps"), decay="constant"),
+        polyak=PolyakConfig(),
+        evaluation=dataclasses.replace(config.evaluation, evaluators={}),
+        checkpoint=dataclasses.replace(config.checkpoint, keep_best=0),
+        stop_early=StopEarlyConfig(),
+        logging=dataclasses.replace(config.logging, profile_start_step=None, profile_num_steps=5),
+        **fields,
+    )
+
+
+def draw(test: RangeTest, title: str) -> Any:
+    """A figure of the losses over the rates, with what is suggested."""
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")
+    axes.plot(test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {2 * test.half_window + 1} steps")
+    for (reason, rate), colour in zip(test.suggestions().items(), (GREEN, RED), strict=False):
+        axes.axvline(rate, color=colour, linestyle="--", label=f"{rate:.2g}: {reason}")
+    room = np.ptp(test.smooth_P)  # a single loss may be far outside
+    limits = (test.smooth_P.min() - room, test.smooth_P.max() + room)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss", title=title, ylim=limits)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower left")
+    return figure
