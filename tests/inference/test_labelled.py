@@ -10,7 +10,7 @@ from vit_jax.config import InputConfig
 from vit_jax.data.folder import located
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import held_up_to
-from vit_jax.inference.labelled import Choice, open_labelled
+from vit_jax.inference.labelled import SplitChoice, open_labelled
 from vit_jax.transfer import datasets
 from vit_jax.transfer.datasets import open_pair
 from vit_jax.weights.description import TrainingData
@@ -40,7 +40,7 @@ def trained_on(data, **details):
 
 def judged(data, weights, **choice):
     """Names of the images below the folder that was given, and the notes."""
-    source, _, notes, _ = open_labelled(data, weights, Choice(**choice))
+    source, _, notes, _ = open_labelled(data, weights, SplitChoice(**choice))
     return [source.name_of(index)[-len(TEN_EACH[0]) :] for index in range(len(source))], notes
 
 
@@ -88,7 +88,7 @@ def test_names_of_the_run_are_names_here(make):
     assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
     assert judged(data, weights, split="fit") == judged(data, weights, split="train")
     with pytest.raises(ValueError, match=r"--split=vla: .* choose one of train, test, all, fit, val\."):
-        open_labelled(data, weights, Choice(split="vla"))
+        open_labelled(data, weights, SplitChoice(split="vla"))
 
 
 def test_classes_of_the_run_are_those_judged(make):
@@ -101,10 +101,10 @@ def test_classes_of_the_run_are_those_judged(make):
 
 def test_a_split_that_does_not_exist(make):
     with pytest.raises(ValueError, match=r"--split=trian: .* choose one of train, test, all\."):
-        open_labelled(make("images"), sample_weights(), Choice(split="trian"))
+        open_labelled(make("images"), sample_weights(), SplitChoice(split="trian"))
     data = make("splits", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
     with pytest.raises(ValueError, match=r"no split 'trian'; it has \['test', 'train'\]\. Did you mean 'train'"):
-        open_labelled(data, sample_weights(), Choice(split="trian"))
+        open_labelled(data, sample_weights(), SplitChoice(split="trian"))
 
 
 def test_an_option_asks_for_a_holdout(make):
@@ -114,7 +114,7 @@ def test_an_option_asks_for_a_holdout(make):
     assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
     assert len(judged(data, sample_weights(), split="test")[0]) == 2
     with pytest.raises(ValueError, match=r"holdout_fraction is 1\.0"):
-        open_labelled(data, sample_weights(), Choice(holdout_fraction=1.0))
+        open_labelled(data, sample_weights(), SplitChoice(holdout_fraction=1.0))
 
 
 @pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
@@ -153,7 +153,7 @@ def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, t
     everything, notes = judged(data, weights, split="all")
     assert sorted(rest + after) == sorted(everything)
     assert "trained on most of folder:my-images" in notes[0]
-    pair = open_pair(data, datasets.Choice(), weights.training)
+    pair = open_pair(data, datasets.PairChoice(), weights.training)
     assert len(pair.test) == len(after)
     assert len(pair.train) == len(rest)
 
@@ -171,12 +171,14 @@ def test_split_folders(make):
         source, words, notes, _ = open_labelled(data, weights)
         assert (words, notes) == ("test of folder:splits, 20 of 20 images", [])
         assert source.class_names == NAMES
-    assert open_labelled(data, sample_weights(), Choice(split="val")).words == "val of folder:splits, 21 of 21 images"
+    assert (
+        open_labelled(data, sample_weights(), SplitChoice(split="val")).words == "val of folder:splits, 21 of 21 images"
+    )
     own = trained_on(data, train_split="Train", test_split="test", holdout_fraction=0.1)
     assert open_labelled(data, own).words == "test of folder:splits, 20 of 20 images"
-    assert len(open_labelled(data, own, Choice(split="Train")).source) == 20
+    assert len(open_labelled(data, own, SplitChoice(split="Train")).source) == 20
     with pytest.raises(ValueError, match="has classes that 'Train' does not have: cat"):
-        open_labelled(data, own, Choice(split="val"))
+        open_labelled(data, own, SplitChoice(split="val"))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_options_without_effect_are_refused(make, data, choice, message):
     make("flat")
     make("splits", [f"test/{file}" for file in TEN_EACH])
     with pytest.raises(ValueError, match=message):
-        open_labelled(data, sample_weights(), Choice(**choice))
+        open_labelled(data, sample_weights(), SplitChoice(**choice))
 
 
 def test_classes_that_the_weights_do_not_know(make):

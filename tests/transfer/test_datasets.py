@@ -4,7 +4,7 @@ import pytest
 
 from tests.inference.samples import sample_pixels, write_pngs
 from vit_jax.transfer import datasets
-from vit_jax.transfer.datasets import RELEASED, Choice, open_pair
+from vit_jax.transfer.datasets import RELEASED, PairChoice, open_pair
 from vit_jax.weights.description import TrainingData
 
 
@@ -17,7 +17,7 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
     monkeypatch.setattr(datasets, "open_source", open_source)
     for name in (*RELEASED, "vtab:pets"):
-        open_pair(name, Choice(data_dir="/data"))
+        open_pair(name, PairChoice(data_dir="/data"))
     assert opened[-2:] == [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
     assert len(RELEASED) == 7
     assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
@@ -27,7 +27,7 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
 
 def test_digits_with_classes_and_parts(data_dir):
-    pair = open_pair("digits", Choice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"))
+    pair = open_pair("digits", PairChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"))
     assert pair.train.class_names == pair.test.class_names == ("5", "7")
     assert 0 < len(pair.train) < len(pair.test) * 3
 
@@ -44,7 +44,7 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
         test_split="test",
         classes=(),
     )
-    as_then, fresh = open_pair(data, Choice(), then), open_pair(data, Choice())
+    as_then, fresh = open_pair(data, PairChoice(), then), open_pair(data, PairChoice())
     assert (len(as_then.test), len(fresh.test)) == (8, 2)
     assert not {as_then.train.key_of(i) for i in range(12)} & {as_then.test.key_of(i) for i in range(8)}
 
@@ -52,9 +52,9 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
 @pytest.mark.parametrize(
     ("name", "choice", "message"),
     [
-        ("cifar10", Choice(), "--data=cifar10 is not known. Did you mean cifar100"),
-        ("digits", Choice(test_split="train"), "both 'train'"),
-        ("folder:nowhere", Choice(), "no folder"),
+        ("cifar10", PairChoice(), "--data=cifar10 is not known. Did you mean cifar100"),
+        ("digits", PairChoice(test_split="train"), "both 'train'"),
+        ("folder:nowhere", PairChoice(), "no folder"),
     ],
 )
 def test_mistakes(name, choice, message):
@@ -66,4 +66,4 @@ def test_splits_of_other_classes(tmp_path, monkeypatch):
     kinds = iter([("a", "b"), ("a", "c")])
     monkeypatch.setattr(datasets, "open_source", lambda *_: type("Fake", (), {"class_names": next(kinds)})())
     with pytest.raises(ValueError, match="splits of mine:x have different classes"):
-        open_pair("mine:x", Choice())
+        open_pair("mine:x", PairChoice())

@@ -17,7 +17,7 @@ from vit_jax.drawing import to_bytes
 from vit_jax.files import first_line, printable
 from vit_jax.inference import figures
 from vit_jax.inference.evaluate import make_evaluate
-from vit_jax.inference.labelled import Choice, open_labelled
+from vit_jax.inference.labelled import SplitChoice, open_labelled
 from vit_jax.inference.outcome import Evaluation
 from vit_jax.train.progress import duration_text
 from vit_jax.train.series import DIVERGED
@@ -77,7 +77,7 @@ def look_at_data(
     data, found, notes = weights.training.data, dict[str, Any](), list[str]()
     try:
         if model.architecture.num_classes:
-            labelled = open_labelled(data, weights, Choice(data_dir=data_dir))
+            labelled = open_labelled(data, weights, SplitChoice(data_dir=data_dir))
             evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)
             found["evaluation"] = evaluate(labelled, None)
         found["view"] = read_view(model, data, data_dir=data_dir)

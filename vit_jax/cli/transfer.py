@@ -15,7 +15,7 @@ from vit_jax.files import printable
 if TYPE_CHECKING:
     from vit_jax.api import Model
     from vit_jax.data.transforms import EvaluationTransform
-    from vit_jax.transfer.datasets import Choice, Pair
+    from vit_jax.transfer.datasets import Pair, PairChoice
     from vit_jax.transfer.features import Extractor
     from vit_jax.weights import Weights
 
@@ -166,7 +166,7 @@ def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple
 
 
 @contextlib.contextmanager
-def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[Extractor, Choice, Weights]]":
+def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[Extractor, PairChoice, Weights]]":
     """Joins the other processes, loads the model, and yields what computes its features."""
     numbers = {name: whole(NUMBERS | dict(options), name) for name in NUMBERS}
     preprocessing = options.get("preprocessing", preprocessing)
@@ -180,7 +180,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 
     with hosts.ends_together():
         hosts.start()
-        from vit_jax.transfer.datasets import Choice
+        from vit_jax.transfer.datasets import PairChoice
         from vit_jax.transfer.features import Extractor, default_cache
 
         is_own, cache = preprocessing == "own", options.get("cache", "")
@@ -192,7 +192,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
             cache=None if cache == "none" else pathlib.Path(cache).expanduser() if cache else default_cache(),
             **numbers,
         )
-        choice = Choice(
+        choice = PairChoice(
             **{name: options.get(name) for name in _SIDES if name != "classes"},
             classes=tuple(filter(None, options.get("classes", "").split(","))),
         )

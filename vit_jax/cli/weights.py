@@ -157,7 +157,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
 def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
     """The images by name, "" of a dataset that stands alone; and how those that are not there are made."""
     from vit_jax.inference.imagenet.sets import is_family, open_family
-    from vit_jax.inference.labelled import Choice, open_labelled
+    from vit_jax.inference.labelled import SplitChoice, open_labelled
 
     data, data_dir = options["data"], options.get("data_dir")
     if is_family(data):
@@ -170,7 +170,7 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
         return opened, absent
     if "real" in options:
         raise UsageError(f"--real={options['real']}: without effect on {data}, only on imagenet; leave it out.")
-    choice = Choice(
+    choice = SplitChoice(
         split=options.get("split"),
         train_split=options.get("train_split"),
         classes=tuple(filter(None, options["classes"].split(","))) if "classes" in options else None,

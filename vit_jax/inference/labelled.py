@@ -19,8 +19,8 @@ from vit_jax.weights.description import TrainingData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What the user chooses of the data, named as the options of the command line; None leaves it open."""
+class SplitChoice:
+    """What the user chooses of the images to judge, named as the options of the command line; None leaves it open."""
 
     split: str | None = None  # to evaluate
     train_split: str | None = None  # of a folder, the sub-folder whose classes count
@@ -76,7 +76,7 @@ class Labelled(NamedTuple):
     key: Key
 
 
-def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> Labelled:
+def open_labelled(data: str, weights: Weights, choice: SplitChoice | None = None) -> Labelled:
     """Opens the part of a dataset, `data` as in a recipe, that is evaluated.
 
     Classes are matched by name; where the weights have no names, by number, if there are as many.
@@ -85,7 +85,7 @@ def open_labelled(data: str, weights: Weights, choice: Choice | None = None) -> 
       ValueError: the data cannot be opened, have no such split, or have classes that the weights do not have, or have
         twice; or an option has no effect on these data.
     """
-    choice = choice or Choice()
+    choice = choice or SplitChoice()
     split, how, notes = _decide(data, choice, weights)
     config = InputConfig(
         train_split=how.train_split,
@@ -114,7 +114,7 @@ _USUAL = TrainingData(
 )
 
 
-def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
+def _decide(data: str, choice: SplitChoice, weights: Weights) -> _Decision:
     known = weights.training
     own = known if known and located(known.data) == located(data) else None
     how = own or _USUAL
@@ -138,7 +138,7 @@ def _decide(data: str, choice: Choice, weights: Weights) -> _Decision:
     return split, how, notes
 
 
-def _decide_flat(data: str, choice: Choice, weights: Weights, own: TrainingData | None) -> _Decision:
+def _decide_flat(data: str, choice: SplitChoice, weights: Weights, own: TrainingData | None) -> _Decision:
     """Of a folder without split sub-folders: what the training run held out, the rest, or all."""
     _refuse_idle(f"{data}, which has no split sub-folders", choice, "train_split")
     how = own or _USUAL
@@ -178,7 +178,7 @@ def _has_changed(source: Source, how: TrainingData) -> bool:
     return now.records_sha256 != then.records_sha256
 
 
-def _refuse_idle(what: str, choice: Choice, *names: str) -> None:
+def _refuse_idle(what: str, choice: SplitChoice, *names: str) -> None:
     if given := [f"--{name}" for name in names if getattr(choice, name) is not None]:
         raise ValueError(f"{', '.join(given)}: without effect on {what}; leave it out.")
 

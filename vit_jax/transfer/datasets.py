@@ -32,8 +32,8 @@ RELEASED = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What the user chooses, named as the options of the command line; None leaves it open."""
+class PairChoice:
+    """What the user chooses of the two sides, named as the options of the command line; None leaves it open."""
 
     train_split: str | None = None
     test_split: str | None = None
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     test: Source
 
 
-def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -> Pair:
+def open_pair(name: str, choice: PairChoice, training: TrainingData | None = None) -> Pair:
     """Opens both sides of a dataset.
 
     Args:
@@ -73,13 +73,15 @@ def open_pair(name: str, choice: Choice, training: TrainingData | None = None) -
     return Pair(name, train, test)
 
 
-def open_split(name: str, split: str | None, choice: Choice, training: TrainingData | None = None) -> Source:
+def open_split(name: str, split: str | None, choice: PairChoice, training: TrainingData | None = None) -> Source:
     """Opens any split, the one to test on unless it is named; other arguments as for `open_pair`."""
     data, config, seed, held = _how(name, choice, training)
     return open_source(data, split or config.test_split, config, seed, held)
 
 
-def _how(name: str, choice: Choice, training: TrainingData | None) -> tuple[str, InputConfig, int, Mapping[str, str]]:
+def _how(
+    name: str, choice: PairChoice, training: TrainingData | None
+) -> tuple[str, InputConfig, int, Mapping[str, str]]:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
         near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2)
