@@ -50,6 +50,8 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
     entries = [line.split()[0] for line in lines.splitlines() if re.match(r"  \S", line)]
     assert entries == forms_of(verb)
     assert max(map(len, lines.splitlines())) <= 120
+    usage = [word for word in lines.splitlines()[0].split()[2:] if not word.startswith(("--", "[--", "[OPTION", "…]"))]
+    assert usage == [form for form in cli.VERBS[verb].arguments if not form.startswith(("--", "[--"))]
     assert len(examples.splitlines()) == 2
     for line in examples.splitlines():
         name, given_verb, *words = shlex.split(line)

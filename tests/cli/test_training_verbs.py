@@ -49,11 +49,17 @@ def fails(data_dir, tmp_path):
         ("resume_from=/nowhere", ["resume_from", "not a workdir"]),
         ("logging.wandb_project=x", ["wandb"]),
         ("batch_size=64", ["no field 'batch_size'", "Did you mean global_batch?"]),
+        (
+            "optimizer.arguments.b1=high",
+            ["optax:lion' with config.optimizer.arguments={'b1': 'high'} fails at an update"],
+        ),
+        ("optimizer.arguments.beta=0.9", ["optax:lion' cannot be called with learning_rate and", "'beta'"]),
         ("model.attention=cudnn", ["'cudnn' needs an NVIDIA GPU, and here is cpu"]),
     ],
 )
 def test_a_value_that_cannot_work(fails, override, parts):
-    message = fails(f"--config.{override}")
+    lion = ["name=optax:lion", "weight_decay=0"] if override.startswith("optimizer.") else []
+    message = fails(*(f"--config.optimizer.{field}" for field in lion), f"--config.{override}")
     for part in parts:
         assert part in message
 
@@ -86,6 +92,9 @@ def test_a_check_reads_recipe_and_changes_and_nothing_else(tmp_path):
     cli.main(["pretrain", *words, "--config.data=folder:/not/here"])
     assert "must lie in [0, 1)" in refused(["pretrain", *words, "--config.model.dropout_fraction=2"])
     assert "config.data is not set" in refused(["pretrain", *words, "--config.data=None"])
+    assert "'100 epochs' is 2245 of 2245 steps" in refused(["pretrain", *words, "--config.schedule.warmup=100 epochs"])
+    part = "--config.input.train_split=train[:50%]"  # of which nobody knows how many they are
+    cli.main(["pretrain", *words, "--config.schedule.warmup=100 epochs", part])
     assert "is a recipe for pretrain" in refused(["finetune", *words])
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
     assert "config.init_from is not set" in refused(["finetune", *words])

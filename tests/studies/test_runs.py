@@ -96,6 +96,15 @@ def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_
     assert pretended[0] == []
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("measure", ["test_acuracy", "fewshot_5shot_accuracy"])
+def test_a_measure_that_no_run_has_is_refused_before_the_first_run(pretended, tmp_path, measure, more):
+    outcome = run(words_of(tmp_path / "s", *POOLS, f"--measures=test_accuracy,{measure}", *more))
+    assert outcome.code == 2
+    assert f"will have no {measure} (--measures=); it will have test_accuracy, test_loss, exaflops" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_dry_run_plans_by_arithmetic(tmp_path):
     words = ["study", "data_size", "--config=pretrain_jft", f"--workdir={tmp_path}", "--dry-run", "--models=ViT-B/32"]
     plan = succeed([*words, "--topology=v5e:16x16", "--index=1", "--count=2"])

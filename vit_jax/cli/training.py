@@ -24,7 +24,8 @@ smaller global_batch. JAX says:"""
 _RUN = RECIPE | {
     "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
     "[--parameters]": "list every parameter of the network first, not its parts alone",
-    "[--check]": "end once recipe and changes are read and fit together; no data and no device is looked for",
+    "[--check]": "end once recipe and changes are read and fit together, in steps too for data of known size; neither "
+    "data nor devices are looked for",
     "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
 }
 
@@ -87,12 +88,17 @@ def _train(verb: str, other: str, kind: type[Any], given: Given) -> None:
         raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
     if "check" in options:
+        from vit_jax.config.resolve import lengths
         from vit_jax.config.validate import validate
+        from vit_jax.plan.dataset import known_examples
 
         for name in ("data", "init_from") if verb == "finetune" else ("data",):
             if getattr(config, name) is None:
                 raise UsageError(f"config.{name} is not set, and this recipe does not choose it: --config.{name}=…")
-        return validate(config)
+        validate(config)
+        if (num_examples := known_examples(options["config"], config)) is not None:
+            lengths(config, num_examples)
+        return
     if "doctor" in options:
         _examine([f"--config={options['config']}", f"--workdir={workdir}", *overrides])
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)

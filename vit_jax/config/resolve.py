@@ -31,6 +31,15 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
     validate(config)
     for problem in _of_devices(config, num_devices):  # the first
         raise ValueError(f"config.{problem}")
+    return lengths(config, num_examples)
+
+
+def lengths(config: RunConfig, num_examples: int) -> RunSteps:
+    """Converts durations to steps, whatever the devices.
+
+    Raises:
+      ValueError: durations that do not fit each other.
+    """
     clock = Clock(config.global_batch, num_examples)
     total = clock.to_steps(config.total)
     if total < 1:

@@ -219,13 +219,24 @@ def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
         )
 
 
-def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
-    best_metric = config.checkpoint.best_metric if config.checkpoint.keep_best else None
+def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What evaluations of a run will find, and the prefixes of evaluators of one's own, whose results have any name."""
     objective = config.objective
     has_accuracy = objective.kind == "classification" or objective.patch_target != "pixels"
-    usual = ["accuracy", "loss"] if has_accuracy else ["loss"]
+    usual = ("accuracy", "loss") if has_accuracy else ("loss",)
     known = [f"test_{result}" for result in usual]
-    own = []  # prefixes of evaluators whose results may have any name
+    own = []
+    for name, evaluator in config.evaluation.evaluators.items():
+        if is_reference(evaluator.kind):
+            own.append(f"{name}_")
+        else:
+            results = usual if evaluator.kind == "classification" else _frozen_results(evaluator)
+            known += [f"{name}_{result}" for result in results]
+    return tuple(known), tuple(own)
+
+
+def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
+    best_metric = config.checkpoint.best_metric if config.checkpoint.keep_best else None
     for name, evaluator in config.evaluation.evaluators.items():
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
@@ -236,21 +247,18 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         if evaluator.train_split is not None and evaluator.kind not in ("fewshot", "knn"):
             yield f"{field}.train_split has no effect with kind={evaluator.kind!r}."
         if is_reference(evaluator.kind):
-            own.append(f"{name}_")
             continue
         if evaluator.kind != "classification":
             yield from _wrong_arguments(field, evaluator)
             train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
             if train == test:
                 yield f"{field}: split and train_split are both {test!r}: it would be tested on what it learns from."
-            known += [f"{name}_{result}" for result in _frozen_results(evaluator)]
-            continue
-        known += [f"{name}_{result}" for result in usual]
-        if evaluator.arguments:
+        elif evaluator.arguments:
             yield f"{field}.arguments have no effect with kind={evaluator.kind!r}."
     if config.stop_early.patience is not None and best_metric is None:
         yield "stop_early.patience with config.checkpoint.keep_best=0: keep the best checkpoint, such a run's result."
-    if best_metric is not None and best_metric not in known and not best_metric.startswith(tuple(own)):
+    known, own = result_names(config)
+    if best_metric is not None and best_metric not in known and not best_metric.startswith(own):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={best_metric!r} is no result of an evaluator; these are: {results}."
 

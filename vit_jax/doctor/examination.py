@@ -34,7 +34,9 @@ def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Find
     """
     alone: list[Check] = [machine.versions, machine.driver, machine.devices, machine.memory, machine.shared_memory]
     folder = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
-    alone += [] if folder is None else [functools.partial(machine.disk, folder)]
+    recipe = [] if config is None else [functools.cache(functools.partial(together.prepared, config))]
+    needed = [functools.partial(together.checkpoint_bytes, prepare) for prepare in recipe]
+    alone += [] if folder is None else [functools.partial(machine.disk, folder, *needed)]
     for check in (*alone, machine.compilation):
         findings = _gather(_attempt(check))
         yield findings
@@ -42,7 +44,7 @@ def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Find
             return
     shared: list[Check] = [together.all_reduce]
     shared += [] if folder is None else [functools.partial(together.checkpoint, folder)]
-    shared += [] if config is None else [functools.partial(together.speed, config)]
+    shared += [functools.partial(together.speed, prepare) for prepare in recipe]
     for check in shared:
         yield _gather(_attempt(check) if jax.process_count() == 1 else _do_together(check))
 

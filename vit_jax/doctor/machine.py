@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from vit_jax.train.overview import PACKAGES
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB  # Python, JAX and a few batches of images
 LEAST_SHARED_BYTES = GIB / 2  # containers get 64 MiB, too little for NCCL and for workers that decode images
-LEAST_DISK_BYTES = GIB  # a checkpoint of ViT-B/16 with Adam's moments
+LEAST_DISK_BYTES = GIB  # a checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
 LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
 _ROOT = pathlib.Path("/")
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
@@ -100,12 +101,13 @@ def shared_memory() -> Finding:
     return Finding("shared memory", found, remedy if free < LEAST_SHARED_BYTES else "")
 
 
-def disk(workdir: pathlib.Path) -> Finding:
-    """Room for checkpoints; the folder need not exist yet."""
+def disk(workdir: pathlib.Path, needed_bytes: Callable[[], int] = lambda: LEAST_DISK_BYTES) -> Finding:
+    """Room for checkpoints, of which a run keeps `needed_bytes` at once; the folder need not exist yet."""
+    needed = needed_bytes()
     place = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
     free = shutil.disk_usage(place).free
-    remedy = f"make room, or choose another workdir: a run needs {LEAST_DISK_BYTES / GIB:.0f} GiB at least"
-    return Finding("disk", f"{free / GIB:,.1f} GiB free in {workdir}", remedy if free < LEAST_DISK_BYTES else "")
+    found = f"{free / GIB:,.1f} GiB free in {workdir}, checkpoints take {needed / GIB:,.2g}"
+    return Finding("disk", found, "make room, or choose another workdir" if free < needed else "")
 
 
 def compilation() -> Finding:

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,9 +17,10 @@ from vit_jax.bench.parts import time_input_and_step
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.config.validate import validate
+from vit_jax.data.records import Source
 from vit_jax.doctor.machine import Finding
 from vit_jax.train import workdir as workdirs
-from vit_jax.train.assemble import architecture_of, assemble, open_datasets
+from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets
 from vit_jax.train.machine import use_compilation_cache
 from vit_jax.train.start import adapt
 
@@ -27,6 +28,8 @@ FOLDER = ".doctor"  # of the workdir, while a checkpoint is tried
 _LENGTH = 2**20  # float32 numbers of each device: 4 MiB
 _TIMES = 5
 _STEPS = 20
+Prepare = Callable[[], tuple[Assembly, Source]]
+"""Gives what `prepared` does, once for several checks."""
 
 
 def all_reduce() -> Finding:
@@ -71,11 +74,11 @@ def checkpoint(workdir: pathlib.Path) -> Finding:
     return Finding("checkpoint", found, "" if is_right else "other numbers came back: the storage is damaged")
 
 
-def speed(config: RunConfig) -> Finding:
-    """Whether the recipe's images come as fast as its steps need them.
+def prepared(config: RunConfig) -> tuple[Assembly, Source]:
+    """The recipe's run, of which nothing is compiled, and its training images.
 
     Raises:
-      ValueError: the config, its data or its weights cannot be used; `LostWorker`, OSError: as of the input.
+      ValueError: the config, its data or its weights cannot be used.
     """
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)  # the run finds its step compiled
@@ -84,8 +87,24 @@ def speed(config: RunConfig) -> Finding:
         architecture = adapt(config, data.train)[0]
     else:
         architecture = architecture_of(config, data.train.num_classes)
-    run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
-    parts = time_input_and_step(run, data.train, _STEPS)
+    return assemble(config, architecture, num_examples=len(data.train), devices=jax.devices()), data.train
+
+
+def checkpoint_bytes(prepare: Prepare) -> int:
+    """Of all checkpoints that a run keeps, and the one that is being written."""
+    run, _ = prepare()
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run.abstract_state))
+    return state * (run.config.checkpoint.keep_latest + run.config.checkpoint.keep_best + 1)
+
+
+def speed(prepare: Prepare) -> Finding:
+    """Whether the recipe's images come as fast as its steps need them.
+
+    Raises:
+      ValueError: as `prepared`; `LostWorker`, OSError: as of the input.
+    """
+    run, source = prepare()
+    parts = time_input_and_step(run, source, _STEPS)
     needed, given = (part.figures()["images_per_second"] for part in (parts["step"], parts["input"]))
     remedy = (
         "the devices will wait: more cores, a faster disk (a mounted bucket: its cache), input.cache_records=True "

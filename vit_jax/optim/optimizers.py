@@ -4,11 +4,15 @@ The three meanings that papers give to "weight decay 0.1" are one transformation
 coefficient and by which parameters it touches. Micro-batches are summed in `train/step`, before this chain.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
+from vit_jax.files import first_line
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.schedules import Schedule
 from vit_jax.references import called, is_reference, resolve
@@ -109,11 +113,28 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
 
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
     field = "config.optimizer.name"
-    given = f"learning_rate and config.optimizer.arguments={dict(config.arguments)}"
+    arguments = f"config.optimizer.arguments={dict(config.arguments)}"
+    given = f"learning_rate and {arguments}"
     with called(f"{field}={config.name!r}", given):
         inner = resolve(config.name, field)(learning_rate=schedule, **config.arguments)
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
+    @contextlib.contextmanager
+    def suits(what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a value of another type leads to
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ValueError(f"{field}={config.name!r} with {arguments} fails at {what}: {reason}") from error
+
+    def init(params: optax.Params) -> optax.OptState:
+        with suits("its first state"):
+            return inner.init(params)
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+        with suits("an update"):
+            return inner.update(updates, state, params)
+
     # By name: transformations that mask put placeholders into the tree, which a module need not accept.
-    return train_only(_promoting(inner), lambda name: True)
+    return train_only(_promoting(optax.GradientTransformation(init, update)), lambda name: True)

@@ -1,5 +1,6 @@
 """Numbers of images and classes, for recipes whose data are not on this machine."""
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -63,6 +64,19 @@ def choose_dataset(
         return known
     examples, classes = num_examples or known.num_examples, num_classes or known.num_classes
     return Dataset(known.name, examples, classes, f"{known.source}; in part the command line")
+
+
+def known_examples(recipe: str, config: RunConfig) -> int | None:
+    """How many images a recipe trains on, without looking at them; None where that is not known."""
+    inputs = config.input
+    if inputs.train_examples is not None:
+        return inputs.train_examples
+    is_complete = not inputs.classes and inputs.train_examples_per_class is None
+    if not is_complete or inputs.train_split not in ("train", "train800val200"):
+        return None
+    with contextlib.suppress(ValueError):
+        return choose_dataset(recipe, config).num_examples
+    return None
 
 
 def _vtab(data: str) -> Dataset | None:

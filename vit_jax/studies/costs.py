@@ -7,6 +7,7 @@ from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import Totals, make_plan
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.studies.grid import Grid, Run
+from vit_jax.studies.results import require_measures
 from vit_jax.studies.runs import named, state_of
 from vit_jax.tables import aligned
 
@@ -29,6 +30,7 @@ def plan_to_markdown(
     grid: Grid, workdir: pathlib.Path, own: Sequence[Run], topology: Topology | None, given: Mapping[str, int]
 ) -> str:
     """Every run and its state; of a study that trains also its compute and, with a machine, its time there."""
+    require_measures(grid)
     head = ["run", "this machine", "state"]
     head += ["steps", "exaFLOPs"] if grid.study.is_trained else []
     head += ["hours", "chip-hours"] if grid.study.is_trained and topology else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from vit_jax import drawing
 from vit_jax.checkpoint.store import is_loss
+from vit_jax.config.validate import result_names
 from vit_jax.files import write_atomically
 from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.picture import draw
@@ -19,12 +20,26 @@ from vit_jax.train.writers import read_metrics, read_summary
 FILE = "study"  # in the study's folder, with the ending of each format
 RUNS = "runs"
 _COSTS = ("exaflops", "parameters", "wall_seconds")
+_OF_SUMMARY = (*_COSTS, "train_loss", "images_per_second", "steps", "images", "learning_rate", "unreadable_images")
 Row = dict[str, Any]
 
 
 def folder_of(workdir: pathlib.Path, run: Run) -> pathlib.Path:
     """A run's own workdir."""
     return workdir / RUNS / run.name
+
+
+def require_measures(grid: Grid) -> None:
+    """Raises ValueError where a run that trains will not have a measure, before any has trained."""
+    for run in grid.runs if grid.study.is_trained else ():
+        known, own = result_names(run.config)
+        known += () if grid.study.stops_early else _OF_SUMMARY
+        for name in grid.study.measures:
+            if name not in known and not name.startswith(own):
+                more = ", and what one's own evaluators find" if own else ""
+                raise ValueError(
+                    f"{run.name} will have no {name} (--measures=); it will have {', '.join(known)}{more}."
+                )
 
 
 def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -68,7 +83,8 @@ def rows_of(grid: Grid, workdir: pathlib.Path) -> list[Row]:
         outcomes = [(run, outcome_of(grid, run, workdir)) for run in runs]
         finite = [(run, outcome) for run, outcome in outcomes if outcome is not None and DIVERGED not in outcome]
         row: Row = dict(zip(shown, point, strict=True)) | _kind(runs[0])
-        row |= {"runs": len(runs), "ended": sum(outcome is not None for _, outcome in outcomes)}
+        missing = [run.name for run, outcome in outcomes if outcome is None]
+        row |= {"runs": len(runs), "ended": len(runs) - len(missing), "missing": missing}
         row |= {DIVERGED: sum(outcome is not None and DIVERGED in outcome for _, outcome in outcomes)}
         rows.append(row | _figures(grid, _best_of_each_seed(grid, finite)))
     base = next((row["exaflops"] for row in rows if row.get("shape") == "base" and "exaflops" in row), None)
@@ -122,7 +138,7 @@ def _kind(run: Run) -> Row:
 def write_results(grid: Grid, workdir: pathlib.Path, *, with_paper: bool = False) -> str:
     """Writes the results that are there in each format; returns the Markdown."""
     rows = rows_of(grid, workdir)
-    table = to_markdown(grid, rows, [run.name for run in grid.runs if read_summary(folder_of(workdir, run)) is None])
+    table = to_markdown(grid, rows, [name for row in rows for name in row["missing"]])
     content = {"study": grid.study.name, "about": grid.study.about, "recipe": grid.recipe}
     data = grid.runs[0].config.data
     content |= {"data": data, "measures": grid.study.measures, "rows": rows}  # type: ignore[dict-item]

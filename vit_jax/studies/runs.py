@@ -13,7 +13,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config.validate import validate
 from vit_jax.studies.grid import Grid, Run
-from vit_jax.studies.results import folder_of, write_results
+from vit_jax.studies.results import folder_of, require_measures, write_results
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.pretrain import learn
 from vit_jax.train.series import run_once
@@ -30,13 +30,15 @@ def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Pe
     Every process of the machine's run calls this, after `hosts.start`.
 
     Raises:
-      ValueError: a config that cannot be, before the first run; a workdir of another config; otherwise as `perform`.
+      ValueError: a config that cannot be, or a measure that no run would have, before the first run; a workdir of
+        another config; otherwise as `perform`.
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """
     for run in grid.runs:
         with named(run):
             validate(run.config)
             architecture_of(run.config, num_classes=1)
+    require_measures(grid)
     largest_first = sorted(own, key=lambda run: -(run.config.input.train_examples or 0))  # which the data may not have
     for number, run in enumerate(largest_first, 1):
         with named(run):

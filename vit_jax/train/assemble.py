@@ -31,6 +31,7 @@ from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
+from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
@@ -153,6 +154,8 @@ def assemble(
 
     abstract = jax.eval_shape(init)
     check_patterns(config.optimizer, abstract.model)
+    if is_reference(config.optimizer.name):  # its arguments may suit its first state and no update
+        jax.eval_shape(optimizer.update, abstract.model, abstract.optimizer, abstract.model)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 

@@ -37,8 +37,7 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
     path = pathlib.Path(workdir).expanduser().absolute()
     lock = WorkdirLock(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
-        if hosts.is_first():
-            stack.enter_context(_refused_without_trace(path))
+        stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
         error = _take(lock, config, stack) if hosts.is_first() else None
         _agree(path, error)
         yield lock
@@ -71,8 +70,11 @@ def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
 
 
 @contextlib.contextmanager
-def _refused_without_trace(path: pathlib.Path) -> Iterator[None]:
-    """After a ValueError in the context what the run made goes again, unless it has come to a checkpoint or metrics."""
+def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
+    """After a ValueError in the context what the run made goes again, unless it has come to more than these files."""
+    if not hosts.is_first():
+        yield
+        return
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     before: set[pathlib.Path] = set()
     with contextlib.suppress(OSError):  # there is none, or none that can be used, as will be said
@@ -82,7 +84,7 @@ def _refused_without_trace(path: pathlib.Path) -> Iterator[None]:
     except ValueError:
         with contextlib.suppress(OSError):
             new = {*path.iterdir()} - before
-            for file in new if {file.name for file in new} <= {CONFIG_FILE, START_FILE} else ():
+            for file in new if {file.name for file in new} <= {*files} else ():
                 file.unlink()
             for folder in made:
                 folder.rmdir()

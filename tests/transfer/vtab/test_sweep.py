@@ -287,6 +287,8 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
         (["--config=digits"], "recipe for PretrainConfig"),
         (["--suite=tests:nothing"], "--suite='tests:nothing'"),
         (["--tasks=brigth"], "Nearest: bright"),
+        (["--config.stop_early.patience=3"], "a sweep sets this for each of its runs"),
+        (["--config.model.name=ViT-B/16"], "but the weights are of another network"),  # once they are read
     ],
 )
 def test_mistakes(weights, tmp_path, more, message):

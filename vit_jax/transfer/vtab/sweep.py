@@ -14,6 +14,7 @@ from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig
 from vit_jax.data.sources import open_source
 from vit_jax.files import write_atomically
+from vit_jax.train import workdir as workdirs
 from vit_jax.train.finetune import tune
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.overview import parameters_sha256
@@ -118,7 +119,12 @@ def run_sweep(sweep: Sweep) -> None:
       Unfinished: trials of other machines are missing.
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """
-    _require_same_weights(sweep)
+    with workdirs.refused_without_trace(sweep.folder, WEIGHTS_FILE):
+        _require_same_weights(sweep)
+        _run_all(sweep)
+
+
+def _run_all(sweep: Sweep) -> None:
     for tasks in [sweep.own] if sweep.is_shared else [(task,) for task in sweep.own]:
         for task in tasks:
             for setting in sweep.tried:
