@@ -198,12 +198,13 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     assert {metric.shape for metric in metrics.values()} == {()}
 
 
-# What configs/README.md says.
+# What configs/README.md and the page on own images say.
 
 
 def readme_commands() -> list[list[str]]:
     """The `--config` words of every command in code; a command may go on after a backslash."""
-    text = (CONFIGS / "README.md").read_text().replace("\\\n", " ")
+    pages = (CONFIGS / "README.md", ROOT / "docs" / "own_images.md")
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     commands = re.findall(r"[^`\n]*--config=[^`\n]*", text)
     return [[word for word in shlex.split(command) if word.startswith("--config")] for command in commands]
 
