@@ -51,6 +51,13 @@ def stopped(config, tmp_path_factory):
     return pretrain(config, str(workdir)), workdir
 
 
+def assert_same_end(summary, workdir, stopped):
+    for name in ("steps", "best_step", "stopped_early", "parameters_sha256", "test_loss", "train_loss"):
+        assert summary[name] == stopped[0][name], name
+    assert commands.curve(workdir) == commands.curve(stopped[1])
+    assert commands.checkpoint_steps(workdir) == [2, 4]
+
+
 def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     summary, workdir = stopped
     assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [4, 2, True, 0.5]
@@ -60,18 +67,15 @@ def test_it_ends_and_other_verbs_take_the_best(stopped, config):
 
 
 def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, capsys):
-    summary, workdir = stopped[0], tmp_path / "copy"
+    workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
-    again = pretrain(config, str(workdir))
+    assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
     out = capsys.readouterr().out
     assert "stopped early: val_accuracy has not improved for 2 evaluations, since step 2\n" in out
     assert ", at step 2, the best that is kept" in out
-    assert commands.curve(workdir) == commands.curve(stopped[1])
-    for name in ("steps", "best_step", "parameters_sha256", "test_loss", "train_loss"):
-        assert again[name] == summary[name], name
     more = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
     summary = pretrain(more, str(workdir))
-    assert (summary["steps"], summary["best_step"]) == (8, 5)
+    assert [summary[name] for name in ("steps", "best_step", "stopped_early")] == [8, 5, False]
 
 
 def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_path, monkeypatch):
@@ -82,11 +86,16 @@ def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_pat
             pretrain(config, str(tmp_path))
     ask_to_end_at(None, monkeypatch)
     summary = pretrain(config, str(tmp_path))
-    for name in ("steps", "best_step", "stopped_early", "parameters_sha256", "test_loss", "train_loss"):
-        assert summary[name] == stopped[0][name], name
-    assert commands.curve(tmp_path) == commands.curve(stopped[1])
-    assert commands.checkpoint_steps(tmp_path) == [2, 4]
+    assert_same_end(summary, tmp_path, stopped)
     assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
+
+
+def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, tmp_path):
+    workdir = tmp_path / "copy"
+    shutil.copytree(stopped[1], workdir)
+    shutil.rmtree(workdir / "checkpoints" / "4")
+    (workdir / "summary.json").unlink()
+    assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
 
 
 def noted(values, metric="test_loss", **fields):

@@ -181,22 +181,22 @@ def train(
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
 
         with between_steps():
-            if reason := stopping.reason_to_stop():
-                display.say(f"step {last_step:>6}/{total}  {reason}")
+            if last_step < total:
+                display.say(f"step {last_step:>6}/{total}  {stopping.reason_to_stop()}")
             store.wait()
             best_step = stopping.best_of(own.all_steps())
             state = run.state_from(leaves)
-            if best_step not in (None, last_step):
+            if is_earlier := best_step not in (None, last_step):
                 jax.tree.map(lambda leaf: leaf.delete(), leaves)  # there may be no room for both
                 state = restore(run, own, best_step, metadata)
             if last_step == start_step:
                 train_metrics.update(last_training_line(folder))
-            if last_step < total or best_step not in (None, last_step) or not results:  # nothing was left to train
+            if is_earlier or last_step < total or not results:  # or only some were due, or nothing was left to train
                 results = run_all(evaluations, state)
             num_missing = len(data.test) - int(results.get(f"{split}_images", len(data.test)))
             summary = overview.summary(run, state, last_step, train_metrics, results, num_missing)
             if best_step is not None:
-                summary |= {"best_step": best_step, "stopped_early": bool(reason)}
+                summary |= {"best_step": best_step, "stopped_early": last_step < total}
     summary["wall_seconds"] = wall_seconds()
     if is_first:
         write_summary(folder, summary)
