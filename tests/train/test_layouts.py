@@ -54,8 +54,8 @@ def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replic
 def test_resnets_and_hybrids_likewise(name):
     sharding = runs.config(*layout("fsdp", 2, 2)).sharding
     one, eight = with_network(name), dataclasses.replace(with_network(name), sharding=sharding)
-    _, expected = runs.train(runs.assemble_config(one), 5)  # compiled for the golden losses too
-    _, curve = runs.train(runs.assemble_config(eight, devices=8), 5)
+    _, expected = runs.train(runs.assemble_config(one), 3)  # compiled for the golden losses too
+    _, curve = runs.train(runs.assemble_config(eight, devices=8), 3)
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
