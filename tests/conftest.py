@@ -90,3 +90,24 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tfds")
     digits.prepare(str(folder))
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Training runs of one config in this process share their steps; a resumed run traces and loads nothing again."""
+    from vit_jax.train import assemble, finetune, pretrain
+
+    made, compiled, build, compile_step = {}, {}, assemble.assemble, assemble.Assembly.compile_train_step
+
+    def shared(config, architecture, **options):
+        key = repr((config, architecture, options))
+        return made[key] if key in made else made.setdefault(key, build(config, architecture, **options))
+
+    def compile_shared(run):
+        return compiled[id(run)] if id(run) in compiled else compiled.setdefault(id(run), compile_step(run))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for verb in (pretrain, finetune):
+            patch.setattr(verb, "assemble", shared)
+        patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
+        yield

@@ -50,7 +50,7 @@ def ours(err):
 
 def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigterm_to_one(data_dir, tmp_path):
     """With the first would go JAX's coordination service, and the others by an abort, if it had no process apart."""
-    words = pretraining(data_dir, tmp_path, *FOREVER)
+    words = pretraining(data_dir, tmp_path, *FOREVER, "global_batch=12")
     processes = start_all(words, slurm(3), VIT_JAX_LOST_SECONDS="20")
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[0].kill()

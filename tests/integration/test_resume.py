@@ -9,6 +9,7 @@ from tests.integration import commands
 SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
 LENGTH = ("total=60 steps", "checkpoint.every=10 steps", "evaluation.every=30 steps", "logging.every=5 steps")
 OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

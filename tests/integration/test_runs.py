@@ -16,6 +16,7 @@ from tests.integration.commands import pretraining, run, succeed
 SHORT = ("total=12 steps", "checkpoint.every=4 steps", "evaluation.every=6 steps", "logging.every=1 steps")
 AVERAGED = (*SHORT, "polyak.factor=0.9")
 PROGRAM = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from tests.integration import commands
 from tests.studies.test_runs import words_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 FIELDS = [
     "--pools=token",
