@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("
 FIELDS = [
     "--pools=token",
     "--learning_rates=0.001,0.01",
-    "--config.total=12 steps",
-    "--config.checkpoint.every=2 steps",
+    "--config.total=8 steps",
+    "--config.checkpoint.every=4 steps",
 ]
 
 
