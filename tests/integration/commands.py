@@ -58,10 +58,10 @@ def succeed(words):
     return outcome.out
 
 
-def start(words, *, devices=8, **environment):
+def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
     """Any verb in a process of its own, in the background."""
     return subprocess.Popen(
-        [sys.executable, *STRICT, "-m", "vit_jax", *words],
+        [sys.executable, *STRICT, *program, *words],
         cwd=ROOT,
         env=environment_of(devices) | environment,
         stdout=subprocess.PIPE,
@@ -88,6 +88,32 @@ def environment_of(devices):
 def start_all(words, environments, *, devices=1, **environment):
     """The processes of one run, one for each of `launchers`' environments."""
     return [start(words, devices=devices, **(own | environment)) for own in environments]
+
+
+SERIES = """
+import json, sys
+from vit_jax import cli
+
+for words in json.loads(sys.argv[1]):
+    cli.main(words)
+    for stream in (sys.stdout, sys.stderr):
+        print(end=chr(12), file=stream, flush=True)
+"""
+
+
+def run_series(verbs, environments, *, devices):
+    """Verbs that the same processes run one after the other: for each of these, the outcomes in every process."""
+    words = [json.dumps([[str(word) for word in words] for words in verbs])]
+    outcomes = finish(start_all(words, environments, devices=devices, program=("-c", SERIES)))
+    assert all(outcome.out.count(chr(12)) >= len(verbs) - 1 for outcome in outcomes), outcomes
+    apart = [
+        [
+            Outcome(outcome.code, out, err)
+            for out, err in zip(*(text.split(chr(12)) for text in outcome[1:]), strict=True)
+        ]
+        for outcome in outcomes
+    ]
+    return list(zip(*apart, strict=True))[: len(verbs)]
 
 
 def finish(processes):

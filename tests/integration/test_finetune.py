@@ -25,6 +25,7 @@ SHORT = (
     "input.train_examples_per_class=30",
 )
 ONE_RUN = ("total=5 steps", "search.learning_rates=", "schedule.learning_rate=1e-3")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

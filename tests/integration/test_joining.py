@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.integration.commands import finish, pretraining, spoken, start, start_all
+from tests.integration.commands import finish, pretraining, start, start_all
 from tests.integration.launchers import explicit
 
 pytestmark = pytest.mark.processes
@@ -58,14 +58,3 @@ def test_processes_that_differ_end_together_before_the_first_step(data_dir, tmp_
         assert outcome.code == 2, outcome.err
         assert "process 1: config.seed is 1, in process 0 0" in outcome.err
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_doctor_examines_both_processes(tmp_path):
-    first, second = finish(start_all(["doctor", f"--workdir={tmp_path / 'run'}"], explicit(2)))
-    assert (first.code, second.code) == (0, 0), (first, second)
-    lines = [line for line in spoken(first.out) if line.startswith(("good", "wrong"))]
-    assert [line.split("  ")[0] for line in lines] == ["good"] * 9
-    assert "2 x cpu in 2 process(es), 1 of each" in first.out
-    assert "all-reduce     4 MiB of each of 2 devices" in first.out
-    assert "checkpoint     8 MiB written" in first.out
-    assert not list(tmp_path.iterdir())

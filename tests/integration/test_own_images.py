@@ -3,10 +3,7 @@
 Its commands are copied; only the two trainings are made shorter by options at their end.
 """
 
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -35,21 +32,15 @@ def walk_through():
 @pytest.fixture(scope="module")
 def walked(data_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("walk-through")
-    environment = commands.environment_of(1) | {
-        "TFDS_DATA_DIR": data_dir,
-        "PYTHONPATH": os.pathsep.join([str(commands.ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
     program, lines = walk_through()
-    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
     outputs = {}
-    for name, verb, *words in lines:
-        assert name == "vit-jax"
-        line = [sys.executable, "-m", "vit_jax", verb, *words, *SHORTER.get(verb, [])]
-        result = subprocess.run(
-            line, cwd=folder, env=environment, capture_output=True, text=True, timeout=commands.HANG_SECONDS
-        )
-        assert result.returncode == 0, f"{verb}: {result.stderr}"
-        outputs[verb] = result.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TFDS_DATA_DIR", data_dir)
+        exec(program, {})
+        for name, verb, *words in lines:
+            assert name == "vit-jax"
+            outputs[verb] = commands.succeed([verb, *words, *SHORTER.get(verb, [])])
     return folder, outputs
 
 

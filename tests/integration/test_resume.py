@@ -7,8 +7,9 @@ import pytest
 from tests.integration import commands
 
 SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
-LENGTH = ("total=60 steps", "checkpoint.every=10 steps", "evaluation.every=30 steps", "logging.every=5 steps")
+LENGTH = ("total=30 steps", "checkpoint.every=10 steps", "evaluation.every=15 steps", "logging.every=5 steps")
 OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
     (stopped,) = commands.finish([process])
     stopped_at = commands.checkpoint_steps(tmp_path)[-1]
     assert stopped.code == 75, stopped.err
-    assert f"stopped after step {stopped_at} of 60, which is saved" in stopped.err
+    assert f"stopped after step {stopped_at} of 30, which is saved" in stopped.err
 
     out = commands.succeed(words)
     assert f"continuing from this workdir's checkpoint of step {stopped_at}" in out

@@ -1,16 +1,23 @@
-"""Several processes on this machine train and evaluate as one does; their checkpoints continue on any layout."""
+"""Several processes on this machine train and evaluate as one does; their checkpoints continue on any layout.
 
+Few processes are started: two run one verb after the other, and each test looks at one of these.
+"""
+
+import json
 import shutil
 
 import pytest
 
 from tests.inference.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
 from tests.integration import commands
-from tests.integration.commands import finish, pretraining, succeed
+from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
+from tests.integration.test_runs import write_damaged
+from tests.transfer.vtab.small_suite import begun, files_of_runs, make_weights, words_of
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
 OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
 OPTIONS += ("evaluation.evaluators.few.kind=fewshot",)
@@ -21,7 +28,7 @@ def train(words, num_processes):
     """What the first of these processes, of two devices each, prints."""
     outcomes = finish(commands.start_all(words, explicit(num_processes), devices=2))
     assert [outcome.code for outcome in outcomes] == [0] * num_processes, outcomes
-    assert [commands.spoken(outcome.out) for outcome in outcomes[1:]] == [[]] * (num_processes - 1)
+    assert [spoken(outcome.out) for outcome in outcomes[1:]] == [[]] * (num_processes - 1)
     return outcomes[0].out
 
 
@@ -32,17 +39,6 @@ def four_processes(data_dir, tmp_path_factory):
     out = train(pretraining(data_dir, workdir, *OPTIONS, *SHARDED), 4)
     assert "in 4 process(es), 4 images each, parameters fsdp (2 replica x 2 data x 2 model)" in out
     assert commands.summary(workdir)["num_processes"] == 4
-    return workdir
-
-
-@pytest.fixture
-def half_done(four_processes, tmp_path):
-    """The workdir as it was after step 6."""
-    workdir = tmp_path / "run"
-    shutil.copytree(four_processes, workdir)
-    shutil.rmtree(workdir / "checkpoints" / "12")
-    (workdir / "summary.json").unlink()
-    assert commands.checkpoint_steps(workdir) == [6]
     return workdir
 
 
@@ -60,32 +56,120 @@ def test_four_processes_train_as_one(data_dir, four_processes, tmp_path):
     assert_same_run(tmp_path, four_processes, range(1, 13))
 
 
-def test_resumed_on_the_same_layout_to_the_bit(data_dir, four_processes, half_done):
-    out = train(pretraining(data_dir, half_done, *OPTIONS, *SHARDED), 4)
-    assert "checkpoint of step 6" in out
-    assert commands.losses(half_done) == commands.losses(four_processes)
-    found, expected = commands.summary(half_done), commands.summary(four_processes)
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory):
+    """A folder of eleven labelled images, and the words that evaluate weights on them."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    data = write_folder(folder / "images", NAMES, LABELS[:11], PIXELS[:11])
+    save_weights(sample_weights(), folder / "weights", OWN)
+    return folder, ["evaluate", folder / "weights", f"--data={data}", "--global_batch=8"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Weights, and the workdir of an uninterrupted sweep of the verb vtab over one task."""
+    folder = tmp_path_factory.mktemp("sweep")
+    weights = make_weights(folder / "weights")
+    succeed(words_of(weights, folder / "vtab", tasks="bright"))
+    return weights, folder / "vtab"
+
+
+@pytest.fixture(scope="module")
+def damaged_words(data_dir, tmp_path_factory):
+    """Words of a training on images of which some cannot be read, and its workdir."""
+    folder = tmp_path_factory.mktemp("damaged")
+    options = ("checkpoint.every=1 steps", "checkpoint.keep_latest=9", "schedule.warmup=1 steps", "total=4 steps")
+    options += ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "model.dropout_fraction=0.1")
+    data = f"data=folder:{write_damaged(folder)}"
+    return pretraining(data_dir, folder / "run", *options, "logging.every=1 steps", data), folder / "run"
+
+
+@pytest.fixture(scope="module")
+def in_two(evaluation, swept, damaged_words, tmp_path_factory):
+    """What two processes of two devices print, verb after verb; the last ends them with an error."""
+    folder, words = evaluation
+    broken = folder / "broken"
+    shutil.copytree(folder / "images", broken)
+    (image,) = (broken / "test").rglob("000.png")
+    image.write_bytes(b"")
+    verbs = {
+        "doctor": ["doctor", f"--workdir={tmp_path_factory.mktemp('doctor') / 'run'}"],
+        "evaluate": [*words, f"--csv={folder / 'two'}.csv", f"--report={folder / 'two'}"],
+        "knn": ["knn", *words[1:], *KNN, f"--cache={folder / 'cache'}"],
+        "vtab": words_of(swept[0], folder / "vtab", tasks="bright"),
+        "pretrain": damaged_words[0],
+        "unreadable": [*words[:2], f"--data=folder:{broken}", words[3], "--max_unreadable=0"],
+    }
+    outcomes = commands.run_series(verbs.values(), explicit(2), devices=2)
+    return dict(zip(verbs, outcomes, strict=True))
+
+
+@pytest.fixture(scope="module")
+def half_done(four_processes, tmp_path_factory):
+    """Two workdirs as that one was after step 6."""
+    workdirs = [tmp_path_factory.mktemp("half") / "run" for _ in range(2)]
+    for workdir in workdirs:
+        shutil.copytree(four_processes, workdir)
+        shutil.rmtree(workdir / "checkpoints" / "12")
+        (workdir / "summary.json").unlink()
+        assert commands.checkpoint_steps(workdir) == [6]
+    return workdirs
+
+
+def counted(workdir):
+    """Unreadable images by step, and which ones each process has met."""
+    counts = [line["unreadable_images"] for line in commands.metrics(workdir) if "unreadable_images" in line]
+    return counts, CheckpointReader(workdir).metadata(4)["unreadable_records"]
+
+
+@pytest.fixture(scope="module")
+def resumed_in_two(data_dir, half_done, in_two, damaged_words):
+    """What two processes print that go on with the run of four, and with their own, resumed after two of its steps.
+
+    By then the second process has met an unreadable image that it will not meet again. Beside it, all that was known
+    of the run before: its counts, its losses and its summary.
+    """
+    words, workdir = damaged_words
+    before = counted(workdir), commands.losses(workdir), commands.summary(workdir)
+    for step in (3, 4):
+        shutil.rmtree(workdir / "checkpoints" / f"{step}")
+    four = pretraining(data_dir, half_done[1], *OPTIONS, "sharding.parameters=fsdp")
+    (first, second), _ = commands.run_series([four, words], explicit(2), devices=2)
+    assert (first.code, second.code, spoken(second.out)) == (0, 0, []), (first, second)
+    return first.out, before
+
+
+def test_resumed_in_one_process(data_dir, four_processes, half_done):
+    assert "checkpoint of step 6" in succeed(pretraining(data_dir, half_done[0], *OPTIONS))
+    assert_same_run(half_done[0], four_processes, range(7, 13))
+
+
+def test_resumed_in_two_processes(resumed_in_two, four_processes, half_done):
+    assert "checkpoint of step 6" in resumed_in_two[0]
+    assert_same_run(half_done[1], four_processes, range(7, 13))
+
+
+def test_resumed_on_the_same_layout_to_the_bit_where_each_goes_on_counting_its_own(resumed_in_two, damaged_words):
+    counts, losses, summary = resumed_in_two[1]
+    assert counts[0][-1] == len(counts[1][0])
+    assert set(counts[1][0]) != set(counts[1][1])
+    assert (counted(damaged_words[1]), commands.losses(damaged_words[1])) == (counts, losses)
+    found = commands.summary(damaged_words[1])
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
-        assert found[name] == expected[name]
+        assert found[name] == summary[name]
 
 
-@pytest.mark.parametrize(("num_processes", "sharding"), [(1, ()), (2, ("sharding.parameters=fsdp",))])
-def test_resumed_on_another_layout(data_dir, four_processes, half_done, num_processes, sharding):
-    words = pretraining(data_dir, half_done, *OPTIONS, *sharding)
-    out = succeed(words) if num_processes == 1 else train(words, num_processes)
-    assert "checkpoint of step 6" in out
-    assert_same_run(half_done, four_processes, range(7, 13))
+def test_doctor_examines_both_processes(in_two):
+    first, _ = in_two["doctor"]
+    lines = [line for line in spoken(first.out) if line.startswith(("good", "wrong"))]
+    assert [line.split("  ")[0] for line in lines] == ["good"] * 9
+    assert "4 x cpu in 2 process(es), 2 of each" in first.out
+    assert "all-reduce     4 MiB of each of 4 devices" in first.out
+    assert "checkpoint     16 MiB written" in first.out
 
 
 FIGURES = ("weights", "data", "images", "top1_accuracy", "top5_accuracy", "loss", "calibration_error", "most_confused")
-
-
-@pytest.fixture
-def evaluation(tmp_path):
-    """A folder of eleven labelled images, and the words that evaluate weights on them."""
-    data = write_folder(tmp_path / "images", NAMES, LABELS[:11], PIXELS[:11])
-    save_weights(sample_weights(), tmp_path / "weights", OWN)
-    return tmp_path, ["evaluate", str(tmp_path / "weights"), f"--data={data}", "--global_batch=8"]
+KNN = ("--neighbours=1,3", "--json")
 
 
 def figures(out):
@@ -93,43 +177,35 @@ def figures(out):
     return [line for line in out.splitlines() if line.partition(" ")[0] in FIGURES]
 
 
-def test_two_processes_evaluate_as_one(evaluation):
+def test_two_processes_evaluate_as_one(evaluation, in_two):
     folder, words = evaluation
-    options = {name: [f"--csv={folder / name}.csv", f"--report={folder / name}"] for name in ("one", "two")}
-    expected = figures(succeed([*words, *options["one"]]))
+    expected = figures(succeed([*map(str, words), f"--csv={folder / 'one'}.csv", f"--report={folder / 'one'}"]))
     data, images = f"data{'':<15}test of folder:{folder}/images, 11 of 11 images", f"images{'':<13}11"
     assert expected[1:3] == [data, images]
-    first, second = finish(commands.start_all([*words, *options["two"]], explicit(2), devices=2))
-    assert (first.code, second.code) == (0, 0), (first, second)
+    first, second = in_two["evaluate"]
     assert (figures(first.out), figures(second.out)) == (expected, [])
     assert second.err == ""
     assert (folder / "two.csv").read_text() == (folder / "one.csv").read_text()
     for name in ("classes.csv", "confusion.csv", "confusion.png"):
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
-    one, two = ([line.split(",") for line in (folder / n / "images.csv").read_text().splitlines()] for n in options)
+    one, two = (
+        [line.split(",") for line in (folder / n / "images.csv").read_text().splitlines()] for n in ("one", "two")
+    )
     assert [row[:3] for row in two] == [row[:3] for row in one], "every image, in the order of the data"
     assert [float(row[3]) for row in two[1:]] == pytest.approx([float(row[3]) for row in one[1:]], abs=1e-5)
     assert len(two) == 12
 
 
-def test_two_processes_fit_on_features_as_one(evaluation):
-    folder, (_, weights, data, batch) = evaluation
-    words = ["knn", weights, data, batch, "--neighbours=1,3", "--json"]
-    expected = succeed([*words, "--cache=none"])
-    first, second = finish(commands.start_all([*words, f"--cache={folder / 'cache'}"], explicit(2), devices=2))
-    assert (first.code, second.code) == (0, 0), (first, second)
-    assert (commands.spoken(first.out)[-len(expected.splitlines()) :], commands.spoken(second.out)) == (
-        expected.splitlines(),
-        [],
-    )
+def test_two_processes_fit_on_features_as_one(evaluation, in_two):
+    folder, words = evaluation
+    expected = succeed(["knn", *map(str, words[1:]), *KNN, "--cache=none"]).splitlines()
+    first, second = in_two["knn"]
+    assert (spoken(first.out)[-len(expected) :], spoken(second.out)) == (expected, [])
     assert len(list((folder / "cache").iterdir())) == 2  # the features of each split, once
 
 
-def test_two_processes_stop_together_at_an_image_of_one(evaluation):
-    folder, words = evaluation
-    (damaged,) = (folder / "images" / "test").rglob("000.png")
-    damaged.write_bytes(b"")
-    outcomes = finish(commands.start_all([*words, "--max_unreadable=0"], explicit(2), devices=2))
+def test_two_processes_stop_together_at_an_image_of_one(in_two):
+    outcomes = in_two["unreadable"]
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
     assert [figures(outcome.out) for outcome in outcomes] == [[], []]
     assert all("1 images cannot be read, and --max_unreadable is 0" in outcome.err for outcome in outcomes)
@@ -137,3 +213,34 @@ def test_two_processes_stop_together_at_an_image_of_one(evaluation):
     assert any("000.png" in outcome.err for outcome in outcomes)
     own = [outcome.err for outcome in outcomes if " of 2 (" not in outcome.err]
     assert sum("000.png. Replace" in err for err in own) <= 1
+
+
+def accuracies(folder):
+    return [(t["task"], t["test_accuracy"]) for t in json.loads((folder / "results.json").read_text())["tasks"]]
+
+
+def hashes(folder):
+    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+
+
+def test_two_processes_make_one_sweep(evaluation, swept, in_two):
+    (first, second), folder = in_two["vtab"], evaluation[0] / "vtab"
+    assert spoken(second.out) == []
+    assert len(begun(first.out)) == 3
+    assert (folder / "results.md").read_text() in first.out
+    assert accuracies(folder) == accuracies(swept[1])
+
+
+def test_a_sweep_killed_in_the_middle_ends_with_the_same_parameters(swept, tmp_path):
+    words = words_of(swept[0], tmp_path, tasks="bright")
+    process = commands.start(words)
+    commands.wait_until(lambda: list(tmp_path.glob("*/trials/*0.2*/config.json")), process)  # the second run has begun
+    commands.kill(process)
+    done = {file: time for file, time in files_of_runs(tmp_path).items() if (file.parent / "summary.json").exists()}
+    ended = len([file for file in done if file.name == "summary.json"])
+    assert ended in (1, 2)  # on a busy machine the second may end before the signal comes
+    out = succeed(words)
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.0001"), ("trial", "0.2"), ("final run", "0.2")][ended:]
+    assert files_of_runs(tmp_path).items() >= done.items()
+    assert hashes(tmp_path) == hashes(swept[1])
+    assert (tmp_path / "results.md").read_text() == (swept[1] / "results.md").read_text()

@@ -7,13 +7,13 @@ import pytest
 from tests.integration import commands
 from tests.studies.test_runs import words_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 FIELDS = [
     "--pools=token",
     "--learning_rates=0.001,0.01",
-    "--config.total=12 steps",
-    "--config.checkpoint.every=2 steps",
+    "--config.total=8 steps",
+    "--config.checkpoint.every=4 steps",
 ]
 
 

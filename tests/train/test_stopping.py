@@ -17,6 +17,7 @@ STOPS = {  # the question that is answered yes: one follows each step and each b
     9: ("the last step", 6, True),
     11: ("the last evaluation", 6, True),
 }
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from vit_jax.train.lock import WorkdirLock, WorkdirLost
 from vit_jax.train.pretrain import pretrain
 
 LENGTH = ["total=6 steps", "evaluation.every=6 steps", "checkpoint.every=2 steps", "logging.every=1 steps"]
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")
