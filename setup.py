@@ -39,6 +39,7 @@ EXTRAS = {
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["matplotlib>=3.8"],  # the pictures of a report
+    "onnx": ["onnx>=1.19.1", "onnxruntime>=1.23.2"],  # one writes programs for other runtimes, the other checks them
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
@@ -50,6 +51,8 @@ EXTRAS = {
         "mkdocs-material==9.8.1",
         "mkdocstrings[python]==1.0.8",
         "mypy==2.4.1",
+        "onnx==1.23.2",
+        "onnxruntime==1.32.0",
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
         "PyYAML==6.0.3",

@@ -92,7 +92,7 @@ def contents(folder):
         ("evaluate w.npz --data=digits --global_batch=0", "--global_batch=0: must be a whole number from 1"),
         ("evaluate w.npz --data=digits --holdout_fraction=0", "--holdout_fraction=0: must be a number above 0"),
         ("export w.npz", "Missing: --to="),
-        ("export w.npz --to=onnx", "--to=onnx: choose npz, safetensors or stablehlo"),
+        ("export w.npz --to=tflite", "--to=tflite: choose npz, safetensors, stablehlo or onnx"),
         ("export w.npz --to=npz", "w.npz exists: choose another destination, or give --overwrite"),
         ("export w.npz --to=npz --output=out", "--output=out: --to=npz writes a file; give one that ends in .npz"),
         ("export w.npz --to=npz --output=o.npz --names=timm", "only a .safetensors file has a choice of names"),
@@ -419,8 +419,12 @@ def test_exported_program_answers_as_predict(weights, here):
     assert answers == pytest.approx(np.array(predicted), abs=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "taken"), [("stablehlo", "w.stablehlo.json"), ("safetensors", "w.safetensors")])
+@pytest.mark.parametrize(
+    ("kind", "taken"), [("stablehlo", "w.stablehlo.json"), ("safetensors", "w.safetensors"), ("onnx", "w.onnx")]
+)
 def test_what_exists_is_kept(weights, here, kind, taken):
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
     (here / taken).write_text("precious")
     assert f"{taken} exists: " in fails("export", "w.npz", f"--to={kind}")
     assert (here / taken).read_text() == "precious"

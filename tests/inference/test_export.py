@@ -1,4 +1,4 @@
-"""StableHLO files run where this package cannot be imported, on any number of images, and give what `predict` gives."""
+"""Exported programs run without this package, on any number of images, and give what `predict` gives."""
 
 import dataclasses
 import json
@@ -27,15 +27,21 @@ from tests.weights.small_networks import HYBRID, RESNET
 from vit_jax.api import from_weights
 from vit_jax.data.records import Record
 from vit_jax.inference import export as module
-from vit_jax.inference.export import export_stablehlo
+from vit_jax.inference.export import export_onnx, export_stablehlo
 
 NETWORKS = {
     "vit": SEVEN,
     "map": dataclasses.replace(SEVEN, pool="map", head="mlp", gelu="exact"),
     "hybrid": dataclasses.replace(HYBRID, num_classes=len(NAMES)),
     "resnet": dataclasses.replace(RESNET, num_classes=len(NAMES)),
+    "axial": dataclasses.replace(SEVEN, block="axial", pool="gap"),
 }
-BATCHES = {"vit": (1, 7), "map": (3,), "hybrid": (3,), "resnet": (1, 7), "half": (7,)}
+IN_ONNX = NETWORKS | {
+    "positions": dataclasses.replace(SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"),
+    "relative": dataclasses.replace(SEVEN, position_embedding="relative", pool="gap"),
+    "postactivation": dataclasses.replace(NETWORKS["resnet"], residual_unit="postactivation"),
+}
+BATCHES = {"vit": (1, 7), "map": (3,), "axial": (3,), "hybrid": (3,), "resnet": (1, 7), "half": (7,)}
 
 # What somebody without this package would write, in a Python that has nothing but jax.
 FOREIGN = """
@@ -180,3 +186,52 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.stat().st_size) == ["net", "net.json"]
     with pytest.raises(ValueError, match="cannot be written"):
         export_stablehlo(model, tmp_path / "nowhere" / "net")
+
+
+@pytest.mark.parametrize("name", IN_ONNX)
+def test_an_onnx_file_answers_as_the_model(name, tmp_path):
+    """By another runtime, to the rounding of float32 in other orders of summation; any number of images."""
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    a = IN_ONNX[name]
+    model, pixels = from_weights(sample_weights(a)), sample_pixels(3, a.image_size)
+    expected = np.asarray(jax.nn.softmax(model(pixels).logits_BK))
+    assert export_onnx(model, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
+    onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    (given,), (returned,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape) == ("images", "tensor(uint8)", ["batch", *a.image_size, 3])
+    assert (returned.name, returned.type, returned.shape) == ("probabilities", "tensor(float)", ["batch", 7])
+    for batch in (1, 3):
+        assert session.run(None, {"images": pixels[:batch]})[0] == pytest.approx(expected[:batch], abs=1e-5)
+    assert expected.std(axis=0).max() > 0.01, "images that look the same would prove little"
+
+
+def test_an_onnx_file_describes_itself(tmp_path):
+    """As the file beside a StableHLO program does."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model = from_weights(sample_weights(preprocessing=CROPPED))
+    (path,) = export_onnx(model, tmp_path / "net.onnx")
+    beside = json.loads(export_stablehlo(model, tmp_path / "net")[1].read_text())
+    stored = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
+    assert stored | {"platforms": ["cpu", "cuda", "tpu"]} == beside
+
+
+def test_what_cannot_be_written_right_as_onnx_is_refused(tmp_path, monkeypatch):
+    """A wrong conversion, an operation that is not known, half precision, a library that is not there: no file."""
+    pytest.importorskip("onnxruntime")
+    graph = pytest.importorskip("vit_jax.inference.onnx_graph")
+    model = from_weights(sample_weights())
+
+    def refuses(message, model=model):
+        with pytest.raises(ValueError, match=message):
+            export_onnx(model, tmp_path / "net.onnx")
+        assert list(tmp_path.iterdir()) == []
+
+    refuses("computes in float32", from_weights(sample_weights(), compute_dtype="bfloat16"))
+    monkeypatch.setitem(graph._ELEMENTWISE, "tanh", "Sigmoid")
+    refuses(r"ViT-custom/4 is not written as ONNX: .* would differ by .*, more than .*Use --to=stablehlo")
+    monkeypatch.delitem(graph._ELEMENTWISE, "tanh")
+    refuses("an operation that is not written as ONNX here: tanh. Use --to=stablehlo")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    refuses(r"pip install 'vit_jax\[onnx\]'")

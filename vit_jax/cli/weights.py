@@ -223,7 +223,7 @@ def predict(given: Given) -> None:
 @verb(
     CHECKPOINT
     | {
-        "--to=npz|safetensors|stablehlo": "weights, or a program that takes uint8 images",
+        "--to=npz|safetensors|stablehlo|onnx": "weights, or a program that takes uint8 images",
         "[--output=PATH]": "the name of the weights by default",
         "[--names=timm|huggingface]": "whose names a .safetensors file has",
         "[--overwrite]": "replace what is there",
@@ -231,25 +231,26 @@ def predict(given: Given) -> None:
     | READING
     | _NAMES,
     "runs/mine --to=npz",
-    "runs/mine --to=stablehlo --output=mine.stablehlo",
+    "runs/mine --to=onnx --output=mine.onnx",
 )
 def export(given: Given) -> None:
-    """One file for other programs: weights, or a StableHLO program for CPU, CUDA and TPU."""
+    """One file for other programs: weights, or a program, StableHLO for CPU, CUDA and TPU or ONNX for its runtimes."""
     options = given.options
     kind = options["to"]
     name = pathlib.Path(options["CHECKPOINT"]).expanduser().resolve().name
     output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
     _require_sense(options, kind, output)
-    if kind != "stablehlo":
+    if kind not in ("stablehlo", "onnx"):
         names = options.get("names", "timm") if kind == "safetensors" else None
         _convert(options, options["CHECKPOINT"], output, names)
         return
 
-    from vit_jax.inference.export import export_stablehlo, require_free
+    from vit_jax.inference.export import export_onnx, export_stablehlo, require_free
 
-    require_free(output, overwrite="overwrite" in options)
+    require_free(output, kind, overwrite="overwrite" in options)
     model = _readable(*open_model(options))
-    for path in export_stablehlo(model, output, overwrite="overwrite" in options):
+    write = export_onnx if kind == "onnx" else export_stablehlo
+    for path in write(model, output, overwrite="overwrite" in options):
         print(printable(str(path)))
 
 
@@ -259,8 +260,8 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     if names is not None and kind != "safetensors":
         raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
     idle = [f"--{name}" for name in ("resize", "crop_fraction", "compute_dtype") if name in options]
-    if idle and kind != "stablehlo":
-        raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo.")
+    if idle and kind not in ("stablehlo", "onnx"):
+        raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")
     if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
         raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
 

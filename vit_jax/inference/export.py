@@ -1,22 +1,26 @@
-"""A network as StableHLO: one file that runs on CPU, CUDA and TPU without this package.
+"""A network as a program that runs without this package: StableHLO for CPU, CUDA and TPU, or ONNX for its runtimes.
 
 It takes uint8 images of the network's size and returns probabilities; the scaling of pixels is inside. Decoding and
-resizing are not: the file beside it describes them.
+resizing are not: a description says how, beside a StableHLO program and inside an ONNX file.
 """
 
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export as jax_export
 
+from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes
+LARGEST_DIFFERENCE = 1e-3  # of log-probabilities, as a part of their range: float32 rounds by 1e-5, faults give 0.1
 _PREPARATION = {
     "direct": {
         "meaning": "both sides are resized to those of the input",
@@ -49,34 +53,117 @@ def export_stablehlo(model: Model, path: str | pathlib.Path, *, overwrite: bool 
       ValueError: one of them exists, or the system refuses to write; the model has no classes, or states no
         preparation of images, or has too many parameters.
     """
+    path, description_path = _checked(model, path, "stablehlo", overwrite=overwrite)
+    description = json.dumps(_description(model) | {"platforms": PLATFORMS}, indent=2)
+    shape = (*jax_export.symbolic_shape("batch"), *model.architecture.image_size, 3)
+    exported = jax_export.export(jax.jit(_program(model)), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    write_atomically(path, exported.serialize())
+    write_atomically(description_path, f"{description}\n")
+    return [path, description_path]
+
+
+def export_onnx(model: Model, path: str | pathlib.Path, *, overwrite: bool = False) -> list[pathlib.Path]:
+    """Writes an ONNX file: "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K), in float32.
+
+    It is run on random images first, and is not written if its results are not those of the model. Its metadata are
+    what stands beside a StableHLO program, each value as JSON.
+
+    Args:
+      model: that computes in float32.
+      path: of the file to write.
+      overwrite: replace what is there.
+
+    Returns:
+      The file, alone in its list.
+
+    Raises:
+      ValueError: as `export_stablehlo`; or onnx and onnxruntime are not installed; the model computes in bfloat16; it
+        has an operation that is not written as ONNX; what was made of it gives other results.
+    """
+    (path,) = _checked(model, path, "onnx", overwrite=overwrite)
+    if model.architecture.compute_dtype != "float32":
+        raise ValueError("An ONNX file computes in float32: load the weights with compute_dtype float32.")
+    require_onnx()
+    import onnx
+
+    from vit_jax.inference.onnx_graph import to_onnx
+
+    program = to_onnx(placed_by(_AnyRuntime())(_program(model)), model.architecture.image_size)
+    description = {field: json.dumps(value) for field, value in _description(model).items()}
+    onnx.helper.set_model_props(program, description)
+    written = program.SerializeToString()
+    _require_same(model, written)
+    write_atomically(path, written)
+    return [path]
+
+
+def require_onnx() -> None:
+    """Raises ValueError where the libraries of an ONNX export are not installed."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"An ONNX file is written by onnx and checked by onnxruntime, which cannot be imported ({error}): "
+            "pip install 'vit_jax[onnx]'."
+        ) from None
+
+
+class _AnyRuntime:
+    """The devices of a program that is traced for none: it has no form that is fast on one of them."""
+
+    platform = "any"
+
+    def __call__(self, name: str, activation: jax.Array) -> jax.Array:
+        return activation
+
+    def on_parts(self, function: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+        return function
+
+
+def _require_same(model: Model, written: bytes) -> None:
+    """Raises ValueError unless the file computes what the model does, on one random image and on three."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        images = np.random.default_rng(count).integers(0, 256, (count, *model.architecture.image_size, 3), np.uint8)
+        with jax.default_matmul_precision("float32"):
+            probabilities = np.asarray(_program(model)(images))
+        ours, theirs = (np.log(np.maximum(x, 1e-30)) for x in (probabilities, *session.run(None, {"images": images})))
+        difference, allowed = np.abs(ours - theirs).max(), LARGEST_DIFFERENCE * np.ptp(ours) + 1e-6
+        if not difference <= allowed:
+            raise ValueError(
+                f"{model.architecture.name} is not written as ONNX: on random images the log-probabilities of the file "
+                f"would differ by {difference:.2g}, more than {allowed:.2g}. Use --to=stablehlo."
+            )
+
+
+def _program(model: Model) -> Callable[[Any], jax.Array]:
+    return lambda image_BHWC: jax.nn.softmax(model(image_BHWC).logits_BK)
+
+
+def _checked(model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
+    """The files of `require_free`, if the model can be a program that is written there."""
     model.require_classes()
-    path = pathlib.Path(path).expanduser()
-    require_free(path, overwrite=overwrite)
+    paths = require_free(path, kind, overwrite=overwrite)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.module))
     if size >= LARGEST_PROGRAM_BYTES:
         raise ValueError(
             f"{model.architecture.name} has {size / 1e9:.1f} GB of parameters, and a program with its parameters "
             "inside may have 2 GB: use --to=safetensors or --to=npz."
         )
-    description = json.dumps(_description(model), indent=2)
-    program = jax.jit(lambda image_BHWC: jax.nn.softmax(model(image_BHWC).logits_BK))
-    shape = (*jax_export.symbolic_shape("batch"), *model.architecture.image_size, 3)
-    exported = jax_export.export(program, platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
-    write_atomically(path, exported.serialize())
-    write_atomically(_beside(path), f"{description}\n")
-    return [path, _beside(path)]
+    return paths
 
 
-def require_free(path: str | pathlib.Path, *, overwrite: bool) -> None:
-    """Raises ValueError if one of the two files exists."""
+def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
+    """The files of a program of this kind, "stablehlo" or "onnx"; ValueError if one exists."""
     path = pathlib.Path(path).expanduser()
-    for taken in (path, _beside(path)):
+    paths = [path] if kind == "onnx" else [path, path.with_name(path.name + ".json")]
+    for taken in paths:
         if taken.exists() and not overwrite:
             raise ValueError(f"{taken} exists: give another --output=, or say --overwrite.")
-
-
-def _beside(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name + ".json")
+    return paths
 
 
 def _description(model: Model) -> dict[str, Any]:
@@ -97,6 +184,5 @@ def _description(model: Model) -> dict[str, Any]:
             "exif_orientation": "applied" if transform.exif_orientation else "ignored",
             "alpha": "dropped",
         },
-        "platforms": list(PLATFORMS),
         "weights": model.source,
     }

@@ -138,4 +138,4 @@ class AxialBlock(nnx.Module):
 
 def _turned(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """The tokens of a grid in raster order, one column after the other."""
-    return x_BSD.reshape(len(x_BSD), *grid, -1).swapaxes(1, 2).reshape(x_BSD.shape)
+    return x_BSD.reshape(x_BSD.shape[0], *grid, -1).swapaxes(1, 2).reshape(x_BSD.shape)
