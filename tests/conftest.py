@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What is imported by now stays: the garbage collector need not look through it again and again."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # instead of (700, 10, 10): tracing allocates much and leaves little
+    gc.set_threshold(50_000, 10, 10)  # instead of (700, 10, 10): tracing allocates much and leaves little
 
 
 @pytest.hookimpl(optionalhook=True)

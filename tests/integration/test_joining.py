@@ -47,14 +47,3 @@ def test_a_workdir_that_the_first_process_refuses_ends_both(data_dir, tmp_path):
     outcomes = finish(start_all(pretraining(data_dir, tmp_path / "file" / "run"), explicit(2)))
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
     assert "cannot be written" in outcomes[0].err
-
-
-def test_processes_that_differ_end_together_before_the_first_step(data_dir, tmp_path):
-    both = explicit(2)
-    processes = [
-        start(pretraining(data_dir, tmp_path, f"seed={seed}"), devices=1, **own) for seed, own in enumerate(both)
-    ]
-    for outcome in finish(processes):
-        assert outcome.code == 2, outcome.err
-        assert "process 1: config.seed is 1, in process 0 0" in outcome.err
-    assert not (tmp_path / "checkpoints").exists()

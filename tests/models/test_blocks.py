@@ -155,7 +155,8 @@ def test_every_parameter_learns(options):
 def test_rematerialisation_and_unrolling_change_no_gradient():
     options = {"block": "axial", "position_embedding": "relative", "dropout_fraction": 0.1}
     options["stochastic_depth_fraction"] = 0.2
-    assert_same_up_to_rounding(gradient(**options), gradient(**options, remat="dots", scan_unroll=2))
+    for change in ({"remat": "dots"}, {"scan_unroll": 2}):  # together they take XLA three times as long
+        assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
 
 
 def test_the_kernel_computes_lines_too():

@@ -21,6 +21,8 @@ MASKED = ("objective.kind=masked_patch", "input.mixup_alpha=0.0")
 LENGTHS = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
 LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 def images(seed, count):
     pixels = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 1), np.uint8)
