@@ -25,6 +25,7 @@ _OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"
 READING = _OF_WEIGHTS | {
     "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
+    "[--exif_orientation=applied|ignored]": "turn photographs upright, or not; else as in training, if that is known",
     "[--compute_dtype=float32]": "or bfloat16",
 }
 NUMBERS = {"global_batch": "128", "max_unreadable": "100"}  # as in training
@@ -259,7 +260,8 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     names = options.get("names")
     if names is not None and kind != "safetensors":
         raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
-    idle = [f"--{name}" for name in ("resize", "crop_fraction", "compute_dtype") if name in options]
+    of_programs = ("resize", "crop_fraction", "exif_orientation", "compute_dtype")
+    idle = [f"--{name}" for name in of_programs if name in options]
     if idle and kind not in ("stablehlo", "onnx"):
         raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")
     if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
@@ -298,6 +300,7 @@ def open_model(
         compute_dtype=options.get("compute_dtype", "float32"),
         resize=options.get("resize"),
         crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
+        exif_orientation=options["exif_orientation"] == "applied" if "exif_orientation" in options else None,
         sharding=sharding,
     )
     if needs_classes:
