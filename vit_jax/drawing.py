@@ -5,7 +5,10 @@ Pictures are drawn on the canvas of a `Figure`: pyplot has a state and may open 
 
 import importlib
 import io
+import logging
 import pathlib
+import re
+import warnings
 from typing import Any
 
 import cv2
@@ -21,6 +24,7 @@ MOST_LETTERS = 20  # of a name in a picture
 FORMS = ("png", "svg", "pdf")  # of files
 TILE_PIXELS = 160
 DOTS_PER_INCH = 120
+_said_to_be_missing = set[str]()  # letters
 
 
 def require_drawing() -> None:
@@ -56,10 +60,50 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def to_bytes(figure: Any, form: str = "png") -> bytes:
-    """The content of a file of one of `FORMS`."""
-    file = io.BytesIO()
-    figure.savefig(file, format=form)
-    return file.getvalue()
+    """The content of a file of one of `FORMS`; letters that a font lacks are taken of others that are installed."""
+    content, missing = _drawn(figure, form)
+    if missing and (families := _families_with(missing)):
+        for text in figure.findobj(lambda artist: hasattr(artist, "set_fontfamily")):
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+        content, missing = _drawn(figure, form)
+    if new := missing - _said_to_be_missing:
+        _said_to_be_missing.update(new)
+        letters = printable("".join(sorted(new)))
+        logging.getLogger(__name__).warning("Pictures show boxes for %s: install a font that has them.", letters)
+    return content
+
+
+def _drawn(figure: Any, form: str) -> tuple[bytes, set[str]]:
+    """The content, and the letters in the place of which there is a box."""
+    file, missing = io.BytesIO(), set[str]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(file, format=form)
+    for warning in caught:
+        if found := re.match(r"Glyph (\d+) .*missing from", str(warning.message)):
+            missing.add(chr(int(found[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return file.getvalue(), missing
+
+
+def _families_with(letters: set[str]) -> list[str]:
+    """Families of installed fonts that have as many of the letters as there are fonts for."""
+    from matplotlib import font_manager
+
+    families, missing = [], set(letters)
+    for entry in font_manager.fontManager.ttflist:
+        if not missing or entry.name.startswith("Last Resort"):  # which has boxes alone
+            continue
+        try:
+            font = font_manager.get_font(entry.fname)
+        except (OSError, RuntimeError):  # it was removed, or is of a kind that matplotlib does not read
+            continue
+        found = {letter for letter in missing if font.get_char_index(ord(letter))}
+        if found and font.scalable:  # coloured emoji are bitmaps of one size
+            families.append(entry.name)
+            missing -= found
+    return families
 
 
 def tile(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:

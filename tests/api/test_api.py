@@ -252,6 +252,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         (None, {"resize": "direct"}, ("direct", 1.0)),
         (DIRECT | {"exif_orientation": True}, {}, ("direct", 1.0, 180.0, True)),
         (DIRECT | {"exif_orientation": "yes"}, {}, ("direct", 1.0)),
+        (DIRECT, {"exif_orientation": True}, ("direct", 1.0, 180.0, True)),
+        (DIRECT | {"exif_orientation": True}, {"exif_orientation": False}, ("direct", 1.0)),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):
@@ -272,6 +274,7 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
     ("stored", "options", "words"),
     [
         (None, {"resize": "short_side"}, "does not state how .*--crop_fraction=0.875"),
+        (None, {"exif_orientation": True}, "does not state how .*--resize=direct"),
         (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop' is unknown; it is direct or short_side"),
         (None, {"resize": "direct", "crop_fraction": 0.9}, "0.9 has no effect with resize=direct"),
         (CROPPED, {"resize": "direct"}, "resize=direct: the weights were trained with resize=short_side"),

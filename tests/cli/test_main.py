@@ -42,6 +42,13 @@ def test_help_is_a_short_list_of_verbs(capsys):
     assert all(len(line) <= 120 and line.endswith(".") for line in text.splitlines() if line)
 
 
+def test_a_limit_has_one_default():
+    """The same number of images at a time, and of images that may be unreadable, in every verb that has them."""
+    for name in ("global_batch", "max_unreadable"):
+        forms = {form for verb in cli.VERBS for form in forms_of(verb) if form.startswith(f"--{name}=")}
+        assert len(forms) == 1
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb, capsys):
     text = shown(capsys, verb, "--help")

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,7 @@ from tests.weights.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from vit_jax import cli, pytree
 from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.data.orientation import tagged
 from vit_jax.inference.imagenet.classes import classes
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import TrainingData
@@ -417,6 +419,23 @@ def test_exported_program_answers_as_predict(weights, here):
         probabilities(record, names) for record in json.loads(run("predict", "w.npz", ".", "--json", "--top=7")[1])
     ]
     assert answers == pytest.approx(np.array(predicted), abs=1e-5)
+
+
+def test_photographs_are_turned_where_it_is_asked_for(weights, here):
+    """A picture that is stored on its side gives the answers of the upright one; not by default."""
+    (pixels,) = sample_pixels(1)
+    fine = (cv2.IMWRITE_JPEG_QUALITY, 100, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444)
+    on_its_side = cv2.imencode(".jpg", np.rot90(pixels)[..., ::-1], fine)[1].tobytes()
+    (here / "a.jpg").write_bytes(tagged(on_its_side, 6))  # a quarter turn to the right makes it upright
+    (here / "b.png").write_bytes(to_png(pixels))
+
+    def answers(*words):
+        records = json.loads(run("predict", "w.npz", "a.jpg", "b.png", "--json", "--top=7", *words)[1])
+        return [probabilities(record) for record in records]
+
+    turned, upright = answers("--exif_orientation=applied")
+    assert turned == pytest.approx(upright, abs=0.02)  # JPEG's rounding
+    assert answers() == answers("--exif_orientation=ignored") != [turned, upright]
 
 
 @pytest.mark.parametrize(

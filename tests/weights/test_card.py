@@ -45,11 +45,20 @@ def test_what_a_card_says(tmp_path, format_name, library, use):
     assert f"# my-vit\n\nViT-custom/4, {count:,} parameters, 3 classes." in text
     assert "8 x 12 pixels" in text
     assert "0.875 of it" in text
+    assert "| photographs | not known whether" in text
     assert "a folder of images, `pets`" in text
     assert "somebody" not in text
     assert str(tmp_path) not in text
     assert "`cat`, `dog | `x``, `bird`." in text
     assert use in text
+
+
+@pytest.mark.parametrize(
+    ("is_upright", "words"), [(True, "were turned upright"), (False, "were taken as they are stored")]
+)
+def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
+    weights = weights_of(VIT, preprocessing=PREPROCESSING | {"exif_orientation": is_upright})
+    assert f"| photographs | {words}" in card_of(weights, tmp_path / "my-vit", "timm")[1]
 
 
 def test_what_is_not_known_is_said(tmp_path):

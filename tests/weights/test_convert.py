@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import OURS, RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
@@ -131,3 +131,15 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
         "  b         b/{0..11}/x      12x1    float32  stacked",
         "  opt/x     -                scalar  float32  ignored",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("every", "positions learned_1d, position_layers every, gelu tanh"),
+        ("axial_relative", "positions relative, block axial, gelu tanh"),
+    ],
+)
+def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
+    save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)
+    assert words in convert(str(tmp_path / "source"), str(tmp_path / "out")).network

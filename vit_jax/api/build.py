@@ -75,7 +75,7 @@ def load_model(
       class_names: for a file that does not hold them.
       polyak: of a workdir, take the Polyak average where there is one.
       facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
-      **options: as `from_weights`: compute_dtype, resize, crop_fraction, position_resize.
+      **options: as `from_weights`: compute_dtype, resize, crop_fraction, exif_orientation, position_resize.
 
     Raises:
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
@@ -92,6 +92,7 @@ def from_weights(
     compute_dtype: str = "float32",
     resize: str | None = None,
     crop_fraction: float | None = None,
+    exif_orientation: bool | None = None,
     position_resize: str = "corners",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
@@ -104,6 +105,7 @@ def from_weights(
       compute_dtype: "float32" or "bfloat16".
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: of the short side that the crop keeps, for the same.
+      exif_orientation: turn photographs upright as their Exif data say; None: if the weights state that training did.
       position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`.
       sharding: of every parameter; None for the default device.
 
@@ -139,7 +141,9 @@ def from_weights(
         module=pytree.map_with_names(place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))),
         architecture=architecture,
         class_names=names or tuple(map(str, range(architecture.num_classes))),
-        transform=stored_transform(weights.preprocessing, image_size, weights.source, resize, crop_fraction),
+        transform=stored_transform(
+            weights.preprocessing, image_size, weights.source, resize, crop_fraction, exif_orientation
+        ),
         source=weights.source,
         notes=tuple(notes),
         training=weights.training,

@@ -49,11 +49,14 @@ def stored_transform(
     source: str,
     resize: str | None = None,
     crop_fraction: float | None = None,
+    exif_orientation: bool | None = None,
 ) -> EvaluationTransform | None:
     """How images are prepared, as the weights (`stored`) or the caller state it; None where neither does.
 
+    Photographs may be turned upright, or not, against what the weights state: that depends on how files are stored.
+
     Raises:
-      ValueError: a value is not allowed, contradicts the weights, or lacks the other.
+      ValueError: another value is not allowed, contradicts the weights, or lacks the others.
     """
     known = {field: value for field, value in (stored or {}).items() if value is not None}
     given = {"resize": resize, "crop_fraction": crop_fraction}
@@ -66,8 +69,9 @@ def stored_transform(
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
         transform = build_transform(known["resize"], known["crop_fraction"], image_size, source)
-        return dataclasses.replace(transform, exif_orientation=known.get("exif_orientation") is True)
-    if given != {"resize": None, "crop_fraction": None}:
+        is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
+        return dataclasses.replace(transform, exif_orientation=is_upright)
+    if any(value is not None for value in (*given.values(), exif_orientation)):
         raise undescribed(source)
     return None
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from vit_jax.cli.model import CHECKPOINT, READING, open_model
 from vit_jax.cli.verb import verb
-from vit_jax.cli.weights import CHECKPOINT, READING, open_model
 from vit_jax.cli.words import Given, UsageError, whole
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable

@@ -4,9 +4,9 @@ import pathlib
 import sys
 from typing import Any
 
+from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
 from vit_jax.cli.verb import verb
-from vit_jax.cli.weights import load_placed_model
-from vit_jax.cli.words import Given, UsageError, whole
+from vit_jax.cli.words import Given, UsageError
 from vit_jax.files import printable
 
 _OF_DATA = ("data_dir", "global_batch", "max_unreadable")
@@ -43,9 +43,8 @@ def plot(given: Given) -> None:
         "[--output=FILE]": "report.html by default",
         "[--without_data]": "read no images: only what is in the workdir",
         "[--data_dir=FOLDER]": "of TFDS",
-        "[--global_batch=128]": "images at a time on all devices",
-        "[--max_unreadable=0]": "more images that cannot be read leave the answers out, with a note",
-    },
+    }
+    | OF_LIMITS,
     "runs/digits",
     "runs/pod --without_data --output=pod.html",
 )
@@ -57,8 +56,7 @@ def report(given: Given) -> None:
     options = given.options
     if idle := [f"--{name}" for name in _OF_DATA if name in options and "without_data" in options]:
         raise UsageError(f"{', '.join(idle)}: without effect with --without_data; leave it out.")
-    numbers = {"global_batch": "128", "max_unreadable": "0"} | options
-    limits = {name: whole(numbers, name) for name in ("global_batch", "max_unreadable")}
+    numbers = limits(options)
     output = pathlib.Path(options.get("output", "report.html")).expanduser()
     folder = pathlib.Path(options["WORKDIR"]).expanduser().absolute()
 
@@ -75,7 +73,7 @@ def report(given: Given) -> None:
         model, weights = load_placed_model({"CHECKPOINT": str(folder)}, needs_classes=False, needs_transform=False)
         parts["model"] = model
         if "without_data" not in options:
-            parts |= look_at_data(model, weights, options.get("data_dir"), **limits)
+            parts |= look_at_data(model, weights, options.get("data_dir"), **numbers)
     else:
         parts["notes"] = ["There is no checkpoint yet, so neither answers nor pictures of the network."]
     for note in parts.get("notes", ()):

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_placed_model
 from vit_jax.cli.verb import verb
-from vit_jax.cli.weights import CHECKPOINT, NUMBERS, READING, load_placed_model
-from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
+from vit_jax.cli.words import Given, UsageError, positive, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from vit_jax.weights import Weights
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
-_OF_IMAGES = ("resize", "crop_fraction")  # for weights that do not state their own preparation
+_OF_IMAGES = ("resize", "crop_fraction", "exif_orientation")  # of the weights' own preparation
 _OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
 _OF_FEATURES = {
     "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, block:N or stage:N",
     "[--preprocessing=fewshot|own]": "the released protocol's, or as the weights were trained",
     "[--cache=FOLDER]": "where features are kept, or none",
-    "[--global_batch=128]": "images at a time on all devices",
-    "[--max_unreadable=100]": "more images that cannot be read are an error, as in training",
     "[--json]": "print all figures as JSON",
-} | READING
+    **OF_LIMITS,
+    **READING,
+}
 _ON_PAIRS = (
     {
         "[--train_split=NAME]": "whose features are fitted",
@@ -168,7 +168,7 @@ def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple
 @contextlib.contextmanager
 def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[Extractor, PairChoice, Weights]]":
     """Joins the other processes, loads the model, and yields what computes its features."""
-    numbers = {name: whole(NUMBERS | dict(options), name) for name in NUMBERS}
+    numbers = limits(options)
     preprocessing = options.get("preprocessing", preprocessing)
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
     if "data_dir" in options and all(name.startswith("folder:") for name in options["data"].split(",")):

@@ -4,30 +4,28 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vit_jax.cli.model import (
+    CHECKPOINT,
+    NAMES,
+    OF_LIMITS,
+    OF_WEIGHTS,
+    READING,
+    limits,
+    load_placed_model,
+    open_model,
+    weight_options,
+)
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
 from vit_jax.files import printable, write_atomically
-from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
-    import jax
-
     from vit_jax.api import Model
     from vit_jax.inference.labelled import Labelled
     from vit_jax.weights import Weights
 
-CHECKPOINT = {"CHECKPOINT": "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"}
-_NAMES = {"[--class_names=FILE]": "names of the classes, one a line, where the weights do not state them"}
-_FACTS = {f"[--{name}={form}]": f"{what}, where the file does not state it" for name, (form, what) in OPTIONS.items()}
-_OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | _FACTS
-READING = _OF_WEIGHTS | {
-    "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
-    "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
-    "[--compute_dtype=float32]": "or bfloat16",
-}
-NUMBERS = {"global_batch": "128", "max_unreadable": "100"}  # as in training
 _CHOOSING = {
     "[--split=NAME]": "test by default; train, all, or another split of the data",
     "[--data_dir=FOLDER]": "of TFDS, or of the ImageNets",
@@ -48,8 +46,8 @@ _CHOOSING = {
         "[--overwrite]": "replace what is there",
         "[--push=hf://OWNER/NAME]": "upload the folder, in the form of timm or huggingface, to the Hugging Face Hub",
     }
-    | _OF_WEIGHTS
-    | _NAMES,
+    | OF_WEIGHTS
+    | NAMES,
     "ViT-B_16.npz weights/",
     "runs/mine my-vit/ --to=huggingface --without_head",
 )
@@ -70,15 +68,15 @@ def convert(given: Given) -> None:
 
 
 def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:
-    weight_options = _weight_options(options)
+    facts = weight_options(options)
 
     from vit_jax.checkpoint import SaveError
     from vit_jax.weights.saving import convert
 
     for name in ("without_head", "overwrite"):
-        weight_options[name] = name in options
+        facts[name] = name in options
     try:
-        report = convert(source, destination, to=to, polyak="raw" not in options, **weight_options)
+        report = convert(source, destination, to=to, polyak="raw" not in options, **facts)
     except SaveError as error:
         fail(str(error), 1)
     print(report.text(is_complete="verbose" in options))
@@ -91,13 +89,12 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
         "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
         "[--csv=FILE]": "write the table of classes",
         "[--json]": "print all figures as JSON",
-        "[--global_batch=128]": "images at a time on all devices",
-        "[--max_unreadable=100]": "more images that cannot be read are an error, as in training",
         "[--real=FILE]": "real.json, the labels of ImageNet ReaL",
     }
+    | OF_LIMITS
     | _CHOOSING
     | READING
-    | _NAMES,
+    | NAMES,
     "runs/mine --data=folder:my-images --csv=classes.csv",
     "ViT-B_16.npz --data=imagenet --data_dir=DATA --report=reports",
 )
@@ -109,17 +106,16 @@ def evaluate(given: Given) -> None:
     imagenet those of validation, ReaL, V2, -A, -R, Sketch and ObjectNet that are there, in one table.
     """
     options = given.options
-    numbers = NUMBERS | options
-    global_batch, max_unreadable = whole(numbers, "global_batch"), whole(numbers, "max_unreadable")
+    numbers = limits(options)
 
     from vit_jax import hosts
 
     with hosts.ends_together():
         hosts.start()
-        _evaluate(options, global_batch, max_unreadable)
+        _evaluate(options, numbers)
 
 
-def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int) -> None:
+def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
     from vit_jax import hosts
     from vit_jax.drawing import require_drawing
     from vit_jax.inference import outcome, report
@@ -130,7 +126,7 @@ def _evaluate(options: Mapping[str, str], global_batch: int, max_unreadable: int
         require_drawing()
     model, weights = load_placed_model(options)
     opened, absent = _open_evaluated(options, weights)
-    evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)
+    evaluate = make_evaluate(model, **numbers)
     found = {}
     for name, labelled in opened.items():
         if folder is not None and hosts.is_first():
@@ -190,7 +186,7 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
         "[--csv=FILE]": "write them as a table too, a line for each image",
     }
     | READING
-    | _NAMES,
+    | NAMES,
     "runs/mine cat.jpg photos/",
     "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct",
 )
@@ -229,12 +225,12 @@ def predict(given: Given) -> None:
         "[--overwrite]": "replace what is there",
     }
     | READING
-    | _NAMES,
+    | NAMES,
     "runs/mine --to=npz",
     "runs/mine --to=onnx --output=mine.onnx",
 )
 def export(given: Given) -> None:
-    """One file for other programs: weights, or a program, StableHLO for CPU, CUDA and TPU or ONNX for its runtimes."""
+    """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
     options = given.options
     kind = options["to"]
     name = pathlib.Path(options["CHECKPOINT"]).expanduser().resolve().name
@@ -259,52 +255,12 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     names = options.get("names")
     if names is not None and kind != "safetensors":
         raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
-    idle = [f"--{name}" for name in ("resize", "crop_fraction", "compute_dtype") if name in options]
+    of_programs = ("resize", "crop_fraction", "exif_orientation", "compute_dtype")
+    idle = [f"--{name}" for name in of_programs if name in options]
     if idle and kind not in ("stablehlo", "onnx"):
         raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")
     if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
         raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
-
-
-def load_placed_model(
-    options: Mapping[str, str], *, needs_classes: bool = True, needs_transform: bool = True
-) -> "tuple[Model, Weights]":
-    """The model of the options, complete on every device of all processes."""
-    import jax
-
-    from vit_jax.sharding import build_mesh, replicated
-
-    sharding = replicated(build_mesh(jax.devices()))
-    return open_model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
-
-
-def open_model(
-    options: Mapping[str, str],
-    sharding: "jax.sharding.Sharding | None" = None,
-    *,
-    needs_classes: bool = True,
-    needs_transform: bool = True,
-) -> "tuple[Model, Weights]":
-    """The model of the options, on one device unless a sharding is given; notes about its weights are printed."""
-    from vit_jax import hosts
-    from vit_jax.api import from_weights
-    from vit_jax.weights import load_weights
-
-    weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **_weight_options(options))
-    for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
-        print(f"note: {printable(note)}", file=sys.stderr)
-    model = from_weights(
-        weights,
-        compute_dtype=options.get("compute_dtype", "float32"),
-        resize=options.get("resize"),
-        crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
-        sharding=sharding,
-    )
-    if needs_classes:
-        model.require_classes()
-    if needs_transform:
-        model.require_transform()
-    return model, weights
 
 
 def _readable(model: "Model", weights: "Weights") -> "Model":
@@ -317,27 +273,3 @@ def _readable(model: "Model", weights: "Weights") -> "Model":
         words = f"{meaning}; --class_names=FILE gives names, one a line"
         print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
     return model if names is None else dataclasses.replace(model, class_names=names)
-
-
-def _weight_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Options about weights whose file does not state everything, in the types that `load_weights` takes."""
-    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
-    kinds = {"num_heads": int} | {name: float for name in OPTIONS if name.endswith("epsilon")}
-    try:
-        given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}
-        if "image_size" in given:
-            parts = [int(part) for part in given["image_size"].split(",")]
-            given["image_size"] = tuple(parts * 2 if len(parts) == 1 else parts)
-    except ValueError as error:
-        raise UsageError(f"An option is not a number: {error}. image_size is SIDE or HEIGHT,WIDTH.") from None
-    if "class_names" in options:
-        from vit_jax.weights.load import read_class_names
-
-        path = pathlib.Path(options["class_names"]).expanduser()
-        if not path.exists():
-            raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
-        try:
-            given["class_names"] = read_class_names(path)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
-    return given

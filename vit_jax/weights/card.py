@@ -46,6 +46,7 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     lines += [f"# {printable(name)}", "", f"{a.name}, {count:,} parameters, {head}.", ""]
     lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), scaled to [-1, 1] |"]
     lines += [f"| preparation | {_preparation(weights.preprocessing)} |"]
+    lines += [f"| photographs | {_photographs(weights.preprocessing)} |"]
     lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
@@ -69,6 +70,15 @@ def _preparation(preprocessing: Mapping[str, Any] | None) -> str:
     if preprocessing["resize"] == "direct":
         return "both sides resized to those of the input"
     return f"the short side resized, and the middle kept: {preprocessing.get('crop_fraction', 1):g} of it"
+
+
+def _photographs(preprocessing: Mapping[str, Any] | None) -> str:
+    match (preprocessing or {}).get("exif_orientation"):
+        case True:
+            return "were turned upright as their Exif data say, before the preparation: `PIL.ImageOps.exif_transpose`"
+        case False:
+            return "were taken as they are stored; their orientation in Exif data was ignored"
+    return "not known whether they were turned upright as their Exif data say"
 
 
 def _details(weights: Weights) -> str:

@@ -222,7 +222,11 @@ def _describe(weights: Weights) -> str:
     size = "x".join(map(str, a.image_size))
     words = [f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"]
     if a.has_transformer:
-        words.append(f"positions {a.position_embedding}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}")
+        unusual = [name for name in ("position_layers", "block") if getattr(a, name) != getattr(Architecture, name)]
+        kind = "".join(f", {name} {getattr(a, name)}" for name in unusual)
+        words.append(
+            f"positions {a.position_embedding}{kind}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"
+        )
     if a.has_resnet:
         words.append(
             f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, standardization epsilon "

@@ -1,0 +1,103 @@
+"""The model that a command line names: the arguments of every verb that uses one, and how it is opened."""
+
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.cli.words import UsageError, fraction, whole
+from vit_jax.files import printable
+from vit_jax.weights import OPTIONS
+
+if TYPE_CHECKING:
+    import jax
+
+    from vit_jax.api import Model
+    from vit_jax.weights import Weights
+
+CHECKPOINT = {"CHECKPOINT": "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"}
+NAMES = {"[--class_names=FILE]": "names of the classes, one a line, where the weights do not state them"}
+_FACTS = {f"[--{name}={form}]": f"{what}, where the file does not state it" for name, (form, what) in OPTIONS.items()}
+OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | _FACTS
+READING = OF_WEIGHTS | {
+    "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
+    "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
+    "[--exif_orientation=applied|ignored]": "turn photographs upright, or not; else as in training, if that is known",
+    "[--compute_dtype=float32]": "or bfloat16",
+}
+_LIMITS = {"global_batch": "128", "max_unreadable": "100"}  # as in training
+OF_LIMITS = {
+    f"[--global_batch={_LIMITS['global_batch']}]": "images at a time on all devices",
+    f"[--max_unreadable={_LIMITS['max_unreadable']}]": "how many images may be unreadable, as in training",
+}
+
+
+def limits(options: Mapping[str, str]) -> dict[str, int]:
+    """The numbers of `OF_LIMITS`, by name."""
+    return {name: whole(_LIMITS | dict(options), name) for name in _LIMITS}
+
+
+def load_placed_model(
+    options: Mapping[str, str], *, needs_classes: bool = True, needs_transform: bool = True
+) -> "tuple[Model, Weights]":
+    """The model of the options, complete on every device of all processes."""
+    import jax
+
+    from vit_jax.sharding import build_mesh, replicated
+
+    sharding = replicated(build_mesh(jax.devices()))
+    return open_model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
+
+
+def open_model(
+    options: Mapping[str, str],
+    sharding: "jax.sharding.Sharding | None" = None,
+    *,
+    needs_classes: bool = True,
+    needs_transform: bool = True,
+) -> "tuple[Model, Weights]":
+    """The model of the options, on one device unless a sharding is given; notes about its weights are printed."""
+    from vit_jax import hosts
+    from vit_jax.api import from_weights
+    from vit_jax.weights import load_weights
+
+    weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **weight_options(options))
+    for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
+        print(f"note: {printable(note)}", file=sys.stderr)
+    model = from_weights(
+        weights,
+        compute_dtype=options.get("compute_dtype", "float32"),
+        resize=options.get("resize"),
+        crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
+        exif_orientation=options["exif_orientation"] == "applied" if "exif_orientation" in options else None,
+        sharding=sharding,
+    )
+    if needs_classes:
+        model.require_classes()
+    if needs_transform:
+        model.require_transform()
+    return model, weights
+
+
+def weight_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options about weights whose file does not state everything, in the types that `load_weights` takes."""
+    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
+    kinds = {"num_heads": int} | {name: float for name in OPTIONS if name.endswith("epsilon")}
+    try:
+        given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}
+        if "image_size" in given:
+            parts = [int(part) for part in given["image_size"].split(",")]
+            given["image_size"] = tuple(parts * 2 if len(parts) == 1 else parts)
+    except ValueError as error:
+        raise UsageError(f"An option is not a number: {error}. image_size is SIDE or HEIGHT,WIDTH.") from None
+    if "class_names" in options:
+        from vit_jax.weights.load import read_class_names
+
+        path = pathlib.Path(options["class_names"]).expanduser()
+        if not path.exists():
+            raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
+        try:
+            given["class_names"] = read_class_names(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--class_names={options['class_names']} is not readable UTF-8 text: {error}.") from None
+    return given
