@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from vit_jax.data.folder import holds_out
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import holds_out, open_source
 
 
 def open_names(path, split, config, seed=0):

@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.data import images, jpeg, prepared
 from vit_jax.data.files import image_files
-from vit_jax.data.folder import open_folder
+from vit_jax.data.sources import open_source
 
 LARGE = cv2.resize(np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120))
 
@@ -22,7 +22,7 @@ def folder(make_folder):
 def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
     copy = tmp_path / "copy"
     assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {"reduced": 2, "copied": 2}
-    before, after = (open_folder(path, "all", make_config(), 0) for path in (folder, copy))
+    before, after = (open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy))
     assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]  # so the hold-out is the same
     assert before.class_names == after.class_names
     for name in ("a/broken.jpg", "a/small.png"):

@@ -7,8 +7,7 @@ import pytest
 
 from tests.inference.samples import NAMES, sample_weights
 from vit_jax.config import InputConfig
-from vit_jax.data.folder import located
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import located, open_source
 from vit_jax.data.subset import held_up_to
 from vit_jax.inference.labelled import SplitChoice, open_labelled
 from vit_jax.transfer import datasets
@@ -161,7 +160,7 @@ def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, t
 def test_a_folder_that_was_given_splits_since(make):
     data = make("my-images", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
     _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
-    assert notes == ["folder:my-images had no split sub-folders in training: its test may hold images of then."]
+    assert notes == ["folder:my-images had no splits in training: its test may hold images of then."]
 
 
 def test_split_folders(make):
@@ -223,3 +222,25 @@ def test_weights_without_names_are_matched_by_number_and_that_is_told(make):
     assert notes == ["the weights do not name their classes: matched by number with the data's."]
     with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):
         open_labelled(make("two"), weights)
+
+
+def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
+    """Its lines are the images: what is added to them since training changes no side of another."""
+    folder, table = make("my-images"), tmp_path / "my-images/table.csv"
+    lines = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH[:14])]
+    table.write_text("\n".join(lines))
+    config = InputConfig(train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3)
+    held_out = open_source(f"csv:{table}", "test", config, 7)
+    weights = trained_on(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
+    before, notes = judged("csv:./my-images/table.csv", weights)
+    assert (len(before), notes) == (4, [])
+    table.write_text("\n".join([*lines, *(f"{file},{file[:3]}" for file in TEN_EACH[14:])]))
+    after, notes = judged(f"csv:{table}", weights)
+    assert {*before} < {*after}
+    assert not {*TEN_EACH[:14]} & {*after} - {*before}
+    assert "No image has changed sides" in notes[0]
+    assert "If folder:my-images holds the same images, say --split=test." in judged(folder, weights)[1][0]
+    with pytest.raises(
+        ValueError, match=r"--split=vla: csv:.*, which has no column 'split'; choose one of train, test"
+    ):
+        open_labelled(f"csv:{table}", weights, SplitChoice(split="vla"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
-from vit_jax.data.folder import FileSource
+from vit_jax.data.listing import FileSource
 from vit_jax.data.subset import held_up_to
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.overview import checkpoint_metadata, files_of, opening, parameter_table, results_line, start_of

@@ -127,11 +127,11 @@ def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
     given = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
     if not given or config.data is None:
         return
-    from vit_jax.data.folder import holds_out
+    from vit_jax.data.sources import holds_out
 
     if not holds_out(config.data, config.input):
         raise UsageError(
-            f"{given[-1]}: without effect on {config.data}; only a folder without split sub-folders has a part that is "
+            f"{given[-1]}: without effect on {config.data}; only a folder or a table without splits has a part that is "
             "held out for testing. Leave it out."
         )
 

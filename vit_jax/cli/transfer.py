@@ -171,7 +171,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     numbers = limits(options)
     preprocessing = options.get("preprocessing", preprocessing)
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
-    if "data_dir" in options and all(name.startswith("folder:") for name in options["data"].split(",")):
+    if "data_dir" in options and all(name.startswith(("folder:", "csv:")) for name in options["data"].split(",")):
         idle.append("--data_dir")
     if idle:
         raise UsageError(f"{', '.join(idle)}: without effect here; leave it out (--preprocessing={preprocessing}).")

@@ -31,8 +31,8 @@ _CHOOSING = {
     "[--data_dir=FOLDER]": "of TFDS, or of the ImageNets",
     "[--train_split=NAME]": "the split that decides which classes there are",
     "[--classes=A,B]": "only images of these",
-    "[--seed=N]": "of the hold-out of a folder without splits",
-    "[--holdout_fraction=X]": "of each class of a folder without splits",
+    "[--seed=N]": "of the hold-out of files without splits",
+    "[--holdout_fraction=X]": "of each class of files without splits",
 }
 
 
@@ -85,7 +85,7 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
 @verb(
     CHECKPOINT
     | {
-        "--data=DATA": "folder:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of its test sets",
+        "--data=DATA": "folder:PATH, csv:FILE, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of its sets",
         "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
         "[--csv=FILE]": "write the table of classes",
         "[--json]": "print all figures as JSON",

@@ -103,7 +103,7 @@ class InputConfig:
     train_split: str
     test_split: str
     data_dir: str | None = None  # where TFDS keeps prepared datasets; None: its own default
-    holdout_fraction: float = 0.1  # of an image folder that has no split sub-folders
+    holdout_fraction: float = 0.1  # of image files that have no splits
     image_size: tuple[int, int]  # height, width in pixels
     classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
     # in training: each image, or each class, as often as any other
@@ -285,7 +285,7 @@ class _AnyRun:
     """What every kind of run has."""
 
     seed: int = 0
-    data: str | None  # "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" or a reference; None: say it
+    data: str | None  # "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or a reference; None: say it
     total: Duration
     global_batch: int
     init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors

@@ -1,18 +1,42 @@
-"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" or one's own, "package.module:name"."""
+"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or one's own, "module:name"."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.folder import folder_of, open_folder
+from vit_jax.data.folder import Folder
+from vit_jax.data.listing import Listing, open_listing, whole_splits
 from vit_jax.data.memory import CachedSource
 from vit_jax.data.records import Source, checked_labels, few
 from vit_jax.data.subset import select
+from vit_jax.data.table import Table
 from vit_jax.references import is_reference, resolve
+
+_LISTINGS: Mapping[str, Callable[[Path], Listing]] = {"folder": Folder, "csv": Table}
+
+
+def listing_of(data: str) -> Listing | None:
+    """The list of files in "folder:PATH" and "csv:FILE"; None for other data."""
+    kind, _, name = data.partition(":")
+    return _LISTINGS[kind](Path(name).expanduser()) if kind in _LISTINGS and name else None
+
+
+def located(data: str) -> str:
+    """The same text for every way to write the path of one list of files; other data unchanged."""
+    listing = listing_of(data)
+    return data if listing is None else f"{data.partition(':')[0]}:{listing.path.resolve()}"
+
+
+def holds_out(data: str, config: InputConfig) -> bool:
+    """Whether `config.holdout_fraction` has an effect: the data are files without splits."""
+    if (listing := listing_of(data)) is None:
+        return False
+    named = whole_splits(config)
+    return bool(named.test_split) and not (listing.exists() and listing.splits(named.train_split, named.test_split))
 
 
 def open_source(
@@ -21,13 +45,13 @@ def open_source(
     """Opens one split of a dataset.
 
     Args:
-      data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "vtab:TASK", "folder:PATH", or
-        "package.module:name", which is called with (split, config, seed) and returns a `Source`.
+      data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "vtab:TASK", "folder:PATH",
+        "csv:FILE", or "package.module:name", which is called with (split, config, seed) and returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
         train800val200 or test.
       config: where data is kept, which classes and training examples to take, whether to cache records.
-      seed: chooses the hold-out of an image folder without split sub-folders, and the training examples.
-      held_then: of such a folder, what was held out when weights were trained on it, from `subset.held_up_to`.
+      seed: chooses the hold-out of files without splits, and the training examples.
+      held_then: of such files, what was held out when weights were trained on it, from `subset.held_up_to`.
 
     Raises:
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
@@ -48,15 +72,16 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
             return tfds_source.open_digits(split, config.data_dir)
         opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
         return opened(name, split, config.data_dir)
-    if (path := folder_of(data)) is not None:
-        return open_folder(path, split, config, seed, held_then)
-    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", "folder"], n=1)
-    near = [f"folder:{data}"] if Path(data).expanduser().is_dir() else [word for word in near if word != kind]
+    if (listing := listing_of(data)) is not None:
+        return open_listing(listing, split, config, seed, held_then)
+    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *_LISTINGS], n=1)
+    found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(data).expanduser()).exists()]
+    near = found or [word for word in near if word != kind]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):
         raise ValueError(
-            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH" and '
-            f'"package.module:name".{hint}'
+            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", '
+            f'"csv:FILE" and "package.module:name".{hint}'
         )
     try:
         opener = resolve(data, "config.data")

@@ -1,7 +1,7 @@
 """Which images of a labelled dataset are evaluated, and their labels in the numbering of the weights' classes.
 
 Data that the weights were trained on are split as they were then, also where images were added or removed since. Of
-other data the split "test" is evaluated, but of a folder without split sub-folders all images.
+other data the split "test" is evaluated, but of files without splits, in a folder or a table, all images.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.data.folder import WHOLE, folder_of, located, split_folders
+from vit_jax.data.listing import WHOLE
 from vit_jax.data.records import Source, few
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, hold_out, hold_out_as_then
 from vit_jax.weights import Weights
 from vit_jax.weights.description import TrainingData
@@ -23,10 +23,10 @@ class SplitChoice:
     """What the user chooses of the images to judge, named as the options of the command line; None leaves it open."""
 
     split: str | None = None  # to evaluate
-    train_split: str | None = None  # of a folder, the sub-folder whose classes count
+    train_split: str | None = None  # of files, the split whose classes count
     classes: tuple[str, ...] | None = None  # to evaluate
-    seed: int | None = None  # of the hold-out of a folder without split sub-folders
-    holdout_fraction: float | None = None  # of every class of such a folder
+    seed: int | None = None  # of the hold-out of files without splits
+    holdout_fraction: float | None = None  # of every class of such files
     data_dir: str | None = None  # where TFDS keeps prepared datasets
 
 
@@ -119,42 +119,40 @@ def _decide(data: str, choice: SplitChoice, weights: Weights) -> _Decision:
     own = known if known and located(known.data) == located(data) else None
     how = own or _USUAL
     split = choice.split or how.test_split
-    folder = folder_of(data)
-    if folder is None:
+    listing = listing_of(data)
+    if listing is None:
         _refuse_idle(data, choice, "train_split", "seed", "holdout_fraction")
         return split, how, []
-    if not folder.is_dir():
+    if not listing.exists():
         return split, how, []  # opening it says so
     _refuse_idle(data, choice, "data_dir")
-    splits = split_folders(folder, how.train_split, split, choice.train_split or "")
+    splits = listing.splits(how.train_split, split, choice.train_split or "")
     if not splits:
-        return _decide_flat(data, choice, weights, own)
+        return _decide_flat(data, f"{data}, {listing.unsplit}", choice, weights, own)
     _refuse_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
     usual = how.train_split if own or how.train_split in splits else split  # evaluation needs no training images
-    notes = (
-        [f"{data} had no split sub-folders in training: its {split} may hold images of then."] if how.held_up_to else []
-    )
+    notes = [f"{data} had no splits in training: its {split} may hold images of then."] if how.held_up_to else []
     how = dataclasses.replace(how, train_split=choice.train_split or usual, test_split=split, held_up_to={})
     return split, how, notes
 
 
-def _decide_flat(data: str, choice: SplitChoice, weights: Weights, own: TrainingData | None) -> _Decision:
-    """Of a folder without split sub-folders: what the training run held out, the rest, or all."""
-    _refuse_idle(f"{data}, which has no split sub-folders", choice, "train_split")
+def _decide_flat(data: str, words: str, choice: SplitChoice, weights: Weights, own: TrainingData | None) -> _Decision:
+    """Of files without splits: what the training run held out, the rest, or all."""
+    _refuse_idle(words, choice, "train_split")
     how = own or _USUAL
     parts = {"train": how.train_split, "test": how.test_split, WHOLE: WHOLE}
     parts |= {name: name for name in (how.train_split, how.test_split)}
     is_chosen = choice.seed is not None or choice.holdout_fraction is not None
     split = choice.split or (how.test_split if own or is_chosen else WHOLE)
     if split not in parts:
-        raise ValueError(f"--split={split}: {data} has no split sub-folders; choose one of {', '.join(parts)}.")
+        raise ValueError(f"--split={split}: {words}; choose one of {', '.join(parts)}.")
     if parts[split] == WHOLE:
         _refuse_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
         trained_on = "" if weights.training is None else weights.training.data
         note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
         if own:
             note = f"the weights were trained on most of {data}: --split=test is what they have not seen."
-        return WHOLE, dataclasses.replace(how, held_up_to={}), [note] if trained_on.startswith("folder:") else []
+        return WHOLE, dataclasses.replace(how, held_up_to={}), [note] if listing_of(trained_on) else []
     then = weights.training or how  # also where it is not recognised: it may be a copy
     how = dataclasses.replace(
         how,
@@ -171,7 +169,7 @@ def _decide_flat(data: str, choice: SplitChoice, weights: Weights, own: Training
 
 
 def _has_changed(source: Source, how: TrainingData) -> bool:
-    """Whether another part of a folder would be held out today than was in training."""
+    """Whether another part of the files would be held out today than was in training."""
     everything = _whole(source)
     _, now = hold_out(everything, how.holdout_fraction, how.seed, purpose=b"")
     _, then = hold_out_as_then(everything, how.held_up_to, how.seed)

@@ -13,10 +13,10 @@ from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.data.folder import folder_of, holds_out, located
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
+from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.train.assemble import Assembly, Datasets
@@ -54,8 +54,8 @@ def parameters_sha256(model: Any) -> str:
 
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
-    """Hashes of the names and classes of a folder's files: what is held out goes by names. Other data have versions."""
-    if config.data is None or folder_of(config.data) is None:
+    """Hashes of the names and classes of listed files: what is held out goes by names. Other data have versions."""
+    if config.data is None or listing_of(config.data) is None:
         return {}
     return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")}
 

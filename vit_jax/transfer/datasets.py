@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.config import InputConfig
-from vit_jax.data.folder import located
 from vit_jax.data.records import Source
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import located, open_source
 from vit_jax.weights.description import TrainingData
 
 
@@ -55,7 +54,7 @@ def open_pair(name: str, choice: PairChoice, training: TrainingData | None = Non
     Args:
       name: one of `RELEASED`, or data as in a recipe.
       choice: of splits and classes.
-      training: the data of the run that made the weights. A folder that it held images out of is split as then.
+      training: the data of the run that made the weights. Files that it held images out of are split as then.
 
     Raises:
       ValueError: an unknown name (the nearest are named), sides that are the same or of other classes, or as
@@ -88,7 +87,7 @@ def _how(
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
-            "folder:PATH, tfds:NAME, vtab:TASK, package.module:name."
+            "folder:PATH, csv:FILE, tfds:NAME, vtab:TASK, package.module:name."
         )
     known = known or Known(name, "train800val200" if name.startswith("vtab:") else "train", "test")
     then = training if training and located(training.data) == located(known.data) else None

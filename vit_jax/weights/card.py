@@ -61,7 +61,8 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
 def _data(data: str) -> str:
     """Data as in a config, without the folders that lead to it."""
     kind, colon, path = data.partition(":")
-    return f"a folder of images, `{printable(pathlib.Path(path).name)}`" if colon and kind == "folder" else f"`{data}`"
+    listing = {"folder": "a folder", "csv": "a table"}.get(kind) if colon else None
+    return f"{listing} of images, `{printable(pathlib.Path(path).name)}`" if listing else f"`{data}`"
 
 
 def _preparation(preprocessing: Mapping[str, Any] | None) -> str:

@@ -18,13 +18,13 @@ MOST_LAYERS, MOST_STAGES = 10_000, 8
 class TrainingData:
     """The data of the run that made the weights."""
 
-    data: str  # as in a config; a folder by its absolute path
-    seed: int  # of the run, which chose the hold-out of a folder without split sub-folders
-    holdout_fraction: float  # of every class of such a folder
+    data: str  # as in a config; files by their absolute path
+    seed: int  # of the run, which chose the hold-out of files without splits
+    holdout_fraction: float  # of every class of such files
     train_split: str  # the name of the split that it was trained on
     test_split: str  # and of the one that it was not
     classes: tuple[str, ...]  # those chosen of the data; (): all
-    # of a folder without split sub-folders, by class: what was held out, from `data.subset.held_up_to`
+    # of files without splits, by class: what was held out, from `data.subset.held_up_to`
     held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.data.folder import WHOLE, FileSource, open_folder
+from vit_jax.data.folder import Folder
+from vit_jax.data.listing import WHOLE, FileSource, open_listing
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
 from vit_jax.files import read_bounded
@@ -71,7 +72,7 @@ def open_unpacked(one: ImageSet, data_dir: str | None) -> tuple[Source, str]:
     """The folder of an unpacked archive; `Absent` says how either form is made."""
     for path in [Path(data_dir).expanduser() / folder for folder in one.folders] if data_dir else []:
         if path.is_dir():
-            return open_folder(path, WHOLE, AS_IT_IS, seed=0), f"folder:{path}"
+            return open_listing(Folder(path), WHOLE, AS_IT_IS, seed=0), f"folder:{path}"
     ways = []
     if one.dataset:
         place = f" --data_dir={data_dir}" if data_dir else ""

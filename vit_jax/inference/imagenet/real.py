@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.data.folder import FileSource
+from vit_jax.data.listing import FileSource
 from vit_jax.data.records import Source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.inference.imagenet import classes

@@ -18,7 +18,7 @@ class Task:
     Attributes:
       name: of the task, and of its folder.
       group: over whose tasks a mean is taken.
-      data: as in a recipe: "vtab:pets", "digits", "folder:PATH", "package.module:name".
+      data: as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
       train, validation: splits of `data`: each setting is trained on the first and compared on the second.
       train_and_validation, test: those of the final run.
       flip, crop: whether training may mirror, and crop, the images.

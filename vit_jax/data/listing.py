@@ -1,0 +1,247 @@
+"""Image files with labels, in splits or all together, however they are listed: by a folder or by a table.
+
+Without splits a fixed part of every class is held out for testing; any split can be taken in parts.
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import itertools
+import logging
+import os
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.files import read_file
+from vit_jax.data.records import Source, few
+from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
+
+_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # in the place of one that is not there
+SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
+_PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
+WHOLE = "all"  # the split that is every image, where there are no splits
+
+
+class FileSource(Source):
+    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
+
+    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
+        """Takes paths below `root`, which need not be readable, or absolute ones."""
+        self.class_names, self.labels, self.root = class_names, labels, root
+        self._paths = np.array([os.fsencode(path) for path in paths])
+
+    def image_of(self, index: int) -> bytes:
+        return read_file(self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def key_of(self, index: int) -> bytes:
+        return bytes(self._paths[index])
+
+    @functools.cached_property
+    def origin(self) -> str:  # type: ignore[override]
+        """A digest of the name of each file, its size, and when it was changed."""
+        digest = hashlib.sha256(os.fsencode(self.root))
+        for index in range(len(self)):
+            try:
+                found = os.stat(self.name_of(index))
+                digest.update(b"\0%b %d %d" % (self.key_of(index), found.st_size, found.st_mtime_ns))
+            except OSError:
+                digest.update(b"\0%b unreadable" % self.key_of(index))
+        return digest.hexdigest()
+
+
+class Listing:
+    """A list of image files with labels. A subclass says in its words what is missing.
+
+    Attributes:
+      path: of the folder, or of the file.
+      unsplit: what it is without splits.
+      needed: what gives it classes.
+      to_unite, to_train: what to do about a class under two names, and about one without training images.
+    """
+
+    path: Path
+    unsplit: str
+    needed: str
+    to_unite: str
+    to_train: str
+
+    def exists(self) -> bool:
+        """Whether there is such a folder or file."""
+        raise NotImplementedError
+
+    def require(self) -> None:
+        """Raises ValueError where there is none."""
+        raise NotImplementedError
+
+    def splits(self, *names: str) -> list[str]:
+        """The splits that there are, under the usual names or the given ones, of which parts may be named."""
+        raise NotImplementedError
+
+    def require_splits(self, *names: str) -> None:
+        """Raises ValueError for a split that is neither usual nor one of these."""
+
+    def advise_without(self, split: str) -> str:
+        """What to do where there is only this split."""
+        raise NotImplementedError
+
+    def classes(self, split: str | None) -> list[str]:
+        """Names of the classes in a split, or without splits, sorted."""
+        raise NotImplementedError
+
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
+        """The images of a split, or without splits."""
+        raise NotImplementedError
+
+    def place(self, split: str | None) -> str:
+        """Where the classes are, for messages."""
+        raise NotImplementedError
+
+
+def open_listing(
+    listing: Listing, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None = None
+) -> Source:
+    """Opens one split.
+
+    With splits (train, training, test, val, validation, valid, and those of the config) it is any of them, and the
+    classes are those of `config.train_split`. For one that is not there another of the same meaning is taken, for
+    "test" also "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen as the hold-out is.
+    Otherwise `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file
+    name), `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are as
+    they were then, and what has been added since is on either side by its name.
+
+    Raises:
+      ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class that
+        training does not have; two classes whose names differ in case or Unicode normal form alone; a hold-out that
+        leaves a class without training or test images; and what `Listing.read` raises.
+    """
+    listing.require()
+    whole, low, high = part_of_split(split)
+    named = whole_splits(config)
+    if listing.splits(named.train_split, named.test_split):
+        source = _open_split(listing, whole, named)
+    else:
+        source = _open_flat(listing, whole, named, seed, held_then or {})
+    return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
+
+
+def part_of_split(split: str) -> tuple[str, float, float]:
+    """The name in "NAME[10%:90%]" and the two fractions; of any other name 0 and 1."""
+    if "[" not in split:
+        return split, 0.0, 1.0
+    if (match := _PART.fullmatch(split)) is not None:
+        low, high = (float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100)))
+        if 0 <= low < high <= 1:
+            return match["split"], low, high
+    raise ValueError(f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.")
+
+
+def whole_splits(config: InputConfig) -> InputConfig:
+    """The config with splits instead of parts of them; of two parts of one split there is no test split, ""."""
+    (train, *_), (test, *_) = map(part_of_split, (config.train_split, config.test_split))
+    are_parts = train == test and config.train_split != config.test_split
+    return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
+
+
+def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
+    splits, path = listing.splits(config.train_split, config.test_split, split), str(listing.path)
+    listing.require_splits(config.train_split, config.test_split, split)
+    train_split, split = (_present(path, name, splits) for name in (config.train_split, split))
+    for name in (train_split, split):
+        if name not in splits:
+            near = difflib.get_close_matches(name, splits, n=1)
+            raise ValueError(
+                f"{path!r} has no split {name!r}; it has {splits}."
+                + (f" Did you mean {near[0]!r}?" if near else "")
+                + (
+                    " Set config.input.train_split and config.input.test_split."
+                    if len(splits) > 1
+                    else f" {listing.advise_without(splits[0])}, and a part of it is held out for testing."
+                )
+            )
+    class_names, present = _class_names(listing, train_split), listing.classes(split)
+    _require_distinct(listing, sorted({*class_names, *present}))
+    if extra := sorted({*present} - {*class_names}):
+        raise ValueError(
+            f"Split {split!r} of {path!r} has classes that {train_split!r} does not have: {few(extra)}. "
+            f"Every class needs training images: {listing.to_train}."
+        )
+    return listing.read(split, class_names)
+
+
+def _present(path: str, split: str, splits: Sequence[str]) -> str:
+    """The split or, where there is none of this name, the first of the same meaning; the name itself without one."""
+    same = next((names for names in _MEANINGS if split in names), ())
+    found = [name for name in (split, *same) if name in splits]
+    if found and found[0] != split:
+        warn_once(f"{path} has no split {split!r}: {found[0]!r} is taken.")
+    return found[0] if found else split
+
+
+def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str]) -> Source:
+    names, path = (config.train_split, config.test_split, WHOLE), str(listing.path)
+    if split not in names or len(set(names)) < len(names):
+        raise ValueError(
+            f"Split {split!r} of {path!r}, {listing.unsplit}; allowed are config.input.train_split, "
+            f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
+        )
+    everything = listing.read(None, _class_names(listing, None))
+    if split == WHOLE or not config.test_split:
+        return everything
+    if held_then:
+        rest, held_out = hold_out_as_then(everything, held_then, seed)
+        return held_out if split == config.test_split else rest
+    if not 0.0 < config.holdout_fraction < 1.0:
+        raise ValueError(
+            f"config.input.holdout_fraction is {config.holdout_fraction}; {path!r}, {listing.unsplit}, needs a "
+            "fraction between 0 and 1."
+        )
+    sizes = np.bincount(everything.labels, minlength=everything.num_classes)
+    if single := [name for name, size in zip(everything.class_names, sizes, strict=True) if size < 2]:
+        raise ValueError(
+            f"Classes of {path!r} with one image, which cannot serve for training and for testing: "
+            f"{few(single)}. Add images, or name the splits."
+        )
+    rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
+    return held_out if split == config.test_split else rest
+
+
+def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
+    """The classes to train on, at least two, in alphabetical order."""
+    names = tuple(listing.classes(split))
+    if len(names) < 2:
+        found = f"only one, {names[0]!r}" if names else "none"
+        raise ValueError(f"{listing.place(split)} needs {listing.needed}; it has {found}.")
+    _require_distinct(listing, names)
+    return names
+
+
+def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
+    """Refuses names that some systems treat as one, or that look the same: they are one class under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
+        if other != name:
+            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
+            difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
+            raise ValueError(
+                f"The classes {other!r} and {name!r} of {str(listing.path)!r} differ only in {difference}. "
+                f"{listing.to_unite}."
+            )
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """A list without splits is read once for each of its parts."""
+    from vit_jax import hosts  # here, because it loads jax, which workers do without
+
+    if hosts.is_first():
+        logging.getLogger(__name__).warning(message)
