@@ -19,13 +19,22 @@ class Batch:
 
     Attributes:
       image_BHWC: uint8, 0 to 255, RGB.
-      label_B: int32, 0 to K - 1.
+      label_B: int32, 0 to K - 1; where an image may have several labels (B, K), 0 or 1 for each class.
       mask_B: float32, 1 for an example that counts, 0 for padding or an image that could not be read.
     """
 
     image_BHWC: Any
     label_B: Any
     mask_B: Any
+
+    @property
+    def is_multilabel(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.label_B.ndim == 2  # type: ignore[no-any-return]
+
+    def label_BK(self, num_classes: int) -> jax.Array:
+        """The labels as float32, 1 where an image has one."""
+        return self.label_B.astype(jnp.float32) if self.is_multilabel else jax.nn.one_hot(self.label_B, num_classes)
 
 
 @jax.tree_util.register_dataclass
@@ -48,11 +57,12 @@ class Targets:
     """What an objective compares the model's output with.
 
     Attributes:
-      label_BK: float32 class probabilities; one-hot unless mixed. None where patches are predicted.
+      label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are predicted.
       mask_B: float32, as in `Batch`.
       corruption: what the network is to see; None for the images as they are.
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
+      is_multilabel: each class is a question of its own.
     """
 
     label_BK: Any
@@ -60,6 +70,7 @@ class Targets:
     corruption: Corruption | None = None
     patch_BNT: Any = None
     is_corrupted_BN: Any = None
+    is_multilabel: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -104,14 +115,16 @@ def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
     return ((image_BHWC.astype(jnp.float32) - 127.5) / 127.5).astype(dtype)
 
 
-def abstract_batch(global_batch: int, image_size: tuple[int, int], sharding: Any = None) -> Batch:
-    """The shapes and dtypes of a `Batch`, for tracing without data."""
+def abstract_batch(
+    global_batch: int, image_size: tuple[int, int], sharding: Any = None, label_shape: tuple[int, ...] = ()
+) -> Batch:
+    """The shapes and dtypes of a `Batch`, for tracing without data; `label_shape` is that of an image's label."""
 
     def leaf(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     return Batch(
         image_BHWC=leaf((global_batch, *image_size, 3), jnp.uint8),
-        label_B=leaf((global_batch,), jnp.int32),
+        label_B=leaf((global_batch, *label_shape), jnp.int32),
         mask_B=leaf((global_batch,), jnp.float32),
     )

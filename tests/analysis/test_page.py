@@ -38,11 +38,11 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     summary = json.loads((trained / "summary.json").read_text())
     found = cards(page)
     assert found["state"] == "ended, step 4"
-    assert found["top1 accuracy (95 %)"].startswith(f"{summary['test_accuracy']:.2%} (")
+    assert found["top1 accuracy"].startswith(f"{summary['test_accuracy']:.2%}  (95 %: ")
     assert found["test loss"] == f"{summary['test_loss']:.4f}"
     assert found["images seen"] == "64"
     assert page.count("<svg") == 3
-    assert pictures(page)[:3] == ["mistakes", "confusions", "accuracy against confidence"]
+    assert pictures(page)[:3] == ["mistakes", "confusion", "reliability"]
     assert {"filters", "distance", "rollout", "similar"} <= set(pictures(page)[3:])
     assert "<td>model.width</td><td>16</td>" in page
 

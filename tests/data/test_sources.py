@@ -36,6 +36,9 @@ out_of_range = changed(labels=np.array([0, 2]))
 plain_list = changed(labels=[0, 1])
 not_integers = changed(labels=np.array([0.0, 1.0]))
 column = changed(labels=np.zeros((2, 1), int))
+several = changed(labels=np.array([[0, 0], [1, 1], [1, 0]]), is_multilabel=True)
+no_rows = changed(is_multilabel=True)
+three = changed(labels=np.array([[0, 0], [1, 3]]), is_multilabel=True)
 empty = changed(labels=np.zeros(0, int))
 one_class = changed(class_names=("dark",))
 twice = changed(class_names=("dark", "dark"))
@@ -73,6 +76,8 @@ def test_own_source(own, make_config):
         ("plain_list", "labels are list; give an array of 2 integers"),
         ("not_integers", r"labels are float64 \(2,\); give an array of 2 integers"),
         ("column", r"labels are int64 \(2, 1\); give an array"),
+        ("no_rows", r"labels are int64 \(8,\); give an array of 8 x 2 integers, one for each record and class"),
+        ("three", r"record 1 has the label \[1 3\], but each is 0 or 1"),
         ("empty", "it has no records"),
         ("one_class", r"class_names is \('dark',\); give a tuple of at least two different names"),
         ("twice", "class_names is"),
@@ -83,6 +88,12 @@ def test_own_source(own, make_config):
 def test_own_source_is_validated_when_opened(own, make_config, name, message):
     with pytest.raises(ValueError, match=f"config.data='own_data:{name}', split 'train': {message}"):
         open_source(f"own_data:{name}", "train", make_config(), 0)
+
+
+def test_an_own_source_may_have_several_labels(own, make_config):
+    source = open_source("own_data:several", "train", make_config(classes=("light", "dark")), 0)
+    assert source.labels.tolist() == [[0, 0], [1, 1], [0, 1]]
+    assert source[2].label.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

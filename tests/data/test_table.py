@@ -1,10 +1,16 @@
 """Tables of images: which files, which labels, which split, and the message for each mistake."""
 
+import hashlib
 import pickle
 
+import numpy as np
 import pytest
 
+from vit_jax.data.pipeline import open_batches
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
+from vit_jax.data.stream import EvaluationStream
+from vit_jax.data.subset import held_up_to
+from vit_jax.data.transforms import build_evaluation_transform
 
 TEN_EACH = {f"{name}/{i}.png": i for name in ("cat", "dog") for i in range(10)}
 
@@ -134,3 +140,67 @@ def test_other_files_are_refused(make_table, make_config, tmp_path):
         open_source(f"csv:{path}", "train", make_config(), 0)
     with pytest.raises(ValueError, match=rf"Did you mean 'csv:{path}'\?"):
         open_source(str(path), "train", make_config(), 0)
+
+
+def many(*lines):
+    return ["image,labels", *lines]
+
+
+NUMBERED = enumerate(TEN_EACH)
+SEVERAL = many(*(f"{file},{'|'.join(['even'] * (n % 2 == 0) + ['later'] * (n > 5))}" for n, file in NUMBERED))
+
+
+def test_several_labels_an_image(make_table, make_config):
+    """Any number of them, in any order; an image without one is an example of none."""
+    path = make_table(*many("cat/0.png,tabby | cat", "cat/1.png,", "dog/0.png,dog", "dog/1.png,cat|dog|cat"))
+    source = open_source(f"csv:{path}", "all", make_config(), 0)
+    assert source.is_multilabel
+    assert source.class_names == ("cat", "dog", "tabby")
+    assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0]]
+    assert source[3].label.tolist() == [1, 1, 0]
+    chosen = open_source(f"csv:{path}", "all", make_config(classes=("tabby", "cat"), cache_records=True), 0)
+    assert chosen.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    assert [chosen[i].label.tolist() for i in range(4)] == chosen.labels.tolist()
+    assert source.records_sha256 != chosen.records_sha256
+
+
+def test_a_part_of_all_images_is_held_out(make_table, make_config):
+    """By their hashes alone, and the same part later, whatever was added and whatever labels were changed."""
+    path = make_table(*SEVERAL[:16])
+    config = make_config(holdout_fraction=0.2)
+    (test, held), (_, rest) = (open_names(path, split, config, seed=3) for split in ("test", "train"))
+    by_hash = sorted(TEN_EACH, key=lambda name: hashlib.sha256(b"3/" + name.encode()).digest())
+    assert {*held} == {*[name for name in by_hash if name in held + rest][:3]}
+    assert len(rest) == 12
+    then = held_up_to(test, 3)
+    path.write_text("\n".join(SEVERAL).replace("even", "odd"))
+    again, later = (open_source(f"csv:{path}", split, config, 3, then) for split in ("test", "train"))
+    assert {*held} <= {name[len(str(path.parent)) + 1 :] for name in map(again.name_of, range(len(again)))}
+    assert len(again) + len(later) == len(TEN_EACH)
+    assert len(open_names(path, "train[:50%]", make_config(train_split="train[:50%]"))[1]) == 9
+    assert len(open_names(path, "train", make_config(train_examples=5))[1]) == 5
+
+
+def test_batches_of_several_labels(make_table, make_config):
+    source = open_source(f"csv:{make_table(*SEVERAL)}", "all", make_config(), 0)
+    transform = build_evaluation_transform(make_config())
+    with open_batches(EvaluationStream(source, transform, 8, np.arange(8))) as batches:
+        found = list(batches)
+    labels = np.concatenate([batch.label for batch in found])
+    assert labels.dtype == np.int32
+    assert labels.tolist() == [*source.labels.tolist(), *[[0, 0]] * 4]
+    assert np.concatenate([batch.mask for batch in found]).tolist() == [1] * 20 + [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "fields", "message"),
+    [
+        (["image,label,labels", "cat/0.png,cat,cat"], {}, "has 1 columns 'label'.*labels, with '|' between"),
+        (many("cat/0.png,cat", "dog/0.png,"), {}, "needs labels of at least two classes .*only one, 'cat'"),
+        (SEVERAL, {"train_examples_per_class": 2}, r"several labels, .*Use config\.input\.train_examples"),
+        (many(*SEVERAL[1:10], "dog/9.png,later"), {"classes": ("even", "dog")}, "names 'dog', which the data does not"),
+    ],
+)
+def test_mistakes_in_several_labels_are_named(make_table, make_config, lines, fields, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(f"csv:{make_table(*lines)}", "train", make_config(**fields), 0)

@@ -11,9 +11,10 @@ import pytest
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import ClassificationEvaluator, Split
-from vit_jax.evals.answers import Answers, answer, answers_over
+from vit_jax.evals.answers import Answers, answer
 from vit_jax.evals.intervals import wilson
 from vit_jax.evals.per_class import Tally
+from vit_jax.evals.sums import numbered_rows
 
 
 def make_batch(labels, mask, images=None):
@@ -48,7 +49,8 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     allowed = jnp.ones(num_outputs, bool) if is_allowed is None else jnp.asarray(is_allowed)
     outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
     step = jax.jit(lambda scale, batch: answer(batch.image_BHWC * scale, batch, allowed, outputs))
-    return answers_over(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1))
+    rows = numbered_rows(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1))
+    return (Answers.of(*both) for both in rows)
 
 
 def tally_of(batches, num_classes):

@@ -27,7 +27,7 @@ from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
 from vit_jax.inference.evaluate import _gflops, make_evaluate
 from vit_jax.inference.labelled import Labelled, open_labelled, plain_key
-from vit_jax.inference.outcome import Evaluation, to_text
+from vit_jax.inference.outcome import ClassEvaluation, to_text
 from vit_jax.sharding import build_mesh, replicated
 
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
@@ -133,7 +133,7 @@ def test_gflops_of_networks_of_ones_own():
     )
     assert (counted, unknown) == (pytest.approx(2 * 288 * 5 / 1e9), None)
     labelled = Labelled(MemorySource(PIXELS, LABELS % 2, ("cat", "dog")), "", [], plain_key(("cat", "dog")))
-    found = Evaluation(
+    found = ClassEvaluation(
         labelled=labelled, tally=tally_by_hand(), unreadable=0, images_per_second=1.0, gflops_per_image=None
     )
     assert not any("flops" in to_text(sets, "w").lower() for sets in ({"": found}, {"a": found, "b": found}))
@@ -215,7 +215,7 @@ def tally_by_hand():
 def test_what_is_printed():
     source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], plain_key(("cat", "dog")))
-    found = Evaluation(
+    found = ClassEvaluation(
         labelled=labelled, tally=tally_by_hand(), unreadable=0, images_per_second=1234.5, gflops_per_image=17.58
     )
     assert to_text({"": found}, "w.npz (released)").splitlines() == [

@@ -17,7 +17,7 @@ from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
 from vit_jax.inference import figures
 from vit_jax.inference.labelled import Labelled, plain_key
-from vit_jax.inference.outcome import Evaluation
+from vit_jax.inference.outcome import ClassEvaluation
 from vit_jax.weights.saving import OWN, save_weights
 
 PIXELS = sample_pixels(20)
@@ -150,7 +150,7 @@ def test_pictures_of_odd_names_and_images(wrong):
     tally = Tally(2, np.arange(2))
     first = np.array([[1]] * wrong + [[0]] * (3 - wrong))
     tally.add(Answers(np.arange(3), np.zeros(3, int), first, np.full((3, 1), 0.75), np.zeros(3)), first == 0)
-    evaluation = Evaluation(
+    evaluation = ClassEvaluation(
         labelled=Labelled(Stored(), "", [], plain_key(names)),
         tally=tally,
         unreadable=0,

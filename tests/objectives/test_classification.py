@@ -3,13 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.arrays import ModelOutput
+from vit_jax.arrays import Batch, ModelOutput
 from vit_jax.config import ObjectiveConfig
 from vit_jax.objectives.classification import Classification, build_classification
 
 
 def prepared(objective, labels, mask):
-    return objective.prepare(None, labels, mask, None)  # classification needs neither pixels nor random numbers
+    batch = Batch(None, jnp.zeros(len(labels), jnp.int32), mask)  # classification needs neither pixels
+    return objective.prepare(batch, labels, mask, None)  # nor random numbers
 
 
 def sums(objective, logits, labels, mask=None):

@@ -13,7 +13,7 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
     def open_source(data, split, config, seed, held_then):
         opened.append((data, split, config.data_dir))
-        return type("Fake", (), {"class_names": ("a", "b")})()
+        return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
 
     monkeypatch.setattr(datasets, "open_source", open_source)
     for name in (*RELEASED, "vtab:pets"):
@@ -64,6 +64,8 @@ def test_mistakes(name, choice, message):
 
 def test_splits_of_other_classes(tmp_path, monkeypatch):
     kinds = iter([("a", "b"), ("a", "c")])
-    monkeypatch.setattr(datasets, "open_source", lambda *_: type("Fake", (), {"class_names": next(kinds)})())
+    monkeypatch.setattr(
+        datasets, "open_source", lambda *_: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})()
+    )
     with pytest.raises(ValueError, match="splits of mine:x have different classes"):
         open_pair("mine:x", PairChoice())

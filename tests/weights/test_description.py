@@ -38,6 +38,8 @@ def test_checkpoints_that_have_the_config_alone():
     config = {"data": "folder:/my/images", "seed": 3, "input": inputs | {"flip": True}, "total": "9 epochs"}
     assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
     assert stored_training_data({"training": STORED}) == DATA
+    several = stored_training_data({"training": STORED | {"is_multilabel": True}})
+    assert several == dataclasses.replace(DATA, is_multilabel=True)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +52,11 @@ def test_checkpoints_that_have_the_config_alone():
         {"config": {"data": None, "seed": 0, "input": {}}},
         *(
             {"training": STORED | {name: wrong}}
-            for name in STORED.keys() - {"held_up_to"}
+            for name in STORED.keys() - {"held_up_to", "is_multilabel"}
             for wrong in (None, {}, True)
         ),
         *({"training": STORED | {"held_up_to": wrong}} for wrong in ([1], "ab", {"cat": 3})),
+        *({"training": STORED | {"is_multilabel": wrong}} for wrong in (None, {}, 1)),
         {"training": STORED | {"classes": ["cat", 2]}},
         {"training": {name: value for name, value in STORED.items() if name != "seed"}},
     ],

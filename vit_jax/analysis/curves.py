@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.config.nearest import did_you_mean
+from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
 from vit_jax.train.workdir import CONFIG_FILE
 from vit_jax.train.writers import METRICS_FILE, read_metrics
@@ -95,11 +96,12 @@ class Panel(NamedTuple):
 PANELS = {
     "loss": Panel("loss", lambda name: name.endswith("_loss")),
     "accuracy": Panel("accuracy (%)", lambda name: name.endswith("_accuracy"), 100),
+    "precision": Panel("precision and F1 (%)", lambda name: name.endswith(MULTILABEL_RESULTS), 100),
     "learning_rate": Panel("learning rate", lambda name: name == "learning_rate"),
     "speed": Panel("images per second", lambda name: name == "images_per_second"),
     "norms": Panel("Euclidean norm", lambda name: name.endswith("_norm")),
 }
-USUAL = ("loss", "accuracy", "learning_rate")
+USUAL = ("loss", "accuracy", "precision", "learning_rate")  # of a run those that it has
 
 
 def read_run(folder: pathlib.Path, name: str) -> RunLog:
@@ -156,7 +158,7 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
         metrics = [metric for metric in written if panel.holds(metric)]
         if metrics:
             chosen[name] = (panel, metrics)
-        elif asked != USUAL:  # pixels that are predicted have no accuracy
+        elif asked != USUAL:  # pixels that are predicted have no accuracy, and few runs several labels
             hint = did_you_mean(name, [*PANELS, *written], "{}")
             raise ValueError(
                 f"--metrics={name}: no run has written it.{hint} There are {', '.join(PANELS)}, and by name "
@@ -166,8 +168,8 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
 
 
 def _own_panel(metric: str) -> Panel:
-    words, is_accuracy = metric.replace("_", " "), PANELS["accuracy"].holds(metric)
-    return Panel(f"{words} (%)" if is_accuracy else words, metric.__eq__, 100 if is_accuracy else 1)
+    words, is_share = metric.replace("_", " "), any(PANELS[name].holds(metric) for name in ("accuracy", "precision"))
+    return Panel(f"{words} (%)" if is_share else words, metric.__eq__, 100 if is_share else 1)
 
 
 def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:

@@ -18,7 +18,8 @@ from vit_jax.files import first_line, printable
 from vit_jax.inference import figures
 from vit_jax.inference.evaluate import make_evaluate
 from vit_jax.inference.labelled import SplitChoice, open_labelled
-from vit_jax.inference.outcome import Evaluation
+from vit_jax.inference.outcome import ClassEvaluation, Evaluation
+from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
 from vit_jax.train.series import DIVERGED
 from vit_jax.weights import Weights
@@ -128,29 +129,24 @@ def _results(report: Report) -> Iterator[str]:
     for name, value in found.items():
         if value is None:  # a run that diverged has no results
             continue
-        if name.endswith("_accuracy") and report.evaluation is None:
+        if name.endswith(SHARES) and report.evaluation is None:
             cards[_words(name)] = f"{value:.2%}"
         elif name.endswith("_loss"):
             cards[_words(name)] = f"{value:.4f}"
     if report.evaluation is not None:
-        for name, value, (low, high) in report.evaluation.tally.accuracies():
-            cards[f"{_words(name)} (95 %)"] = f"{value:.2%} ({low:.2%} to {high:.2%})"
-        cards["calibration error"] = f"{report.evaluation.tally.calibration.error:.2%}"
+        shown = report.evaluation.shown()
+        cards |= {_words(name): words for name, words in shown.items() if name != "loss"}  # the summary has it
     yield _cards(cards)
 
 
 def _answers(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield f"<p>{_text(evaluation.labelled.words)}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
-    yield _png(figures.draw_mistakes(evaluation, model.require_transform()), "mistakes")
-    reliability = _png(figures.draw_reliability(evaluation), "accuracy against confidence")
-    if evaluation.tally.first_2LA is None:
-        yield reliability
-    else:
-        yield _row([_png(figures.draw_confusion(evaluation), "confusions"), reliability])
-        confused = [
-            (one["class"], one["answer"], one["images"], one["of"]) for one in evaluation.confused(MOST_CONFUSED)
-        ]
+    first, *others = figures.draw(evaluation, model.require_transform()).items()
+    yield _png(first[1], _words(first[0]))
+    yield _row(_png(picture, _words(name)) for name, picture in others)
+    if isinstance(evaluation, ClassEvaluation) and (found := evaluation.confused(MOST_CONFUSED)):
+        confused = [(one["class"], one["answer"], one["images"], one["of"]) for one in found]
         yield _table(("class", "taken for", "images", "of"), confused)
     header, *rows = csv.reader(io.StringIO(evaluation.to_csv()))
     yield _folded("every class", _table(header, rows))

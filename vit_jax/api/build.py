@@ -147,6 +147,7 @@ def from_weights(
         source=weights.source,
         notes=tuple(notes),
         training=weights.training,
+        is_multilabel=weights.is_multilabel and num_classes is None,
     )
 
 

@@ -41,6 +41,7 @@ class Model:
       source: where the parameters come from.
       notes: what was assumed, changed or is odd about them.
       training: the data of the run that made them; None where that is not known.
+      is_multilabel: trained on images that may have several labels: the probability of each class is its own.
     """
 
     module: nnx.Module
@@ -50,6 +51,7 @@ class Model:
     source: str
     notes: tuple[str, ...] = ()
     training: TrainingData | None = None
+    is_multilabel: bool = False
 
     def __repr__(self) -> str:
         a = self.architecture
@@ -88,7 +90,10 @@ class Model:
         return _stacked(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
-        """Class probabilities (N, K), float32, the softmax of the logits; arguments and errors as for `stream`."""
+        """Class probabilities (N, K), float32; arguments and errors as for `stream`.
+
+        They are the softmax of the logits; of a network for several labels the sigmoid of each.
+        """
         source = Images(images)
         return _stacked(self.stream(source, batch_size=batch_size), source)
 
@@ -120,7 +125,8 @@ class Model:
 
         def run(batch: Any) -> tuple[jax.Array, list[UnreadableImage | None]]:
             image_BHWC = jax.device_put(batch[0], batch_sharding(mesh))
-            return _field(module, image_BHWC, self.architecture.compute_dtype, field), batch[1]
+            dtype = self.architecture.compute_dtype
+            return _field(module, image_BHWC, dtype, field, self.is_multilabel), batch[1]
 
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1.")
@@ -185,13 +191,18 @@ def _forward(module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, .
     return module(scaled, taps=taps) if taps else module(scaled)
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "field"))
-def _field(module: Any, images_BHWC: jax.Array, dtype: str, field: str) -> jax.Array:
+def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
+    """Of the classes: they exclude each other, or each is a question of its own."""
+    return jax.nn.sigmoid(logits_BK) if is_multilabel else jax.nn.softmax(logits_BK)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
+def _field(module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool) -> jax.Array:
     output = _forward(module, images_BHWC, dtype)
     found = getattr(output, "logits_BK" if field == "probabilities" else field, None)
     if found is None:
         raise ValueError(f"This network does not return {field}: choose a field of ModelOutput that it sets.")
-    return jax.nn.softmax(found) if field == "probabilities" else found.astype(jnp.float32)
+    return to_probabilities(found, is_multilabel) if field == "probabilities" else found.astype(jnp.float32)
 
 
 def _rows(batches: Iterable[tuple[Any, list[UnreadableImage | None]]]) -> Iterator[np.ndarray | UnreadableImage]:

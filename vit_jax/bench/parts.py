@@ -62,9 +62,11 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
     """
     data = open_datasets(config) if with_data else None
     num_examples = config.global_batch * 1_000_000  # enough for any duration of a recipe
+    shape: tuple[int, ...] = ()
     if data is not None:
-        num_classes, num_examples = data.train.num_classes, len(data.train)
-    run = assemble(config, architecture_of(config, num_classes), num_examples=num_examples, devices=jax.devices())
+        num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
+    network = architecture_of(config, num_classes)
+    run = assemble(config, network, num_examples=num_examples, devices=jax.devices(), label_shape=shape)
     began = time.perf_counter()
     step = run.compile_train_step()
     seconds = time.perf_counter() - began
@@ -241,6 +243,6 @@ def _random_batch(run: Assembly, size: int) -> Batch:
     rng = np.random.default_rng(0)
     return Batch(
         image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
-        label_B=rng.integers(0, max(run.architecture.num_classes, 1), size, np.int32),
+        label_B=rng.integers(0, max(run.architecture.num_classes, 1), (size, *run.label_shape), np.int32),
         mask_B=np.ones(size, np.float32),
     )

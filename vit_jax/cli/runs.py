@@ -17,7 +17,7 @@ _OF_DATA = ("data_dir", "global_batch", "max_unreadable")
         "RUN…": "workdirs, or folders with workdirs in them",
         "[--output=FILE]": "curves.png by default; .svg and .pdf too",
         "[--axis=steps|images|exaflops|time]": "against what metrics are drawn; steps by default",
-        "[--metrics=NAME,…]": "loss,accuracy,learning_rate by default; speed, norms, or a metric by its own name",
+        "[--metrics=NAME,…]": "loss,accuracy,learning_rate by default; precision, speed, norms or any metric",
     },
     "runs/digits",
     "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg",

@@ -181,7 +181,8 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
     CHECKPOINT
     | {
         "IMAGE…": "image files, folders with images, or patterns; - for names on standard input, one a line",
-        "[--top=3]": "classes to print for each image",
+        "[--top=3]": "classes to print for each image; all where it may have several",
+        "[--threshold=0.5]": "the least probability of a class that is printed, where an image may have several",
         "[--json]": "print them as JSON",
         "[--csv=FILE]": "write them as a table too, a line for each image",
     }
@@ -193,19 +194,25 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
 def predict(given: Given) -> None:
     """Classes of image files: a table, JSON or CSV.
 
-    Ends with exit code 1 if an image cannot be read; the others are classified all the same.
+    Of weights for several labels all that are probable enough. Ends with exit code 1 if an image cannot be read; the
+    others are classified all the same.
     """
     options, _, paths = given
-    top = whole({"top": "3"} | options, "top")
+    top = whole(options, "top") if "top" in options else None
+    threshold = fraction(options, "threshold") if "threshold" in options else None
     from vit_jax.data.files import list_images
 
     images = list_images(paths)
 
+    from vit_jax.evals.multilabel import THRESHOLD
     from vit_jax.hosts import exits
     from vit_jax.inference.predict import predict, to_csv, to_json, to_table
 
     model = _readable(*open_model(options))
-    found = list(predict(model, images, top))
+    if threshold is not None and not model.is_multilabel:
+        raise UsageError(f"--threshold={threshold:g}: an image has one class of {model.source}; use --top=N.")
+    usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
+    found = list(predict(model, images, top or usual_top, usual_threshold if threshold is None else threshold))
     print(to_json(found) if "json" in options else to_table(found))
     if "csv" in options:
         write_atomically(pathlib.Path(options["csv"]).expanduser(), to_csv(found).encode("utf-8", "surrogateescape"))

@@ -210,6 +210,10 @@ FROZEN_ARGUMENTS = {
 }
 
 
+MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
+"""Of evaluations of images that may have several labels, in the place of the accuracy."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """One more evaluation beside that of the test split; its results carry its name as a prefix."""
@@ -252,7 +256,9 @@ class CheckpointConfig:
     every: Duration
     keep_latest: int = 2
     keep_best: int = 1
-    best_metric: str = "test_accuracy"  # of any evaluator; of one that ends in "_loss" the lowest is best
+    # of any evaluator; of one that ends in "_loss" the lowest is best. Where images may have several labels,
+    # an accuracy means the mean average precision
+    best_metric: str = "test_accuracy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from vit_jax.config.load import flatten, references, to_dict
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,
+    MULTILABEL_RESULTS,
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
@@ -223,7 +224,9 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What evaluations of a run will find, and the prefixes of evaluators of one's own, whose results have any name."""
     objective = config.objective
     has_accuracy = objective.kind == "classification" or objective.patch_target != "pixels"
-    usual = ("accuracy", "loss") if has_accuracy else ("loss",)
+    usual: tuple[str, ...] = ("accuracy", "loss") if has_accuracy else ("loss",)
+    if objective.kind == "classification" and objective.loss != "softmax":
+        usual += MULTILABEL_RESULTS  # if the data turn out to be such
     known = [f"test_{result}" for result in usual]
     own = []
     for name, evaluator in config.evaluation.evaluators.items():

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.files import read_file
-from vit_jax.data.records import Source, few
+from vit_jax.data.records import Source, class_sizes, few
 from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 
 _MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # in the place of one that is not there
@@ -34,6 +34,7 @@ class FileSource(Source):
     def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
         """Takes paths below `root`, which need not be readable, or absolute ones."""
         self.class_names, self.labels, self.root = class_names, labels, root
+        self.is_multilabel = labels.ndim == 2
         self._paths = np.array([os.fsencode(path) for path in paths])
 
     def image_of(self, index: int) -> bytes:
@@ -204,8 +205,8 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
             f"config.input.holdout_fraction is {config.holdout_fraction}; {path!r}, {listing.unsplit}, needs a "
             "fraction between 0 and 1."
         )
-    sizes = np.bincount(everything.labels, minlength=everything.num_classes)
-    if single := [name for name, size in zip(everything.class_names, sizes, strict=True) if size < 2]:
+    sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
+    if not everything.is_multilabel and (single := [name for name, size in sizes if size < 2]):
         raise ValueError(
             f"Classes of {path!r} with one image, which cannot serve for training and for testing: "
             f"{few(single)}. Add images, or name the splits."

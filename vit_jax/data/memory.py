@@ -12,16 +12,17 @@ class MemorySource(Source):
     """A source over arrays, for tests and for small or generated data."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
-        """Takes images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,), without copying them.
+        """Takes images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,) or of 0 and 1 (N, K).
 
         Raises:
           ValueError: the arrays have other types or shapes, or a label has no class.
         """
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             raise ValueError(f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1).")
-        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError(f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.")
         self.images, self.labels, self.class_names = images, labels, tuple(class_names)
+        self.is_multilabel = labels.ndim == 2
+        if labels.shape != (len(images), *self.label_shape) or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.")
         checked_labels(self)
 
     def image_of(self, index: int) -> np.ndarray:
@@ -35,7 +36,7 @@ class CachedSource(Source):
     """
 
     def __init__(self, source: Source) -> None:
-        self.source, self.class_names = source, source.class_names
+        self.source, self.class_names, self.is_multilabel = source, source.class_names, source.is_multilabel
         self._read = functools.cache(source.__getitem__)
 
     def __len__(self) -> int:

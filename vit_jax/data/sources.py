@@ -95,7 +95,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
 def _validated(source: Any, data: str, split: str) -> Source:
     """The source that a user's own code returned, complete and not empty, its labels numbers of its classes."""
     origin = f"config.data={data!r}, split {split!r}"
-    parts = ("class_names", "num_classes", "labels", "__len__", "__getitem__", "name_of", "key_of")
+    parts = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     if missing := [part for part in parts if not hasattr(source, part)]:
         raise ValueError(
             f"{origin}: {type(source).__name__} has no {few(missing)}; return a vit_jax.data.records.Source."
@@ -106,9 +106,13 @@ def _validated(source: Any, data: str, split: str) -> Source:
     if not len(source):
         raise ValueError(f"{origin}: it has no records; give at least one.")
     is_array = isinstance(labels, np.ndarray)
-    if not is_array or labels.shape != (len(source),) or not np.issubdtype(labels.dtype, np.integer):
+    shape = (len(source), *source.label_shape)
+    if not is_array or labels.shape != shape or not np.issubdtype(labels.dtype, np.integer):
         found = f"{labels.dtype} {labels.shape}" if is_array else type(labels).__name__
-        raise ValueError(f"{origin}: labels are {found}; give an array of {len(source)} integers, one for each record.")
+        raise ValueError(
+            f"{origin}: labels are {found}; give an array of {' x '.join(map(str, shape))} integers, one for each "
+            f"record{' and class' if source.is_multilabel else ''}."
+        )
     try:
         checked_labels(source)
     except ValueError as error:

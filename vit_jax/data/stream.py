@@ -28,7 +28,7 @@ class HostBatch(NamedTuple):
 
     Attributes:
       image: uint8 (R, H, W, 3), RGB; zeros where mask is 0.
-      label: int32 (R,).
+      label: int32 (R,), or (R, K) where an image may have several.
       mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could not be read.
       record_index: int64 (R,), the record in its source; -1 for padding.
     """
@@ -65,7 +65,7 @@ class Stream:
         """Every row is padding."""
         return HostBatch(
             image=np.zeros((len(self.rows), *self.transform.image_size, 3), np.uint8),
-            label=np.zeros(len(self.rows), np.int32),
+            label=np.zeros((len(self.rows), *self.source.label_shape), np.int32),
             mask=np.zeros(len(self.rows), np.float32),
             record_index=np.full(len(self.rows), -1, np.int64),
         )

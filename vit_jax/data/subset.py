@@ -1,7 +1,8 @@
 """Parts of a source: what a config selects of it, and the split of one into two to choose settings on.
 
 The choice depends on the seed and on each record's own key (`Source.key_of`), not on its neighbours: adding a
-record keeps the order of the others, and the first ten of a class are among its first twenty.
+record keeps the order of the others, and the first ten of a class are among its first twenty. Where an image may have
+several labels, what is chosen class by class is chosen of all records alike: no class has a record to itself.
 """
 
 import difflib
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.records import Record, Source, checked_labels, few
+from vit_jax.data.records import Record, Source, checked_labels, class_sizes, few
 
 
 class SubsetSource(Source):
@@ -31,6 +32,7 @@ class SubsetSource(Source):
         class without chosen records; None leaves either as it is.
         """
         self.source, self.class_names = source, source.class_names if class_names is None else tuple(class_names)
+        self.is_multilabel = source.is_multilabel
         self._indices = np.asarray(indices, np.int64).reshape(-1)
         self._relabel = np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
         assert len(self._relabel) == source.num_classes, "one new number for each class"
@@ -41,11 +43,21 @@ class SubsetSource(Source):
 
     def __getitem__(self, index: int) -> Record:
         record = self.source[int(self._indices[index])]
-        return Record(record.image, int(self._relabel[record.label]))
+        label = self._renumber(np.asarray(record.label))
+        return Record(record.image, label if self.is_multilabel else int(label))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        return self._relabel[checked_labels(self.source)[self._indices]].astype(np.int32)
+        return self._renumber(checked_labels(self.source)[self._indices]).astype(np.int32)
+
+    def _renumber(self, labels: np.ndarray) -> np.ndarray:
+        """Labels of the source, any number of them, in the numbering of the subset."""
+        if not self.is_multilabel:
+            return self._relabel[labels]
+        known = self._relabel >= 0
+        renumbered = np.zeros((*labels.shape[:-1], self.num_classes), labels.dtype)
+        renumbered[..., self._relabel[known]] = labels[..., known]
+        return renumbered
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(int(self._indices[index]))
@@ -71,8 +83,7 @@ def hold_out(
       ValueError: no class has two examples.
     """
     assert 0.0 < fraction < 1.0, fraction
-    labels = checked_labels(source)
-    sizes = np.bincount(labels, minlength=source.num_classes)
+    _, labels, sizes = _groups(source)
     counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
     if not counts.any():
         raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
@@ -82,8 +93,7 @@ def hold_out(
 
 def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
     """Of each class the records between two fractions, in the order of their hashes, as `hold_out` has it."""
-    labels, everything = checked_labels(source), np.arange(len(source))
-    sizes = np.bincount(labels, minlength=source.num_classes)
+    (_, labels, sizes), everything = _groups(source), np.arange(len(source))
     below, up_to = (
         _first_by_hash(source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed)
         for fraction in (low, high)
@@ -97,8 +107,9 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
     It tells later, of a source that has changed since, which records were held out: those up to this hash.
     """
     last: dict[str, str] = {}
-    for index, label in enumerate(held_out.labels.tolist()):
-        name = held_out.class_names[label]
+    names, labels, _ = _groups(held_out)
+    for index, label in enumerate(labels.tolist()):
+        name = names[label]
         last[name] = max(last.get(name, ""), _short_hash(held_out, index, seed))
     return last
 
@@ -108,10 +119,10 @@ def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tupl
 
     Of a class that there was not, everything is held out.
     """
-    names, labels = source.class_names, checked_labels(source).tolist()
+    names, labels, _ = _groups(source)
     is_held = [
         names[label] not in last or _short_hash(source, index, seed) <= last[names[label]]
-        for index, label in enumerate(labels)
+        for index, label in enumerate(labels.tolist())
     ]
     held = np.array(is_held, bool)
     return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
@@ -121,9 +132,20 @@ def _short_hash(source: Source, index: int, seed: int) -> str:
     return hashlib.sha256(b"%d/%b" % (seed, source.key_of(index))).hexdigest()[:16]
 
 
+def _groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """What a choice takes the same part of: names, the number of each record's (N,), and their sizes.
+
+    They are the classes or, where an image may have several, all records as one, named "".
+    """
+    if source.is_multilabel:
+        return ("",), np.zeros(len(source), np.int64), np.array([len(source)])
+    labels = checked_labels(source)
+    return source.class_names, labels, class_sizes(labels, source.num_classes)
+
+
 def classes_without_examples(source: Source) -> list[str]:
     """Names of the classes without records."""
-    sizes = np.bincount(checked_labels(source), minlength=source.num_classes)
+    sizes = class_sizes(checked_labels(source), source.num_classes)
     return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
 
 
@@ -152,6 +174,8 @@ def _first_by_hash(
 def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
     """Applies `config.classes` and for training `config.train_examples` or `train_examples_per_class`; else the source.
 
+    Of images that may have several labels each stays, with those of its labels that are chosen.
+
     Raises:
       ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or for
         training too few, in all or of a class.
@@ -160,11 +184,16 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if not config.classes and ((per_class is None and in_all is None) or not training):
         return source
     class_names = tuple(config.classes) or source.class_names
+    if per_class is not None and source.is_multilabel:
+        raise ValueError(
+            f"config.input.train_examples_per_class={per_class}: an image of these data may have several labels, so "
+            "that no class has images to itself. Use config.input.train_examples, of all images."
+        )
     relabel = _numbering(source.class_names, class_names) if config.classes else np.arange(source.num_classes)
-    labels = relabel[checked_labels(source)]
-    indices = np.flatnonzero(labels >= 0)
+    labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
+    indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
     if training:
-        _require_examples(np.bincount(labels[indices], minlength=len(class_names)), class_names, per_class or 1)
+        _require_examples(class_sizes(labels[indices], len(class_names)), class_names, per_class or 1)
     if not len(indices):
         raise ValueError(f"No example of this split is of the classes {few(class_names, repr)}; choose others.")
     if training and per_class is not None:

@@ -1,4 +1,8 @@
-"""Tables of images ("csv:FILE"): a line for each image, with its file and its label, and optionally its split."""
+"""Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
+
+Several labels stand in one cell, not in a column of 0 and 1 each: a line stays readable with a thousand classes, a
+column that is no class needs no mark, and there is no third value.
+"""
 
 import collections
 import csv
@@ -15,25 +19,34 @@ from vit_jax.files import printable
 
 _SEPARATORS = ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
 _SHOWN = 3  # lines that a message names
+LABELS = "labels"  # the column of any number of them, with BETWEEN them
+BETWEEN = "|"  # which no spreadsheet takes for a separator, and which is rare in names
 
 
 class Row(NamedTuple):
-    """One line of a table: the image's path, normalised, and the text of the other cells."""
+    """One line of a table, the path of the image normalised."""
 
     line: int
     image: str
-    label: str
+    labels: tuple[str, ...]
     split: str
+
+
+class _Content(NamedTuple):
+    rows: list[Row]
+    is_multilabel: bool
 
 
 class Table(Listing):
     """A CSV file with a header: columns `image` and `label`, and `split` where splits are given; others are ignored.
 
+    With the column `labels` in the place of `label` an image may have any number of them, also none.
+
     Paths are relative to the folder of the file, or absolute, and may lead anywhere.
     """
 
     unsplit = "which has no column 'split'"
-    needed = "labels of at least two classes in its column 'label'"
+    needed = "labels of at least two classes in its lines"
     to_unite = "Write one of them in all lines"
     to_train = "add them, or leave the lines out"
 
@@ -50,17 +63,17 @@ class Table(Listing):
             )
 
     def splits(self, *names: str) -> list[str]:
-        return sorted({row.split for row in self._rows if row.split})
+        return sorted({row.split for row in self._table.rows if row.split})
 
     def require_splits(self, *names: str) -> None:
         known = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)}
-        self._refuse([row for row in self._rows if row.split not in known], "of no known split", "split")
+        self._refuse([row for row in self._table.rows if row.split not in known], "of no known split", "split")
 
     def advise_without(self, split: str) -> str:
         return "Remove the column 'split'"
 
     def classes(self, split: str | None) -> list[str]:
-        return sorted({row.label for row in self._of(split)})
+        return sorted({label for row in self._of(split) for label in row.labels})
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
         """The images in the order of the lines.
@@ -71,47 +84,53 @@ class Table(Listing):
         rows, root = self._of(split), self.path.absolute().parent
         self._refuse([row for row in rows if not os.path.exists(root / row.image)], "name files that do not exist")
         numbers = {name: number for number, name in enumerate(class_names)}
-        labels = np.array([numbers[row.label] for row in rows], np.int32)
+        if self._table.is_multilabel:
+            labels = np.zeros((len(rows), len(class_names)), np.uint8)
+            for row_K, row in zip(labels, rows, strict=True):
+                row_K[[numbers[label] for label in row.labels]] = 1
+        else:
+            labels = np.array([numbers[row.labels[0]] for row in rows], np.int32)
         return FileSource([row.image for row in rows], class_names, labels, root=str(root))
 
     def place(self, split: str | None) -> str:
         return repr(str(self.path)) + (f", split {split!r}," if split else "")
 
     def _of(self, split: str | None) -> list[Row]:
-        return [row for row in self._rows if split in (None, row.split)]
+        return [row for row in self._table.rows if split in (None, row.split)]
 
     @functools.cached_property
-    def _rows(self) -> list[Row]:
-        """All lines.
+    def _table(self) -> "_Content":
+        """What the file holds.
 
         Raises:
           ValueError: the file cannot be read, lacks a column or has one twice; cells are missing, empty or too many;
             an image is listed twice.
         """
         header, lines = _read(self.path)
-        for name, fewest in (("image", 1), ("label", 1), ("split", 0)):
-            if not fewest <= (found := header.count(name)) <= 1:
+        is_multilabel, has_split = LABELS in header, "split" in header
+        columns = ("image", LABELS if is_multilabel else "label", *["split"] * has_split)
+        for name in (*columns, *["label"] * is_multilabel):
+            if (found := header.count(name)) != (name in columns):
                 raise ValueError(
                     f"{str(self.path)!r} has {found or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
-                    "It names the columns: image, label and perhaps split."
+                    f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between), and perhaps split."
                 )
-        places = [header.index(name) if name in header else None for name in Row._fields[1:]]
-        rows = []
+        places, rows = [header.index(name) for name in columns], []
         for line, cells in lines:
             if len(cells) != len(header):
                 raise ValueError(
                     f"{str(self.path)!r}, line {line}: {len(cells)} cells under {len(header)} columns. Give each a "
                     'cell, and put text with a separator in quotes: "a, b".'
                 )
-            image, label, split = ("" if place is None else cells[place].strip() for place in places)
-            rows.append(Row(line, image and os.path.normpath(image), label, split))
+            image, label, *split = (cells[place].strip() for place in places)
+            labels = [one.strip() for one in label.split(BETWEEN)] if is_multilabel else [label]
+            rows.append(Row(line, image and os.path.normpath(image), tuple(filter(None, labels)), "".join(split)))
         self._refuse([row for row in rows if not row.image], "have no image")
-        self._refuse([row for row in rows if not row.label], "have no label")
-        if "split" in header:
-            self._refuse([row for row in rows if not row.split], "have no split, and others have one")
+        self._refuse([row for row in rows if not row.labels and not is_multilabel], "have no label")
+        self._refuse([row for row in rows if not row.split and has_split], "have no split, and others have one")
         times = collections.Counter(row.image for row in rows)
         self._refuse([row for row in rows if times[row.image] > 1], "name an image that another line names too")
-        return rows
+        return _Content(rows, is_multilabel)
 
     def _refuse(self, wrong: list[Row], words: str, column: str = "image") -> None:
         if wrong:

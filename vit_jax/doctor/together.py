@@ -87,7 +87,9 @@ def prepared(config: RunConfig) -> tuple[Assembly, Source]:
         architecture = adapt(config, data.train)[0]
     else:
         architecture = architecture_of(config, data.train.num_classes)
-    return assemble(config, architecture, num_examples=len(data.train), devices=jax.devices()), data.train
+    shape, devices = data.train.label_shape, jax.devices()
+    run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
+    return run, data.train
 
 
 def checkpoint_bytes(prepare: Prepare) -> int:

@@ -6,15 +6,15 @@ Legend: B global batch, K outputs of the network, L classes of the data, N image
 answers, five or as many as there are outputs.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.sums import OpenBatches, Results, results_of
+from vit_jax.evals.sums import Results
 
 FIRST = 5
 
@@ -35,6 +35,11 @@ class Answers(NamedTuple):
     class_NT: np.ndarray
     probability_NT: np.ndarray
     loss_N: np.ndarray
+
+    @classmethod
+    def of(cls, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> "Answers":
+        """From what `answer` gave for these images."""
+        return cls(record_N, *(rows[name] for name in ("label_B", "class_BT", "probability_BT", "loss_B")))
 
 
 def answer(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array) -> Results:
@@ -57,14 +62,3 @@ def answer(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L
         "loss_B": loss_B1[:, 0],
         "mask_B": batch.mask_B,
     }
-
-
-def answers_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Results], model: Any) -> Iterator[Answers]:
-    """The answers to a split, one batch after the other; `step` takes (model, batch) and gives them as `answer`."""
-    first = 0
-    for found in results_of(open_batches, step, model):
-        counts = found["mask_B"] > 0
-        numbers = first + np.arange(len(counts))
-        first += len(counts)
-        fields = (found[name][counts] for name in ("label_B", "class_BT", "probability_BT", "loss_B"))
-        yield Answers(numbers[counts], *fields)

@@ -70,6 +70,22 @@ def results_of(
         yield jax.device_get(pending)
 
 
+def counted_rows(results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of what a step gave for each example of a batch (names end in _B, _BK, ...), the rows of those that count."""
+    counts = results["mask_B"] > 0
+    return {name: value[counts] for name, value in results.items() if "_B" in name}
+
+
+def numbered_rows(
+    open_batches: OpenBatches, step: Callable[[Any, Batch], Results], evaluated: Any
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """`counted_rows` of every batch of a split, and the numbers of their examples in the split."""
+    first = 0
+    for found in results_of(open_batches, step, evaluated):
+        yield first + np.flatnonzero(found["mask_B"] > 0), counted_rows(found)
+        first += len(found["mask_B"])
+
+
 def sum_over(open_batches: OpenBatches, step: Callable[[Any, Batch], Sums], evaluated: Any) -> dict[str, np.ndarray]:
     """Adds up, in float64, what `step` gives for every batch of a split; empty where there is no batch.
 

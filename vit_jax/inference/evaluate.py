@@ -1,4 +1,7 @@
-"""Evaluates weights on labelled images, each image once, on all devices of all processes."""
+"""Evaluates weights on labelled images, each image once, on all devices of all processes.
+
+Legend: K outputs of the network, N images that count, T first answers.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,17 +17,19 @@ from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.evals.answers import Answers, answer, answers_over
+from vit_jax.evals.answers import Answers, answer
+from vit_jax.evals.multilabel import Scores, score
 from vit_jax.evals.per_class import Tally
-from vit_jax.evals.sums import Results
+from vit_jax.evals.sums import Results, numbered_rows
 from vit_jax.inference.labelled import Labelled
-from vit_jax.inference.outcome import Evaluation
+from vit_jax.inference.outcome import ClassEvaluation, Evaluation, MultilabelEvaluation
 from vit_jax.inference.predict import not_finite
 from vit_jax.models import flops
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
-Watch = Callable[[Answers, np.ndarray], None]
-"""Is given the answers to some images, and which of them are right (N, T)."""
+Watch = Callable[..., None]
+"""Is given the answers to some images, and which of them are right (N, T); of weights for several labels the numbers of
+the images, and the rows of `multilabel.score`."""
 Evaluate = Callable[[Labelled, Watch | None], Evaluation]
 
 
@@ -50,14 +55,15 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
     global_batch = -(-global_batch // mesh.size) * mesh.size
 
     def run(module: Any, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
-        image_BHWC = normalise(batch.image_BHWC, model.architecture.compute_dtype)
-        return answer(module(image_BHWC).logits_BK, batch, is_allowed_K, output_K)
+        logits_BK = module(normalise(batch.image_BHWC, model.architecture.compute_dtype)).logits_BK
+        return score(logits_BK, batch) if model.is_multilabel else answer(logits_BK, batch, is_allowed_K, output_K)
 
     def place(array: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
     abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=replicated(mesh)) for dtype in (bool, np.int32)]
-    batch = abstract_batch(global_batch, transform.image_size, sharding)
+    label_shape = (num_outputs,) if model.is_multilabel else ()
+    batch = abstract_batch(global_batch, transform.image_size, sharding, label_shape)
     step = jax.jit(placed_by(Placement(mesh))(run), out_shardings=replicated(mesh))
     compiled = step.lower(model.module, batch, *abstract).compile()
     gflops = _gflops(model)
@@ -71,33 +77,43 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
         if key.has_loss:
             output_K[: len(key.output_L)] = key.output_L
         arguments = place(key.is_allowed_K), place(output_K)
-        tally = Tally(len(key.output_L), np.flatnonzero(key.is_allowed_K))
+        tally = (
+            Scores(num_outputs) if model.is_multilabel else Tally(len(key.output_L), np.flatnonzero(key.is_allowed_K))
+        )
         began = time.perf_counter()
-        for answers in answers_over(
+        for record_N, rows in numbered_rows(
             lambda: open_placed(stream, sharding, log),
             lambda module, batch: compiled(module, batch, *arguments),
             model.module,
         ):
-            _require_finite(answers, labelled, model)
-            is_right_NT = key.is_right(answers.record_N, answers.label_N, answers.class_NT)
-            tally.add(answers, is_right_NT)
+            seen: tuple[Any, Any] = record_N, rows
+            if isinstance(tally, Scores):
+                _require_finite(record_N, rows["probability_BK"], labelled, model)
+                tally.add(rows)
+            else:
+                answers = Answers.of(record_N, rows)
+                _require_finite(record_N, answers.probability_NT, labelled, model)
+                seen = answers, key.is_right(record_N, answers.label_N, answers.class_NT)
+                tally.add(*seen)
             if watch is not None:
-                watch(answers, is_right_NT)
+                watch(*seen)
         seconds = time.perf_counter() - began
         unreadable = len(source) - tally.images
         log.require_few(unreadable, max_unreadable)
         if not tally.images:
             raise ValueError("No image could be read, so there is nothing to evaluate.")
+        figures: dict[str, Any] = {
+            "labelled": labelled,
+            "unreadable": unreadable,
+            "images_per_second": tally.images / seconds,
+            "gflops_per_image": gflops,
+        }
+        if isinstance(tally, Scores):
+            return MultilabelEvaluation(tally=tally, **figures)
         if tally.first_2LA is None:
             size = f"{len(tally.images_L):,} classes and {len(tally.answer_A):,} answers"
             labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
-        return Evaluation(
-            labelled=labelled,
-            tally=tally,
-            unreadable=unreadable,
-            images_per_second=tally.images / seconds,
-            gflops_per_image=gflops,
-        )
+        return ClassEvaluation(tally=tally, **figures)
 
     return evaluate
 
@@ -112,6 +128,6 @@ def _gflops(model: Model) -> float | None:
     return FLOPS_PER_MAC * macs / 1e9
 
 
-def _require_finite(answers: Answers, labelled: Labelled, model: Model) -> None:
-    if len(odd := np.flatnonzero(~np.isfinite(answers.probability_NT).all(axis=1))):
-        raise not_finite(model, labelled.source.name_of(int(answers.record_N[odd[0]])))
+def _require_finite(record_N: np.ndarray, probabilities: np.ndarray, labelled: Labelled, model: Model) -> None:
+    if len(odd := np.flatnonzero(~np.isfinite(probabilities).all(axis=1))):
+        raise not_finite(model, labelled.source.name_of(int(record_N[odd[0]])))

@@ -16,6 +16,7 @@ from jax import export as jax_export
 
 from vit_jax.activations import placed_by
 from vit_jax.api import Model
+from vit_jax.api.model import to_probabilities
 from vit_jax.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -140,7 +141,7 @@ def _require_same(model: Model, written: bytes) -> None:
 
 
 def _program(model: Model) -> Callable[[Any], jax.Array]:
-    return lambda image_BHWC: jax.nn.softmax(model(image_BHWC).logits_BK)
+    return lambda image_BHWC: to_probabilities(model(image_BHWC).logits_BK, model.is_multilabel)
 
 
 def _checked(model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
@@ -174,7 +175,7 @@ def _description(model: Model) -> dict[str, Any]:
         "output": {
             "dtype": "float32",
             "shape": ["batch", a.num_classes],
-            "meaning": "probabilities: softmax of the logits",
+            "meaning": f"probabilities: {'sigmoid of each logit' if model.is_multilabel else 'softmax of the logits'}",
         },
         "class_names": list(model.class_names),
         "preprocessing": {

@@ -7,13 +7,42 @@ import numpy as np
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, GREY, ORANGE, TILE_PIXELS, new_figure, short, tile, to_bytes
-from vit_jax.inference.outcome import Evaluation
+from vit_jax.inference.outcome import ClassEvaluation, Evaluation, MultilabelEvaluation
 
 MOST_NAMED = 30  # classes, up to which a matrix has room for their names
 MOST_CELLS = 250  # of a side of a matrix
 
 
-def draw_reliability(evaluation: Evaluation) -> bytes:
+def draw(evaluation: Evaluation, transform: EvaluationTransform) -> dict[str, bytes]:
+    """Every picture that this kind of evaluation has, by name, the first the widest."""
+    if isinstance(evaluation, MultilabelEvaluation):
+        return {"average_precision": draw_average_precision(evaluation)}
+    assert isinstance(evaluation, ClassEvaluation)
+    pictures = {"mistakes": draw_mistakes(evaluation, transform)}
+    if evaluation.tally.first_2LA is not None:
+        pictures["confusion"] = draw_confusion(evaluation)
+    return pictures | {"reliability": draw_reliability(evaluation)}
+
+
+def draw_average_precision(evaluation: MultilabelEvaluation) -> bytes:
+    """Of each class that has images, the highest first, and their mean; of many the lowest."""
+    known = [one for one in evaluation.details()["classes"] if one["images"]]
+    shown = sorted(known, key=lambda one: -one["average_precision"])[-MOST_NAMED:]
+    figure = new_figure(5, 1.2 + 0.25 * len(shown))
+    axes = figure.subplots()
+    names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
+    axes.barh(range(len(shown)), [one["average_precision"] for one in shown], color=BLUE)
+    axes.axvline(
+        evaluation.figures()["mean_average_precision"], color=ORANGE, linestyle="--", label="mean of all classes"
+    )
+    axes.set_yticks(range(len(shown)), names)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="average precision of a class (and its images)")
+    figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+    return to_bytes(figure)
+
+
+def draw_reliability(evaluation: ClassEvaluation) -> bytes:
     """Accuracy against confidence in bins, and how many images each bin has."""
     bins = [one for one in evaluation.tally.calibration.bins() if one.images]
     figure = new_figure(5, 6)
@@ -33,7 +62,7 @@ def draw_reliability(evaluation: Evaluation) -> bytes:
     return to_bytes(figure)
 
 
-def draw_confusion(evaluation: Evaluation) -> bytes:
+def draw_confusion(evaluation: ClassEvaluation) -> bytes:
     """For each class, in what share of its images each answer is first; of a large matrix, the largest in a block."""
     key, tally = evaluation.labelled.key, evaluation.tally
     assert tally.first_2LA is not None
@@ -72,7 +101,7 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     return split.max(axis=(1, 3)), (rows, columns)
 
 
-def draw_mistakes(evaluation: Evaluation, transform: EvaluationTransform) -> bytes:
+def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -> bytes:
     """A sheet of the most confident mistakes: image (decoded as by `transform`), class, answer and its probability."""
     mistakes = evaluation.tally.mistakes
     columns = min(6, max(len(mistakes), 3))

@@ -183,6 +183,12 @@ def _refuse_idle(what: str, choice: SplitChoice, *names: str) -> None:
 
 def _numbered(source: Source, data: str, weights: Weights) -> Source:
     """The source with labels as the weights number their classes."""
+    if source.is_multilabel != weights.is_multilabel:
+        one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
+        raise ValueError(
+            f"{several} is of images that may have several labels, {one} of images with one: answers of the one kind "
+            "cannot be judged by labels of the other."
+        )
     known = weights.class_names
     if known is None:
         if weights.architecture.num_classes != source.num_classes:

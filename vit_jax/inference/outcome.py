@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.evals.multilabel import Scores
 from vit_jax.evals.per_class import Tally
 from vit_jax.files import printable
 from vit_jax.inference.labelled import Labelled
@@ -14,11 +15,11 @@ CONFUSED_SHOWN, CONFUSED_KEPT = 3, 50
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """What an evaluation found.
+    """What an evaluation found. A subclass says how good the answers are.
 
     Attributes:
       labelled: the images.
-      tally: counts over the answers.
+      tally: what was counted over the answers.
       unreadable: images that were left out.
       images_per_second: from opening the data to the last answer, with reading and decoding, without compilation.
       gflops_per_image: of the forward pass, a multiplication with its addition as two; None of a network whose program
@@ -26,34 +27,80 @@ class Evaluation:
     """
 
     labelled: Labelled
-    tally: Tally
+    tally: Any
     unreadable: int
     images_per_second: float
     gflops_per_image: float | None
 
     def values(self) -> dict[str, Any]:
-        """The figures by name, as JSON has them; "loss" is None where an image has several right answers."""
-        tally = self.tally
-        accuracies: dict[str, Any] = {}
-        for name, value, interval in tally.accuracies():
-            accuracies |= {name: value, name.replace("accuracy", "interval"): list(interval)}
+        """The figures by name, as JSON has them."""
         return {
             "data": self.labelled.words,
             "notes": self.labelled.notes,
-            "images": tally.images,
+            "images": self.tally.images,
             "unreadable_images": self.unreadable,
-            **accuracies,
-            "loss": tally.loss / tally.images if self.labelled.key.has_loss else None,
-            "calibration_error": tally.calibration.error,
+            **self.figures(),
             "images_per_second": self.images_per_second,
             "gflops_per_image": self.gflops_per_image,
-            "most_confused": self.confused(CONFUSED_KEPT),
-            "most_confident_mistakes": self.mistakes(),
-            "calibration_bins": [one._asdict() for one in tally.calibration.bins()],
+            **self.details(),
         }
+
+    def figures(self) -> dict[str, Any]:
+        """How good the answers are, by name."""
+        raise NotImplementedError
+
+    def details(self) -> dict[str, Any]:
+        """And where they are good or not."""
+        raise NotImplementedError
+
+    def shown(self) -> dict[str, str]:
+        """The figures as text."""
+        raise NotImplementedError
+
+    def worst(self) -> dict[str, str]:
+        """In a line of text, with its name, where the answers are not good; empty where they are."""
+        raise NotImplementedError
 
     def to_csv(self) -> str:
         """The table of the classes."""
+        raise NotImplementedError
+
+
+class ClassEvaluation(Evaluation):
+    """Of images with one label."""
+
+    tally: Tally
+
+    def figures(self) -> dict[str, Any]:
+        """By name; "loss" is None where an image has several right answers."""
+        tally, accuracies = self.tally, dict[str, Any]()
+        for name, value, interval in tally.accuracies():
+            accuracies |= {name: value, name.replace("accuracy", "interval"): list(interval)}
+        loss = tally.loss / tally.images if self.labelled.key.has_loss else None
+        return accuracies | {"loss": loss, "calibration_error": tally.calibration.error}
+
+    def details(self) -> dict[str, Any]:
+        return {
+            "most_confused": self.confused(CONFUSED_KEPT),
+            "most_confident_mistakes": self.mistakes(),
+            "calibration_bins": [one._asdict() for one in self.tally.calibration.bins()],
+        }
+
+    def shown(self) -> dict[str, str]:
+        values, lines = self.figures(), dict[str, str]()
+        for name in ("top1", "top5"):
+            low, high = values[f"{name}_interval"]
+            lines[f"{name}_accuracy"] = f"{values[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"
+        if values["loss"] is not None:
+            lines["loss"] = f"{values['loss']:.4f}"
+        return lines | {"calibration_error": f"{values['calibration_error']:.2%}"}
+
+    def worst(self) -> dict[str, str]:
+        confused = self.confused(CONFUSED_SHOWN)
+        pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
+        return {"most_confused": ", ".join(pairs)} if pairs else {}
+
+    def to_csv(self) -> str:
         return self.tally.to_csv(self.labelled.source.class_names, self.labelled.key.listed.tolist())
 
     def confused(self, most: int) -> list[dict[str, Any]]:
@@ -76,6 +123,34 @@ class Evaluation:
             }
             for one in self.tally.mistakes
         ]
+
+
+class MultilabelEvaluation(Evaluation):
+    """Of images that may have several labels, where no answer is the right one and none is taken for another."""
+
+    tally: Scores
+
+    def figures(self) -> dict[str, Any]:
+        return {**dict(self.tally.results()), "loss": self.tally.loss / self.tally.images}
+
+    def details(self) -> dict[str, Any]:
+        """The figures of each class, None where they say nothing."""
+        found: list[dict[str, Any]] = []
+        for name, row in zip(self.labelled.source.class_names, self.tally.rows(), strict=True):
+            found.append({"class": name, **{key: None if x != x else x for key, x in row.items()}})
+        return {"classes": found}
+
+    def shown(self) -> dict[str, str]:
+        values = self.figures()
+        return {name: f"{value:.4f}" if name == "loss" else f"{value:.2%}" for name, value in values.items()}
+
+    def worst(self) -> dict[str, str]:
+        known = [one for one in self.details()["classes"] if one["images"]]
+        ranked = sorted((one["average_precision"], one["class"]) for one in known)
+        return {"lowest_precision": ", ".join(f"{name} {value:.2%}" for value, name in ranked[:CONFUSED_SHOWN])}
+
+    def to_csv(self) -> str:
+        return self.tally.to_csv(self.labelled.source.class_names)
 
 
 def to_json(values: Mapping[str, Any]) -> str:
@@ -101,20 +176,13 @@ def _to_lines(evaluation: Evaluation, weights: str) -> str:
     values = evaluation.values()
     missing = f", and {evaluation.unreadable:,} that cannot be read" if evaluation.unreadable else ""
     lines["images"] = f"{values['images']:,}{missing}"
-    for name in ("top1", "top5"):
-        low, high = values[f"{name}_interval"]
-        lines[f"{name}_accuracy"] = f"{values[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"
-    if values["loss"] is not None:
-        lines["loss"] = f"{values['loss']:.4f}"
-    lines["calibration_error"] = f"{values['calibration_error']:.2%}"
+    lines |= evaluation.shown()
     lines["images_per_second"] = f"{values['images_per_second']:,.0f}"
     if values["gflops_per_image"] is not None:
         lines["gflops_per_image"] = f"{values['gflops_per_image']:,.3g}"
-    pairs = [
-        f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in evaluation.confused(CONFUSED_SHOWN)
-    ]
-    lines |= {"most_confused": ", ".join(pairs)} if pairs else {}
-    return "\n".join(f"{name:<18} {printable(text)}" for name, text in lines.items())
+    lines |= evaluation.worst()
+    width = max(18, *map(len, lines))
+    return "\n".join(f"{name:<{width}} {printable(text)}" for name, text in lines.items())
 
 
 def _to_table(evaluations: Mapping[str, Evaluation], weights: str) -> str:

@@ -14,8 +14,10 @@ from vit_jax.data.images import UnreadableImage
 from vit_jax.files import printable
 
 
-def predict(model: Model, images: Sequence[str], top: int) -> Iterator[dict[str, Any]]:
-    """One JSON object for each file, in their order: its `top` most probable classes, or why it cannot be read.
+def predict(model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0) -> Iterator[dict[str, Any]]:
+    """One JSON object for each file, in their order: its most probable classes, or why it cannot be read.
+
+    They are the first `top`, or all, of those whose probability is at least `threshold`.
 
     Raises:
       ValueError: probabilities that are not finite; the model has no classes or states no preparation of images.
@@ -27,7 +29,8 @@ def predict(model: Model, images: Sequence[str], top: int) -> Iterator[dict[str,
         if not np.isfinite(found).all():
             raise not_finite(model, image)
         order = np.argsort(-found, kind="stable")[:top]  # of equals the lower number first
-        classes = [{"class": model.class_names[k], "probability": float(found[k])} for k in order]
+        likely = order[found[order] >= threshold]
+        classes = [{"class": model.class_names[k], "probability": float(found[k])} for k in likely]
         yield {"image": image, "predictions": classes}
 
 
@@ -68,6 +71,6 @@ def to_table(records: Sequence[dict[str, Any]]) -> str:
             text = f"cannot be read: {printable(record['error'])}"
         else:
             classes = record["predictions"]
-            text = "   ".join(f"{printable(found['class'])} {found['probability']:.1%}" for found in classes)
+            text = "   ".join(f"{printable(found['class'])} {found['probability']:.1%}" for found in classes) or "none"
         lines.append(f"{name:<{width}}   {text}")
     return "\n".join(lines)

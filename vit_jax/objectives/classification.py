@@ -15,7 +15,10 @@ from vit_jax.config import ObjectiveConfig
 from vit_jax.references import is_reference, resolve
 
 Sums = dict[str, jax.Array]
-"""Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count."""
+"""Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count.
+
+Where an image may have several labels there is no "correct": no answer is the one right one.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Classification:
 
     def prepare(self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array) -> Targets:
         """Smooths the labels."""
-        del batch, key
-        return Targets(optax.smooth_labels(label_BK, self.label_smoothing_fraction), mask_B)
+        del key
+        label_BK = optax.smooth_labels(label_BK, self.label_smoothing_fraction)
+        return Targets(label_BK, mask_B, is_multilabel=batch.is_multilabel)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
         """Float32 totals; an example whose mask is 0 adds nothing to any of them."""
@@ -51,9 +55,12 @@ class Classification:
                 )
         else:
             loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
-        correct_B = (logits_BK.argmax(axis=-1) == label_BK.argmax(axis=-1)).astype(jnp.float32)
         mask_B = targets.mask_B
-        return {"loss": (loss_B * mask_B).sum(), "correct": (correct_B * mask_B).sum(), "weight": mask_B.sum()}
+        sums = {"loss": (loss_B * mask_B).sum(), "weight": mask_B.sum()}
+        if targets.is_multilabel:
+            return sums
+        correct_B = (logits_BK.argmax(axis=-1) == label_BK.argmax(axis=-1)).astype(jnp.float32)
+        return sums | {"correct": (correct_B * mask_B).sum()}
 
 
 def build_classification(config: ObjectiveConfig) -> Classification:

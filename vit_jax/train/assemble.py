@@ -17,7 +17,7 @@ from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture, named_architecture
 from vit_jax.config.resolve import RunSteps, resolve
-from vit_jax.config.schema import ModelConfig, RunConfig
+from vit_jax.config.schema import MULTILABEL_RESULTS, ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
@@ -47,6 +47,7 @@ class Assembly:
     steps: RunSteps
     architecture: Architecture
     batch_sharding: jax.sharding.NamedSharding  # of every array of a batch
+    label_shape: tuple[int, ...]  # of one image: (), or (num_classes,) where it may have several
     evaluation_batch: int  # examples of one evaluation step
     forward_macs: int  # multiply-adds of one image's forward pass, padding included
     training_flops_per_image: int  # of the forward and the backward pass, without padding
@@ -63,7 +64,8 @@ class Assembly:
         It takes and gives the leaves of a state by name (`pytree.named_leaves`): modules take Python three milliseconds
         more to hand over.
         """
-        batch = abstract_batch(self.config.global_batch, self.architecture.image_size, self.batch_sharding)
+        size = self.architecture.image_size
+        batch = abstract_batch(self.config.global_batch, size, self.batch_sharding, self.label_shape)
         compiled: Any = self.train_step_of_leaves.lower(pytree.named_leaves(self.abstract_state), batch).compile()
         return compiled  # type: ignore[no-any-return]
 
@@ -97,6 +99,7 @@ def assemble(
     *,
     num_examples: int,
     devices: Sequence[jax.Device],
+    label_shape: tuple[int, ...] = (),
     network: Callable[[Architecture, jax.Array], Any] | None = None,
     objective: Objective | None = None,
     schedule: Schedule | None = None,
@@ -109,6 +112,7 @@ def assemble(
       architecture: the network, for the dataset's classes.
       num_examples: of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
+      label_shape: of one image of the data.
       network: (architecture, key) -> module, in the place of the network that `architecture` describes.
       objective: in the place of the config's; has its methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
@@ -187,6 +191,7 @@ def assemble(
         steps=steps,
         architecture=architecture,
         batch_sharding=batches,
+        label_shape=label_shape,
         evaluation_batch=config.evaluation.global_batch or config.global_batch,
         forward_macs=macs(count_padding=True),
         training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
@@ -221,7 +226,8 @@ def open_datasets(config: RunConfig) -> Datasets:
     """Opens every split and compares their classes.
 
     Raises:
-      ValueError: no dataset was chosen, one is missing, or splits that belong together have different classes.
+      ValueError: no dataset was chosen, one is missing, or splits that belong together have different classes; a value
+        of the config is not for data whose images may have several labels, or only for these.
     """
     if config.data is None:
         raise ValueError(
@@ -248,7 +254,30 @@ def open_datasets(config: RunConfig) -> Datasets:
     for name, source in same.items():
         data = evaluators[name].data or config.data
         _require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
-    return Datasets(train, test, others, supports)
+    datasets = Datasets(train, test, others, supports)
+    for problem in _wrong_labels(config, datasets):  # the first
+        raise ValueError(f"config.{problem}")
+    return datasets
+
+
+def _wrong_labels(config: RunConfig, data: Datasets) -> Iterator[str]:
+    """What is not for images that may have several labels, or is for these alone."""
+    best_metric, objective = config.checkpoint.best_metric, config.objective
+    words = "an image of these data may have several labels"
+    if not data.train.is_multilabel and best_metric.endswith(MULTILABEL_RESULTS):
+        yield f"checkpoint.best_metric={best_metric!r}: the images have one label each. Use test_accuracy."
+    for name, source in data.supports.items():
+        if source.is_multilabel or data.others[name].is_multilabel:
+            kind = config.evaluation.evaluators[name].kind
+            yield f"evaluation.evaluators.{name}.kind={kind!r} asks for the one class, and {words}. Leave it out."
+    if not data.train.is_multilabel:
+        return
+    if objective.kind == "classification" and objective.loss == "softmax":
+        yield f"objective.loss='softmax' is of one class an image, and {words}: use config.objective.loss=sigmoid."
+    if objective.class_weights:
+        yield f"objective.class_weights={objective.class_weights} weighs by the one class, and {words}. Leave it out."
+    if config.input.sampling == "balanced":
+        yield f"input.sampling='balanced' takes the images of each class, and {words}: use uniform."
 
 
 def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
@@ -257,6 +286,9 @@ def _require_same_classes(data: str, train_name: str, train: Source, name: str, 
             f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
             f"{name!r} has {list(source.class_names)}."
         )
+    if train.is_multilabel != source.is_multilabel:
+        several = train_name if train.is_multilabel else name
+        raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
 @contextlib.contextmanager

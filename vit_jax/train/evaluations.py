@@ -13,11 +13,12 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch
-from vit_jax.config import EvaluatorConfig
+from vit_jax.config import EvaluatorConfig, RunConfig
+from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.evals import ClassificationEvaluator, Evaluator, Split
+from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
 from vit_jax.evals.features import Features, collect, make_feature_step, notes_on
 from vit_jax.evals.fewshot import FewShotEvaluator
 from vit_jax.evals.neighbours import NeighbourEvaluator
@@ -82,9 +83,13 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
 
         return Split(name, source.class_names, len(source), open_batches)
 
+    def judge(name: str, source: Source) -> Evaluator:
+        evaluator = MultilabelEvaluator if _has_several(source, run.config) else ClassificationEvaluator
+        return evaluator(open_split(name, source), run.evaluation_step)
+
     def build(name: str, config: EvaluatorConfig) -> Evaluator:
         if config.kind == "classification":
-            return ClassificationEvaluator(open_split(name, data.others[name]), run.evaluation_step)
+            return judge(name, data.others[name])
         field, given = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
         if is_reference(config.kind):
             with called(f"{field}: {config.kind!r}", f"(split, run) and {given}"):
@@ -107,7 +112,7 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
     return [
         Evaluation(
             split,
-            ClassificationEvaluator(open_split(split, data.test), run.evaluation_step),
+            judge(split, data.test),
             Cadence(run.steps.evaluate_every, run.steps.total),
         ),
         *(
@@ -137,6 +142,23 @@ def _make_extract(
         return support, test
 
     return extract
+
+
+def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
+    """The config; where images may have several labels, an accuracy that is to be best is the average precision."""
+    prefix, _, result = config.checkpoint.best_metric.partition("_")
+    evaluators = config.evaluation.evaluators
+    judged = {name: data.others[name] for name in evaluators if evaluators[name].kind == "classification"}
+    source = {"test": data.test, **judged}.get(prefix)
+    if result != "accuracy" or source is None or not _has_several(source, config):
+        return config
+    checkpoint = dataclasses.replace(config.checkpoint, best_metric=f"{prefix}_{MULTILABEL_RESULTS[0]}")
+    return dataclasses.replace(config, checkpoint=checkpoint)
+
+
+def _has_several(source: Source, config: RunConfig) -> bool:
+    """Whether answers are judged by several labels; patches that are predicted have none."""
+    return source.is_multilabel and config.objective.kind == "classification"
 
 
 def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:

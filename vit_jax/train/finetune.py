@@ -55,7 +55,10 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
             def train_with(
                 config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int
             ) -> dict[str, Any]:
-                run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
+                shape = data.train.label_shape
+                run = assemble(
+                    config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices()
+                )
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
                 return train(run, data, workdir, first_state, interruption, split=split, steps_after=steps_after)
 

@@ -18,7 +18,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all
+from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all, with_best_metric
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
@@ -65,7 +65,7 @@ def train(
       Interrupted: SIGTERM or Ctrl-C; the state is saved.
     """
     began = time.perf_counter()
-    config, total, is_first = run.config, run.steps.total, hosts.is_first()
+    config, total, is_first = with_best_metric(run.config, data), run.steps.total, hosts.is_first()
     folder, keeping = workdir.folder, config.checkpoint
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config

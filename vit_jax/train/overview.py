@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
+from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
@@ -25,6 +26,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe
 
 # Those whose behaviour a run depends on.
+SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
@@ -81,12 +83,13 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         units = "-".join(map(str, architecture.units)) or "none"
         size = [f"units {units}, width factor {architecture.width_factor:g}", *size]
     device = jax.devices()[0].device_kind
+    labels = ", any number of them an image" if data.train.is_multilabel else ""
     lines = [
         f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
         parameter_table(run.abstract_state.model, is_folded=not config.logging.parameters),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
-        f"{data.train.num_classes:,} classes{preparation(config.data or '')}",
+        f"{data.train.num_classes:,} classes{labels}{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
@@ -119,7 +122,7 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
 
 
 def _figure(name: str, value: float) -> str:
-    return f"{value:.2%}" if "accuracy" in name else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
+    return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
 def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
@@ -140,6 +143,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
         train_split=config.input.train_split,
         test_split=config.input.test_split,
         classes=config.input.classes,
+        is_multilabel=data.train.is_multilabel,
         held_up_to=held_up_to(data.test, config.seed) if holds_out(config.data, config.input) else {},
     )
     return {
@@ -196,8 +200,8 @@ def machine() -> dict[str, Any]:
 
 def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
     """How good it got, at what cost, and where everything is."""
-    accuracy = summary.get(f"{split}_accuracy")  # there is none of patches whose pixels are predicted
-    found = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
+    shares = [f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary]  # none if pixels are predicted
+    found = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
     of_best = f", at step {summary['best_step']:,}, the best that is kept" if "best_step" in summary else ""
     return (

@@ -37,6 +37,7 @@ def learn(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     data = open_datasets(config)
     require_agreement(config, data)
     architecture = architecture_of(config, data.train.num_classes)
-    run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
+    shape = data.train.label_shape
+    run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
     with workdirs.claim(workdir, config) as claimed, Interruption() as interruption:
         return train(run, data, claimed, functools.partial(start_state, run), interruption)

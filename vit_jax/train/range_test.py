@@ -133,7 +133,8 @@ def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tup
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
 
-    sizes: dict[str, Any] = {"num_examples": len(data.train), "devices": jax.devices(), "schedule": schedule}
+    sizes: dict[str, Any] = {"num_examples": len(data.train), "label_shape": data.train.label_shape}
+    sizes |= {"devices": jax.devices(), "schedule": schedule}
     if isinstance(config, FinetuneConfig):
         architecture, fitted, _ = adapt(config, data.train)
         run = assemble(config, architecture, **sizes)

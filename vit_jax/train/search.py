@@ -12,6 +12,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
+from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
@@ -20,6 +21,7 @@ from vit_jax.train.workdir import TRIALS, claim
 from vit_jax.train.writers import read_summary, write_summary
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
+PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
 
 TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], dict[str, Any]]
 """(config, data, workdir, name of the split that `data.test` is, steps of the runs that follow) -> the content of
@@ -96,7 +98,7 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
 
 
 def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
-    """The rate of the best validation accuracy; of several the one with the lowest loss, then the lowest rate.
+    """The rate of the best validation accuracy or precision; of several that of the lowest loss, then the lowest rate.
 
     Raises:
       ValueError: not one trial stayed finite.
@@ -105,19 +107,26 @@ def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
     if not finite:
         rates = ", ".join(f"{rate:g}" for rate in results)
         raise ValueError(f"With none of the learning rates {rates} the loss stayed finite: try lower ones.")
-    return min(finite, key=lambda rate: (-finite[rate][ACCURACY], finite[rate][LOSS], rate))
+    return min(finite, key=lambda rate: (-_main(finite[rate])[1], finite[rate][LOSS], rate))
 
 
 def table(results: Mapping[float, Mapping[str, Any]], best: float) -> str:
     """One line for each trial; the chosen one is marked."""
-    lines = ["learning rate  validation accuracy  validation loss"]
+    title = next(_main(summary)[0] for summary in results.values() if _is_finite(summary)).replace("_", " ")
+    lines = [f"learning rate  {title}  validation loss"]
     for rate, summary in results.items():
         mark = "  <- chosen" if rate == best else ""
         figures = "diverged"
         if _is_finite(summary):
-            figures = f"{summary[ACCURACY]:>19.2%}  {summary[LOSS]:>15.4f}"
-        lines.append(f"{rate:<13g}  {figures:>36}{mark}")
+            figures = f"{_main(summary)[1]:>{len(title)}.2%}  {summary[LOSS]:>15.4f}"
+        lines.append(f"{rate:<13g}  {figures:>{len(title) + 17}}{mark}")
     return "\n".join(lines)
+
+
+def _main(summary: Mapping[str, Any]) -> tuple[str, float]:
+    """What a trial is judged by, with its name."""
+    name = PRECISION if PRECISION in summary else ACCURACY
+    return name, summary[name]
 
 
 def _is_finite(summary: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, Corruption, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixup import mixup
+from vit_jax.evals.multilabel import score
 from vit_jax.evals.sums import means_of
 from vit_jax.objectives import Objective
 from vit_jax.optim import ema
@@ -62,7 +63,7 @@ def make_train_step(
 
     def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
         image = normalise(batch.image_BHWC, architecture.compute_dtype)
-        label_BK, mask_B = jax.nn.one_hot(batch.label_B, architecture.num_classes), batch.mask_B
+        label_BK, mask_B = batch.label_BK(architecture.num_classes), batch.mask_B
         if config.input.mixup_alpha > 0:
             image, label_BK, mask_B = mixup(key, image, label_BK, mask_B, config.input.mixup_alpha)
         if class_weights:
@@ -113,17 +114,19 @@ def make_train_step(
 
 
 def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
-    """Returns (state, batch) -> sums over the batch's examples that count.
+    """Returns (state, batch) -> sums over the batch's examples that count, and of several labels their scores.
 
     What an objective draws at random depends on the place in the batch alone, so that every evaluation draws the same.
     """
 
     def evaluation_step(state: TrainState, batch: Batch) -> Metrics:
         image = normalise(batch.image_BHWC, architecture.compute_dtype)
-        label_BK = jax.nn.one_hot(batch.label_B, architecture.num_classes)
+        label_BK = batch.label_BK(architecture.num_classes)
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
         targets = dataclasses.replace(targets, label_BK=label_BK)  # not smoothed
-        return objective.sums(state.evaluated_model()(image, **_corruption(targets)), targets)
+        output = state.evaluated_model()(image, **_corruption(targets))
+        sums = objective.sums(output, targets)
+        return sums | score(output.logits_BK, batch) if targets.is_multilabel else sums
 
     return evaluation_step
 

@@ -57,13 +57,15 @@ def open_pair(name: str, choice: PairChoice, training: TrainingData | None = Non
       training: the data of the run that made the weights. Files that it held images out of are split as then.
 
     Raises:
-      ValueError: an unknown name (the nearest are named), sides that are the same or of other classes, or as
-        `open_source`.
+      ValueError: an unknown name (the nearest are named), sides that are the same or of other classes, images that
+        may have several labels, or as `open_source`.
     """
     data, config, seed, held = _how(name, choice, training)
     if config.train_split == config.test_split:
         raise ValueError(f"{name}: the training and the test split are both {config.train_split!r}; name two.")
     train, test = (open_source(data, split, config, seed, held) for split in (config.train_split, config.test_split))
+    if train.is_multilabel or test.is_multilabel:
+        raise ValueError(f"{name}: its images may have several labels, and a classifier of features gives one.")
     if train.class_names != test.class_names:
         raise ValueError(
             f"The splits of {name} have different classes: {config.train_split!r} {list(train.class_names)}, "

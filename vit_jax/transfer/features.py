@@ -128,7 +128,8 @@ class Extractor:
 def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, Any]:
     """Writes, in the first process, the features of the readable images; returns what was written, in words.
 
-    The file holds "features" (N, D) float32, "labels" (N,) int32, "names" (N,) of the records, "class_names".
+    The file holds "features" (N, D) float32, "labels" int32 (N,), or (N, K) where an image may have several, "names"
+    (N,) of the records, "class_names".
     """
     kept = np.flatnonzero(features.is_read_N)
     if hosts.is_first():

@@ -24,6 +24,7 @@ class TrainingData:
     train_split: str  # the name of the split that it was trained on
     test_split: str  # and of the one that it was not
     classes: tuple[str, ...]  # those chosen of the data; (): all
+    is_multilabel: bool = False  # an image may have any number of the labels, not exactly one
     # of files without splits, by class: what was held out, from `data.subset.held_up_to`
     held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -97,9 +98,11 @@ def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
     if not isinstance(stored, dict) or not isinstance(stored.get("classes"), list):
         return None
     known: dict[str, Any] = {field.name: stored.get(field.name) for field in dataclasses.fields(TrainingData)}
+    known["is_multilabel"] = stored.get("is_multilabel", False)  # and before this
     held = known["held_up_to"] = known["held_up_to"] or {}  # checkpoints of before this was written
     if not isinstance(held, dict):
         return None
     texts = [known["data"], known["train_split"], known["test_split"], *known["classes"], *held.values()]
-    is_sound = type(known["seed"]) is int and type(known["holdout_fraction"]) is float
+    kinds = {"seed": int, "holdout_fraction": float, "is_multilabel": bool}
+    is_sound = all(type(known[name]) is kind for name, kind in kinds.items())
     return TrainingData(**known) if is_sound and all(isinstance(text, str) for text in texts) else None

@@ -52,6 +52,11 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
 
+    @property
+    def is_multilabel(self) -> bool:
+        """Whether each class is a question of its own, as in the run that made them."""
+        return self.training is not None and self.training.is_multilabel
+
     def warnings(self) -> list[str]:
         """The notes that matter when these weights are used without training."""
         head = self.parameters.get(HEAD)
