@@ -67,7 +67,7 @@ class Stream:
         raise NotImplementedError
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
-        """Fills these of the R rows of an empty batch, which becomes batch `i`."""
+        """Fills these of the R rows of an empty batch, which becomes batch `i`; whatever its images hold before."""
         # All is read and chosen before the first is decoded: a decoder leaves little of the interpreter in the caches
         # of the processor, and in turns Python takes four times as long.
         planned = []
@@ -83,11 +83,13 @@ class Stream:
             with contextlib.suppress(UnreadableImage):
                 batch.image[row] = decode()
                 batch.mask[row] = 1.0
+        filled = slice(part.start, part.stop)
+        batch.image[filled][batch.mask[filled] == 0] = 0
 
-    def empty_batch(self) -> HostBatch:
-        """Every row is padding."""
+    def empty_batch(self, allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty) -> HostBatch:
+        """Every row is padding, and its image as `allocate` gives it for a shape and a dtype."""
         return HostBatch(
-            image=np.zeros((len(self.rows), *self.transform.image_size, 3), np.uint8),
+            image=allocate((len(self.rows), *self.transform.image_size, 3), np.uint8),
             label=np.zeros(len(self.rows), np.int32),
             mask=np.zeros(len(self.rows), np.float32),
             record_index=np.full(len(self.rows), -1, np.int64),
