@@ -55,7 +55,7 @@ def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, bo
     with pytest.MonkeyPatch.context() as patch:
         if not is_installed:
             patch.setattr(jpeg, "simplejpeg", None)
-        found = images.decode_crop(file, lambda height, width: box, (HEIGHT, WIDTH))
+        found = images.plan_crop(file, lambda height, width: box, (HEIGHT, WIDTH))()
     assert np.array_equal(found, cut(images.decode(file), box))
 
 
@@ -70,7 +70,7 @@ def test_of_a_file_only_what_is_needed_reaches_the_decoder(decoder, monkeypatch)
     monkeypatch.setattr(jpeg, "_decode", watch)
     box, plain, marked = Box(50, 20, 20, 30), FILES[0], FILES[6]
     for file in (plain, marked):
-        images.decode_crop(file, lambda *_: box, (20, 30))
+        images.plan_crop(file, lambda *_: box, (20, 30))()
     rows = [pixels.shape[0] for _, pixels in seen]
     assert rows == [80 if decoder == "simplejpeg" else HEIGHT, 32]  # of blocks of 16 rows
     assert seen[1][0] < len(marked) / 2
@@ -82,7 +82,7 @@ def test_a_large_crop_is_decoded_smaller(decoder):
     file, box = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95), Box(100, 204, 803, 1000)
     for reduction in (8, 4, 2, 1):
         size = (803 // reduction, 1000 // reduction)
-        found = images.decode_crop(file, lambda *_: box, size)
+        found = images.plan_crop(file, lambda *_: box, size)()
         assert abs(found.shape[0] - 803 / reduction) <= 1
         assert abs(found.shape[1] - 1000 / reduction) <= 1
         exact = images.resize_bilinear(cut(images.decode(file), box), (100, 125)).astype(int)
@@ -108,7 +108,7 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
 def test_what_is_no_usual_jpeg_is_decoded_in_full(decoder):
     box = Box(3, 4, 5, 6)
     for image in (PHOTO, cv2.imencode(".png", PHOTO)[1].tobytes()):
-        assert np.array_equal(images.decode_crop(image, lambda *_: box, (5, 6)), cut(images.decode(image), box))
+        assert np.array_equal(images.plan_crop(image, lambda *_: box, (5, 6))(), cut(images.decode(image), box))
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -116,7 +116,7 @@ def test_what_is_no_usual_jpeg_is_decoded_in_full(decoder):
 def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length):
     for top in (0, 100):
         with pytest.raises(UnreadableImage):
-            images.decode_crop(file[: int(length * len(file))], lambda *_, top=top: Box(top, 0, 8, 8), (8, 8))
+            images.plan_crop(file[: int(length * len(file))], lambda *_, top=top: Box(top, 0, 8, 8), (8, 8))()
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
     damaged = bytearray(file)
     damaged[int(place * len(file))] = byte
     try:
-        found = images.decode_crop(bytes(damaged), lambda height, width: Box(0, 0, min(9, height), 1), (9, 1), 1.0)
+        found = images.plan_crop(bytes(damaged), lambda height, width: Box(0, 0, min(9, height), 1), (9, 1), 1.0)()
     except UnreadableImage:
         return
     assert found.dtype == np.uint8

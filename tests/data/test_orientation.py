@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.data.crops import Box, cut
-from vit_jax.data.images import decode, decode_crop
+from vit_jax.data.images import decode, plan_crop
 from vit_jax.data.orientation import orientation_of, tagged, turn, turn_back
 from vit_jax.data.prepared import prepare_folder
 from vit_jax.data.records import Record
@@ -46,7 +46,7 @@ def test_a_crop_of_the_upright_image(orientation):
             assert sides == whole.shape[:2]
             return box
 
-        np.testing.assert_array_equal(decode_crop(file, choose, box[2:], exif_orientation=True), cut(whole, box))
+        np.testing.assert_array_equal(plan_crop(file, choose, box[2:], exif_orientation=True)(), cut(whole, box))
         stored = turn_back(box, orientation, *whole.shape[:2])
         np.testing.assert_array_equal(turn(cut(decode(file), stored), orientation), cut(whole, box))
 

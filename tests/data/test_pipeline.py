@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -54,6 +55,21 @@ def test_the_stream_comes_through_in_order(train, evaluate, threads, start_step)
             found = list(batches)
         assert len(found) == len(stream)
         assert_comes_through(found, stream)
+
+
+def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(train, broken, monkeypatch):
+    stream, shapes, empty = train(broken, num_steps=30), [], np.empty
+    monkeypatch.setattr(np, "empty", lambda shape, *rest: shapes.append(shape) or empty(shape, *rest))
+    with open_batches(stream) as batches:
+        referring = [
+            lambda image: None,
+            lambda image: image[:, 2:, ::-1],
+            lambda image: jax.device_put(image)[:, 2:, ::-1],
+        ]
+        kept = [referring[i % 3](batch.image) for i, batch in enumerate(batches)]
+    assert shapes.count((BATCH, 8, 8, 3)) < 30
+    for i, pixels in enumerate(kept):
+        assert pixels is None or np.array_equal(pixels, stream[i].image[:, 2:, ::-1])
 
 
 def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_path, monkeypatch):

@@ -76,40 +76,49 @@ def decode(
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
-def decode_crop(
+def plan_crop(
     image: bytes | np.ndarray,
     choose: Callable[[int, int], Box],
     size: tuple[int, int],
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
-) -> np.ndarray:
-    """Decodes a part of a file or an array, of a JPEG little more than that.
+) -> Callable[[], np.ndarray]:
+    """Chooses a part of a file or an array, of a JPEG before anything is decoded, and then little more than that.
 
     Args:
       image: as for `decode`.
-      choose: from height and width to the part; called once.
+      choose: from height and width to the part; called once, of what is no JPEG only by the function returned.
       size: height and width that the caller wants. A JPEG may come at a half, a quarter or an eighth of its size,
         averaged, where the part is still as large as this.
       max_image_megapixels: as for `decode`.
       exif_orientation: as for `decode`; `choose` is then given the sides of the upright image.
 
     Returns:
-      uint8 (H, W, 3), RGB.
+      What decodes the part, to uint8 (H, W, 3), RGB.
 
     Raises:
-      UnreadableImage: as for `decode`; damage outside the part may stay unnoticed.
+      UnreadableImage: as for `decode`, here or by the function returned; damage outside the part may stay unnoticed.
     """
     layout = None if isinstance(image, np.ndarray) else jpeg.layout_of(image)
     if layout is None or isinstance(image, np.ndarray):
-        pixels = decode(image, max_image_megapixels, exif_orientation)
-        return cut(pixels, choose(*pixels.shape[:2]))
+
+        def decode_and_cut() -> np.ndarray:
+            pixels = decode(image, max_image_megapixels, exif_orientation)
+            return cut(pixels, choose(*pixels.shape[:2]))
+
+        return decode_and_cut
     _require_size(layout.height * layout.width, max_image_megapixels)
     orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
     if is_transposed(orientation):
         height, width, size = width, height, size[::-1]
     box = turn_back(choose(height, width), orientation, height, width)
-    part = jpeg.decode_crop(image, layout, box, size)
-    return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
+    decode_part = jpeg.plan_crop(image, layout, box, size)
+
+    def decode_or_explain() -> np.ndarray:
+        part = decode_part()
+        return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
+
+    return decode_or_explain
 
 
 def _require_size(stated: int, max_image_megapixels: float) -> None:

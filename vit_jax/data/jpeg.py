@@ -6,8 +6,10 @@ below the crop. Both give the very pixels of the complete image. A crop of at le
 a half, a quarter or an eighth of its size, which averages where a later bilinear resize would skip pixels.
 """
 
+import functools
 import re
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cv2
@@ -79,22 +81,26 @@ def layout_of(file: bytes) -> Layout | None:
     return None
 
 
-def decode_crop(file: bytes, layout: Layout, box: Box, size: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a part of a JPEG, or an even fraction of them that is not smaller than `size` (height, width).
+def plan_crop(file: bytes, layout: Layout, box: Box, size: tuple[int, int]) -> Callable[[], np.ndarray | None]:
+    """Leaves out of a JPEG what a part of it does not need, and decodes nothing yet.
 
     Returns:
-      uint8 (H, W, 3), RGB, of the shape of `box` divided by 1, 2, 4 or 8, its borders rounded to such pixels; None
-      where the file is damaged.
+      What decodes the part, or an even fraction of its pixels that is not smaller than `size` (height, width), to uint8
+      (H, W, 3), RGB, of the shape of `box` divided by 1, 2, 4 or 8, its borders rounded to such pixels; to None where
+      the file is damaged.
     """
     reduction = next(n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1]))
     is_complete = True
     if layout.data_at:
         file, layout, box, is_complete = _without_the_rest(file, layout, box)
-    pixels = _decode(file, layout, reduction, is_complete)
-    if pixels is None:
-        return None
     top, left, bottom, right = (round(n / reduction) for n in (*box[:2], box.top + box.height, box.left + box.width))
-    return cut(pixels, Box(top, left, bottom - top, right - left))
+    part = Box(top, left, bottom - top, right - left)
+    return functools.partial(_decode_part, file, layout, reduction, is_complete, part)
+
+
+def _decode_part(file: bytes, layout: Layout, reduction: int, is_complete: bool, part: Box) -> np.ndarray | None:
+    pixels = _decode(file, layout, reduction, is_complete)
+    return None if pixels is None else cut(pixels, part)
 
 
 def _decode(file: bytes, layout: Layout, reduction: int, is_complete: bool) -> np.ndarray | None:

@@ -5,11 +5,14 @@ A run resumes from its step alone: there is no iterator state to save.
 
 import concurrent.futures
 import contextlib
+import ctypes
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import grain
+import numpy as np
 from absl import flags
 
 from vit_jax.data.stream import HostBatch, Stream
@@ -67,17 +70,30 @@ class _SharedRows:
     def __init__(self, stream: Stream, num_threads: int) -> None:
         self._stream, self._num_threads = stream, num_threads
         self._threads = concurrent.futures.ThreadPoolExecutor(num_threads, "rows")
+        self._free: list[np.ndarray] = []
 
     def __len__(self) -> int:
         return len(self._stream)
 
     def __getitem__(self, i: int) -> HostBatch:
-        batch = self._stream.empty_batch()
+        batch = self._stream.empty_batch(self._lend)
         num_rows = len(batch.label)
         parts = [range(start, min(start + _ROWS_AT_ONCE, num_rows)) for start in range(0, num_rows, _ROWS_AT_ONCE)]
         for filled in [self._threads.submit(self._stream.fill, batch, i, part) for part in parts]:
             filled.result()
         return batch
+
+    def _lend(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array in memory that an earlier batch had, once nothing refers to that; the system clears new memory."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(shape, dtype)
+        lent = (ctypes.c_char * memory.nbytes).from_buffer(
+            memory.data
+        )  # every view of it refers to this, none to `memory`
+        weakref.finalize(lent, self._free.append, memory)
+        return np.frombuffer(memoryview(lent), dtype).reshape(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._stream, self._num_threads)  # a worker has threads of its own

@@ -38,14 +38,24 @@ class TrainTransform:
     def image_size(self) -> tuple[int, int]:
         return self.config.image_size
 
-    def __call__(self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
-        """Returns uint8 (height, width, 3), RGB: a new array, or `out`, in which intermediate results may also stand.
+    def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
+        """Returns uint8 (height, width, 3), RGB; raises as `plan` and what it returns."""
+        return self.plan(record, rng)()
+
+    def plan(self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:
+        """Does what needs the header of a file and none of its pixels.
+
+        Returns:
+          The rest, which returns uint8 (height, width, 3), RGB: a new array, or `out`, in which intermediate results
+          may also stand. It raises `UnreadableImage`, and ValueError where an augmentation returned something else.
 
         Raises:
           UnreadableImage: the record's.
-          ValueError: an augmentation returned something else than such an image.
         """
-        image = self._crop(record.image, rng, out)
+        return functools.partial(self._finish, self._plan_crop(record.image, rng, out), rng, out)
+
+    def _finish(self, crop: Callable[[], np.ndarray], rng: np.random.Generator, out: np.ndarray | None) -> np.ndarray:
+        image = crop()
         if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
         if layers := self.config.randaugment_layers:
@@ -55,18 +65,24 @@ class TrainTransform:
             image = _augmented(reference, image, rng)
         return image
 
-    def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None) -> np.ndarray:
+    def _plan_crop(
+        self, stored: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None
+    ) -> Callable[[], np.ndarray]:
+        config = self.config
+        if config.train_crop != "inception":
+            return functools.partial(self._crop, stored, rng)
+
+        def choose(height: int, width: int) -> crops.Box:
+            return crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
+
+        decode = images.plan_crop(
+            stored, choose, config.image_size, config.max_image_megapixels, config.exif_orientation
+        )
+        return lambda: images.resize_bilinear(decode(), config.image_size, out)
+
+    def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
-        megapixels, upright = config.max_image_megapixels, config.exif_orientation
-        if crop == "inception":
-
-            def choose(height: int, width: int) -> crops.Box:
-                fractions, distribution = config.crop_area_fraction, config.crop_distribution
-                return crops.sample_inception_box(rng, height, width, fractions, distribution)
-
-            part = images.decode_crop(stored, choose, config.image_size, megapixels, upright)
-            return images.resize_bilinear(part, config.image_size, out)
-        image = images.decode(stored, megapixels, upright)
+        image = images.decode(stored, config.max_image_megapixels, config.exif_orientation)
         if pixels is not None:
             resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
