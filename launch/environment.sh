@@ -42,7 +42,7 @@ accelerator() {
   # TPU v2 to v4 appear as /dev/accel0 and on. Later ones are PCI devices of Google (0x1ae0) behind the vfio-pci
   # driver; /dev/vfio alone proves nothing, and network cards of Google VMs have the same vendor.
   elif compgen -G "$root/dev/accel[0-9]*" >/dev/null ||
-    cat "$root"/sys/bus/pci/drivers/vfio-pci/*/vendor 2>/dev/null | grep -x 0x1ae0 >/dev/null; then
+    grep -qsx 0x1ae0 "$root"/sys/bus/pci/drivers/vfio-pci/*/vendor; then
     echo tpu
   else
     echo cpu

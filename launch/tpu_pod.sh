@@ -182,7 +182,8 @@ check_run() {
     say "the recipe is that of $repository_url, and is not checked here"
     return
   fi
-  if [[ -f "$repository/$recipe" ]] && ! list_files | grep -qzxF -- "${recipe#./}"; then
+  # Not through a pipe: grep ends at the first match, and what still writes into it would fail by pipefail.
+  if [[ -f "$repository/$recipe" ]] && ! grep -qzxF -- "${recipe#./}" <(list_files); then
     refuse "$recipe is not known to git and would not be on the workers: git add it, or give --upload=$recipe."
   fi
   if [[ -z "$dry_run" ]]; then prepare_environment "$(accelerator /)"; fi

@@ -173,6 +173,15 @@ def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, 
         assert run(stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]).returncode == 0
 
 
+def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
+    (stage.checkout / "a.py").write_text("")
+    for number in range(300):
+        (stage.checkout / f"module_{number}.py").write_text("")
+    subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
+    result = stage.run("tpu_pod.sh", *RUN, "--dry-run", "--", "pretrain", "--config=a.py")
+    assert result.returncode == 0, result.stderr
+
+
 def life(does, *said, code=0, options=(), **answers):
     """A run that something happens to: what is done, what the user is told, the exit code, and gcloud's answers."""
     return does, said, code, options, {kind: [a] if isinstance(a, str) else a for kind, a in answers.items()}
