@@ -174,7 +174,7 @@ need_checkout() {
 
 # check_run: the recipe with its changes, as vit-jax reads it, and that it will be on the workers.
 check_run() {
-  local word recipe=""
+  local word extra recipe=""
   for word in "${words[@]}"; do
     if [[ "$word" == --config=* ]]; then recipe="${word#--config=}" recipe="${recipe%%:*}"; fi
   done
@@ -186,7 +186,8 @@ check_run() {
   if [[ -f "$repository/$recipe" ]] && ! grep -qzxF -- "${recipe#./}" <(list_files); then
     refuse "$recipe is not known to git and would not be on the workers: git add it, or give --upload=$recipe."
   fi
-  if [[ -z "$dry_run" ]]; then prepare_environment "$(accelerator /)"; fi
+  extra="$(accelerator /)"
+  if [[ -z "$dry_run" ]]; then prepare_environment "$extra"; fi
   (cd -- "$repository" && execute "$venv/bin/vit-jax" "${words[@]}" --workdir="/mnt/vit_jax/${workdir#gs://}" --check) ||
     refuse "vit-jax refuses the command (above). Nothing was created."
 }

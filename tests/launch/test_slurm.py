@@ -62,11 +62,16 @@ def test_dry_run_prints_exactly_what_the_job_executes(job):
 
 
 def test_jobs_of_an_array_share_the_runs_of_a_study(job):
-    array = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"}
+    array = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_MAX": "7"}
+    array["SLURM_ARRAY_TASK_COUNT"] = "3"
     study = ["study", "pooling", *WORDS[1:]]
     for words, share in ((study, ["--index=1", "--count=3"]), (WORDS, [])):  # of a run alone an array is a chain
         assert job.run("slurm.sbatch", *words, SLURM_PROCID_CODES="0 0", **array).returncode == 0
         assert job.calls()[-1][-len(words) - len(share) :] == [*words, *share]
+    with_gaps = array | {"SLURM_ARRAY_TASK_MAX": "9"}  # --array=5-9:2
+    result = job.run("slurm.sbatch", *study, **with_gaps)
+    assert result.returncode == 2
+    assert "must have no gaps" in result.stderr
 
 
 def test_installed_beforehand_on_a_login_node(stage):
@@ -76,6 +81,7 @@ def test_installed_beforehand_on_a_login_node(stage):
     path = {"PATH": f"{stage.folder}:{stage.variables['PATH']}", "FAKE_TOOL": str(tool), "PYTHON": "python3"}
     result = stage.run("slurm.sbatch", "--install", **path)
     assert result.returncode == 0, result.stderr
+    assert "jobs that are submitted from here find it" in result.stderr
     made = (stage.folder / "calls").read_text()
     assert made == "venv\npip .[cuda]\n"
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "VIT_JAX_ACCELERATOR": "cuda", "FAKE_PIP_FAILS": "1"}
@@ -85,6 +91,15 @@ def test_installed_beforehand_on_a_login_node(stage):
     result = stage.run("slurm.sbatch", *WORDS, **path, **job)
     assert result.returncode == 1
     assert "install on a login node first: bash launch/slurm.sbatch --install" in result.stderr
+
+
+@pytest.mark.parametrize("failure", [{"FAKE_PIP_FAILS": "1"}, {"VIT_JAX_ACCELERATOR": "gpu"}])
+def test_an_installation_that_failed_is_not_reported_as_done(stage, failure):
+    write_program(stage.folder / "python3", FAKE_PYTHON)
+    path = {"PATH": f"{stage.folder}:{stage.variables['PATH']}", "PYTHON": "python3"}
+    result = stage.run("slurm.sbatch", "--install", **path, **failure)
+    assert result.returncode == 1
+    assert "find it" not in result.stderr
 
 
 def test_containers(job):
