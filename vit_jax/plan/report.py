@@ -163,7 +163,8 @@ def _row(candidate: Candidate, found: Found) -> str:
     config, plan = candidate.config, candidate.plan
     size, time, verdict = "", "", "not tried"
     if plan is not None:
-        size = "" if plan.needed_bytes is None else f"{plan.needed_bytes / GIB:.2f}"
+        if plan.compiled is not None and plan.needed_bytes is not None:
+            size = f"{plan.needed_bytes / GIB:.2f}"
         time = f"{1e3 * plan.timeline.seconds:,.0f}" if plan.timeline is not None else ""
         verdict = "fastest that fits" if plan is found.winner else "fits" if plan.fits else "does not fit"
     elif candidate.needed_bytes > found.usable_bytes:
