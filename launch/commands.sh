@@ -41,6 +41,11 @@ show_installation() {
   quoted "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -e "${repository}[$extras]"
 }
 
+# need_program NAME: refuses where it is not installed; a dry run does without.
+need_program() {
+  [[ -n "$dry_run" ]] || command -v "$1" >/dev/null || refuse "$1 is not installed here, or not on the PATH."
+}
+
 pause() { if [[ -z "$dry_run" ]]; then sleep "$poll_seconds"; fi; }
 
 # is_count WORD: a whole number from 0.

@@ -36,6 +36,7 @@ main() {
   esac
   read_options "$@"
   need_counts poll_seconds
+  [[ "$command" == render ]] || need_program kubectl
   if [[ "$command" =~ ^(log|status|delete)$ ]]; then
     need_dns_name name "$name" 63
     ((${#render[@]} == 1 && ${#words[@]} == 0)) || refuse "$command takes --name, --namespace and nothing of the run."
@@ -69,7 +70,9 @@ read_options() {
 }
 
 render() {
-  "$(find_python)" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
+  local python
+  python="$(find_python)" || return 2
+  "$python" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
 }
 
 kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }
@@ -82,7 +85,8 @@ submit() {
     kube apply --filename=-
   elif ! kube apply --filename=- <<<"$manifest"; then
     fail "the cluster did not accept the run; its reason is above. An unknown field in failurePolicy, or no kind" \
-      "JobSet, means that JobSet 0.10 or newer is not installed there."
+      "JobSet, means that JobSet 0.10 or newer is not installed there; an immutable field, that a run of this name is" \
+      "there: delete it first."
   fi
 }
 

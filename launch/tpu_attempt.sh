@@ -37,7 +37,7 @@ pack() {
     echo "$line | $(quoted tar -czf "$1" -C "$repository" --null -T -)"
     return
   fi
-  list_files | tar -czf "$1" -C "$repository" --null -T -
+  list_files | tar -czf "$1" -C "$repository" --null -T - || return 1
   say "$(list_files | tr -cd '\0' | wc -c | tr -d ' ') files, $(awk -v bytes="$(wc -c <"$1")" \
     'BEGIN { printf "%.1f MB", bytes / 1e6 }') compressed, are copied to every worker"
   others="$(git -C "$repository" ls-files --others --exclude-standard | wc -l | tr -d ' ')"
@@ -226,6 +226,7 @@ is_finished() {
 show_status() {
   local code=0
   get_state
+  [[ "$state" != UNKNOWN ]] || exit 1
   [[ "$state" == ACTIVE ]] || exit 3
   get_statuses || code=1
   ((code == 0)) || say "not every worker responds"
@@ -240,5 +241,7 @@ fetch() {
   local request=(gcloud storage rsync --recursive)
   [[ -n "$with_checkpoints" ]] || request+=(--exclude='(^|/)checkpoints/')
   [[ -n "$dry_run" ]] || mkdir -p -- "$output"
-  execute "${request[@]}" "$workdir" "$output" || say "the results stay in $workdir; they could not be fetched"
+  execute "${request[@]}" "$workdir" "$output" && return
+  say "the results stay in $workdir; they could not be fetched"
+  return 1
 }

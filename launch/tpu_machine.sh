@@ -83,7 +83,7 @@ get_state() {
   local before="$state"
   if ! state="$("${question[@]}" 2>"$scratch/error")"; then
     state=UNKNOWN
-    if grep -qE 'NOT_FOUND|not found' "$scratch/error"; then state=NOT_FOUND; else cat -- "$scratch/error" >&2; fi
+    if grep -q NOT_FOUND "$scratch/error"; then state=NOT_FOUND; else cat -- "$scratch/error" >&2; fi
   fi
   [[ "$state" == "$before" ]] || say "$name is $state"
   if [[ "$state" == ACTIVE ]]; then active_since="${active_since:-$SECONDS}"; else count_chip_seconds; fi

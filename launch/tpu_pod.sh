@@ -159,6 +159,7 @@ check_options() {
     [[ "$upload" != /* && "$upload" != *..* && -e "$repository/$upload" ]] ||
       refuse "--upload=$upload: must be a file or folder in $repository, by its path from there."
   done
+  need_program gcloud
   output="${output:-runs/$name}"
   place=(--zone="$zone" --quiet)
   [[ -z "$project" ]] || place+=(--project="$project")
@@ -216,7 +217,7 @@ run() {
   dry_state=NOT_FOUND
   if is_finished; then
     say "$workdir/summary.json exists: the run has finished. Nothing is created."
-    fetch
+    fetch || true
     return
   fi
   get_state
@@ -247,7 +248,7 @@ attempt() {
 end_attempt() {
   count_chip_seconds
   case "$outcome" in
-    finished) fetch && end_with 0 "finished: $output" ;;
+    finished) if fetch; then end_with 0 "finished: $output"; else end_with 0 "finished: $workdir"; fi ;;
     preempted) say "$name was preempted ($state). A new one is requested; the run resumes from its last checkpoint." ;;
     saved) say "the run was ended by a signal and has saved; it is started again" && pause ;;
     mistake) end_with 2 "vit-jax reports a wrong option, path or recipe (code 2). Starting again would not help." ;;

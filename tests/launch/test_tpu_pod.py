@@ -396,12 +396,26 @@ def test_steps_alone(stage):
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 0
     assert stage.run("tpu_pod.sh", "delete", *NAME).returncode == 0
     assert stage.calls("gcloud") == [CREATE, DESCRIBE, DESCRIBE, step("status"), FETCH, DELETE]
+    stage.answers("fetch", "exit 1")
+    assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 1
     stage.answers("describe", "echo FAILED")
     stage.answers("reason", "echo 'message: no such type here'")
     result = stage.run("tpu_pod.sh", "wait", *NAME)
     assert result.returncode == 1
     assert "no such type here" in result.stderr
     assert stage.run("tpu_pod.sh", "run", "--help").stdout == stage.run("tpu_pod.sh").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "tool"), [(("tpu_pod.sh", "status", *NAME), "gcloud"), (("gke.sh", "log", "--name=a"), "kubectl")]
+)
+def test_a_missing_tool_is_named(stage, words, tool):
+    for program in ("bash", "readlink", "dirname", "git"):
+        (stage.folder / "bin").mkdir(exist_ok=True)
+        (stage.folder / "bin" / program).symlink_to(shutil.which(program))
+    result = stage.run(*words, PATH=str(stage.folder / "bin"))
+    assert result.returncode == 2
+    assert result.stderr == f"vit-jax: {tool} is not installed here, or not on the PATH.\n"
 
 
 @pytest.mark.parametrize(
@@ -414,6 +428,7 @@ def test_steps_alone(stage):
         ("echo ACTIVE", "exit 255", 1),
         ("echo PROVISIONING", "exit 99", 3),
         (NOT_THERE, "exit 99", 3),
+        ("echo 'credentials not found' >&2; exit 1", "exit 99", 1),  # which says nothing about the machine
     ],
 )
 def test_status_has_exit_codes(stage, state, workers, code):
