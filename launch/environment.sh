@@ -23,7 +23,7 @@ prepare_environment() {
     return
   fi
   ( # One installation at a time; the next finds it done. The lock ends with the subshell, before the run.
-    flock 9
+    flock 9 || say "this file system has no locks: let one installation end before another begins"
     if ! is_installed "$@"; then install "$@"; fi
   ) 9>"$repository/.venv.lock"
 }

@@ -24,6 +24,7 @@ OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --ac
 Exit codes: 0 finished (or the step is done), 1 failed, 2 wrong arguments, 130 Ctrl-C.
 "
 
+MOST_UNANSWERED=10 # queries of the state in a row, before following ends
 name="" shares="" place=() render=() words=()
 
 main() {
@@ -109,16 +110,22 @@ follow() {
 
 # has_ended: whether the JobSet has finished; ends the script where it has failed.
 has_ended() {
+  local answer restarts question=(get jobset "$name" --ignore-not-found)
+  question+=(--output='jsonpath={.status.terminalState}/{.status.restarts}')
   if [[ -n "$dry_run" ]]; then
-    kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}'
+    kube "${question[@]}"
     return
   fi
-  local answer restarts
-  if ! answer="$(kube get jobset "$name" --output='jsonpath={.status.terminalState}/{.status.restarts}')"; then
-    fail "$name is not there any more, or the cluster cannot be reached; kubectl's message is above."
+  if ! answer="$(kube "${question[@]}")"; then
+    unanswered=$((${unanswered:-0} + 1))
+    ((unanswered < MOST_UNANSWERED)) || fail "the cluster did not answer $MOST_UNANSWERED times; kubectl's messages are" \
+      "above. $name may go on, and its nodes cost money: ./launch/gke.sh status --name=$name"
+    return 1
   fi
+  unanswered=0
   restarts="${answer#*/}"
   case "$answer" in
+    "") fail "there is no JobSet $name; where it was deleted, its nodes stay until their pool is made smaller" ;;
     Completed/*) say "$name has finished, after ${restarts:-0} restart(s)" ;;
     Failed/*)
       kube get jobset "$name" --output='jsonpath={.status.conditions[?(@.type=="Failed")].message}' >&2 || true

@@ -101,7 +101,7 @@ def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None)
                 "--chips_per_host=8 (…-8t) or --chips_per_host=4 (…-4t)."
             )
         chips_per_host = min(chips, 4)
-    if chips_per_host not in (1, 4, 8) or chips % chips_per_host or (chips_per_host == 8 and chips != 8):
+    if chips_per_host not in (1, 4, 8) or chips % chips_per_host or (chips_per_host != 4 and chips != chips_per_host):
         raise ValueError(f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have {min(chips, 4)} chips.")
     return chips // chips_per_host, chips_per_host
 

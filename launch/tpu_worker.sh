@@ -69,7 +69,12 @@ install_worker() {
 }
 
 choose_python() {
-  if PYTHON="$(find_python 2>/dev/null)"; then return; fi
+  if PYTHON="$(find_python 2>/dev/null)"; then
+    if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then return; fi
+    apt_get update # Debian and Ubuntu have what makes virtual environments in a package of its own
+    apt_get install "${PYTHON##*/}-venv"
+    return
+  fi
   say "no Python of 3.11 or newer here; installing $NEW_PYTHON"
   python3 -m pip --version >/dev/null 2>&1 || apt_get install python3-pip
   python3 -m pip install --user --quiet uv

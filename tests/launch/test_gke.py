@@ -26,7 +26,8 @@ SELECTOR = (
     "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
 )
 LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
-STATE = ["get", "jobset", "vit-h", "--output=jsonpath={.status.terminalState}/{.status.restarts}"]
+STATE = ["get", "jobset", "vit-h", "--ignore-not-found"]
+STATE += ["--output=jsonpath={.status.terminalState}/{.status.restarts}"]
 
 
 renderer = runpy.run_path(str(LAUNCH / "render_jobset.py"))
@@ -200,6 +201,7 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--topology=4x4x4", *WORDS], "--topology=4x4x4: tpu-v5-lite-podslice has"),
         ([*TPU, "--topology=2x4", *WORDS], "one host of 8 chips or two hosts of 4"),
         ([*TPU, "--chips_per_host=8", *WORDS], "--chips_per_host=8: hosts of a 16x16 slice have 4 chips"),
+        ([*TPU, "--chips_per_host=1", *WORDS], "--chips_per_host=1: hosts of a 16x16 slice have 4 chips"),
         ([*TPU, "--accelerator=tpu-v4-podslice", "--topology=8x4x4", *WORDS], "the smallest first"),
         ([*TPU, "--accelerator=tpu-v9", *WORDS], "--accelerator='tpu-v9': must be cpu, nvidia-"),
         ([*TPU, "--hosts=3", *WORDS], "given by --topology"),
@@ -258,14 +260,21 @@ def test_dry_run_prints_exactly_what_is_executed(stage):
     ("words", "play", "code", "message"),
     [
         (["log", "--name=vit-h"], {"get": "echo Failed/3"}, 1, "vit-h has failed, after 3 restart(s)"),
-        (["log", "--name=vit-h"], {"get": "echo 'not found' >&2; exit 1"}, 1, "vit-h is not there any more"),
+        (["log", "--name=vit-h"], {"get": "true"}, 1, "there is no JobSet vit-h"),
+        (
+            ["log", "--name=vit-h", "--poll_seconds=0"],
+            {"get": "echo 'timed out' >&2; exit 1"},
+            1,
+            "its nodes cost money",
+        ),
         (["run", *TPU, *WORDS], {"apply": "exit 1"}, 1, "JobSet 0.10 or newer is not installed"),
         (["run", *TPU, "--topology=3x3", *WORDS], {"apply": "exit 99"}, 2, "--topology=3x3"),
     ],
 )
 def test_runs_that_fail(stage, words, play, code, message):
     for kind, script in play.items():
-        stage.answers(kind, script, "echo 'jobset failed: mistake'" if kind == "get" else "exit 99")
+        later = {"echo Failed/3": ["echo 'jobset failed: mistake'"]}.get(script, [])
+        stage.answers(kind, script, *later)
     result = stage.run("gke.sh", *words)
     assert result.returncode == code
     assert message in result.stderr

@@ -117,6 +117,17 @@ def test_containers(job):
     assert call("registry.example/vit:1") == [*flags, *pyxis, *task, "vit-jax", *WORDS]
 
 
+def test_a_workdir_that_would_be_lost_with_the_container_is_refused(job):
+    def submit_to(workdir):
+        place = {"VIT_JAX_IMAGE": "vit.sif", "VIT_JAX_BIND": "/shared,/data/"}
+        return job.run("slurm.sbatch", "--dry-run", *WORDS, f"--workdir={workdir}", **place)
+
+    assert submit_to("/scratch/run").returncode == 2
+    assert "add it or one above to VIT_JAX_BIND" in submit_to("/scratch/run").stderr
+    assert "add it" in submit_to("/shared-not/run").stderr
+    assert [submit_to(seen).returncode for seen in ("/shared/run", "/data/a", f"{job.checkout}/runs/a")] == [0, 0, 0]
+
+
 def test_preempted_job_is_queued_again_and_not_counted(job):
     job.answers("scontrol", "true", "true", "echo 'Requested operation is presently disabled' >&2; exit 1")
     results = [submit(job, codes, VIT_JAX_MAX_FAILURES="0") for codes in ("75 75", "0 75", "75 0")]

@@ -40,6 +40,8 @@ def test_sizes(name, chips, hosts, device_kind):
     [
         ("v5e", "KIND:SHAPE such as v5e:16x16"),
         ("v5e:", "is not a machine"),
+        ("v5litepod-256", "Here v5litepod-256 is v5e:16x16."),
+        ("v4-32", "Here v4-32 is v4:2x2x4."),
         ("v5x:4x4", "Did you mean v5"),
         ("tpu:4x4", "Kinds: v4, v5e"),
         ("v5e:3x3", "one of 1x1, 2x2"),

@@ -41,11 +41,11 @@ class Verb:
 
     def help(self) -> str:
         """The description, every argument with its meaning, and the examples."""
-        shown = " ".join(form for form in self.arguments if not form.startswith("[--"))
-        optional = " [OPTION …]" if any(form.startswith("[--") for form in self.arguments) else ""
+        shown = [form for form in self.arguments if not form.startswith("[--")]
+        optional = ["[OPTION …]"] if len(shown) < len(self.arguments) else []
         arguments = (_entry(form, meaning) for form, meaning in self.arguments.items())
         examples = (f"  vit-jax {self.name} {example}" for example in self.examples)
-        usage = f"vit-jax {self.name} {shown}{optional}"
+        usage = " ".join(["vit-jax", self.name, *shown, *optional])
         return "\n".join((usage, "", *self._description(), "", *arguments, "", "Examples:", *examples, ""))
 
     def _description(self) -> list[str]:

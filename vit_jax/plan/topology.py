@@ -106,7 +106,7 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     if not match:
         raise ValueError(
             f"--topology={name} is not a machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
-            "SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16."
+            f"SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16.{_cloud_hint(name)}"
         )
     before, kind, shape_text = match.groups()
     fabric = find_fabric(kind)
@@ -120,6 +120,17 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     shape = tuple(int(length) for length in shape_text.split("x"))
     _check(name, fabric, shape, count)
     return Topology(name if num_slices is None else f"{num_slices}*{name}", fabric, shape, count)
+
+
+def _cloud_hint(name: str) -> str:
+    """Of Google Cloud's accelerator types, which number chips (v5e, v6e) or their cores (two of a v4 or v5p)."""
+    match = re.fullmatch(r"(v5litepod|v6e|v4|v5p)-(\d+)", name)
+    if match is None:
+        return ""
+    kind, axes, cores = {"v5litepod": ("v5e", 2, 1), "v6e": ("v6e", 2, 1)}.get(match[1], (match[1], 3, 2))
+    shapes = [*_SHAPES[axes], *([(4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)] if axes == 3 else [])]
+    found = next((shape for shape in shapes if math.prod(shape) * cores == int(match[2])), None)
+    return "" if found is None else f" Here {name} is {kind}:{'x'.join(map(str, found))}."
 
 
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
