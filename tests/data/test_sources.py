@@ -89,7 +89,7 @@ def test_own_source_is_validated_when_opened(own, make_config, name, message):
     ("data", "message"),
     [
         ("folders:/x", "allowed are .* Did you mean 'folder'"),
-        ("cifar10", "allowed are"),
+        ("cifar10", "allowed are .* Did you mean 'tfds:cifar10'"),
         ("tfds:", "allowed are"),
         ("folder:", "allowed are"),
         ("", "allowed are"),

@@ -52,6 +52,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
         return open_folder(path, split, config, seed, held_then)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", "folder"], n=1)
     near = [f"folder:{data}"] if Path(data).expanduser().is_dir() else [word for word in near if word != kind]
+    near = near or ([f"tfds:{data}"] if data.isidentifier() else [])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):
         raise ValueError(
