@@ -6,6 +6,7 @@ stands, so that every link of the site leads somewhere and is checked.
 
 import ast
 import io
+import json
 import os
 import pathlib
 import posixpath
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 OUTSIDE = "repository"
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)")
 FENCED = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
-LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yaml": "yaml", ".sbatch": "sh", ".ipynb": "json"}
+LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yaml": "yaml", ".sbatch": "sh"}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -111,7 +112,15 @@ def text_of(path: str) -> str:
     text = file.read_text()
     if path.endswith(".md"):
         return text
+    if path.endswith(".ipynb"):
+        return notebook(text)
     return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n````\n"
+
+
+def notebook(text: str) -> str:
+    """Its cells, code as blocks."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(source if kind == "markdown" else f"````python\n{source}\n````" for kind, source in cells)
 
 
 def _named_in_nav(nav: Any) -> Iterator[str]:
@@ -165,11 +174,17 @@ def options() -> str:
         "Every option, from `vit_jax/config/schema.py`. `--config.SECTION.FIELD=VALUE` sets one.",
         "",
     ]
-    for node in ast.parse(source).body:
+    module = ast.parse(source)
+    choices = {  # name of a type: the values that it allows
+        node.targets[0].id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal[")
+    }
+    for node in module.body:
         if isinstance(node, ast.ClassDef):
             fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
             about = (ast.get_docstring(node) or "").replace("\n", " ")
-            parts += [f"## {node.name}", "", about, "", "| field | type | default | |", "|---|---|---|---|"]
+            parts += [f"## {node.name.lstrip('_')}", "", about, "", "| field | type | default | |", "|---|---|---|---|"]
             for field in fields:
                 above = list[str]()
                 number = field.lineno - 1
@@ -178,8 +193,19 @@ def options() -> str:
                     number -= 1
                 words = " ".join([*above, comments.get(field.end_lineno or 0, "")]).strip()
                 default = ast.unparse(field.value) if field.value else "must be given"
-                codes = (ast.unparse(field.target), ast.unparse(field.annotation), default)
+                codes = (ast.unparse(field.target), _type_of(field.annotation, choices), default)
                 cells = [*(f"`{code}`" for code in codes), words.replace("|", "\\|")]
                 parts.append(f"| {' | '.join(cells)} |")
             parts.append("")
     return "\n".join(parts)
+
+
+def _type_of(annotation: ast.expr, choices: dict[str, ast.expr]) -> str:
+    """A field's type, with the values that it allows in the place of their name or `Literal`."""
+
+    class Spelt(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return choices.get(node.id, node)
+
+    spelt = ast.unparse(Spelt().visit(annotation))
+    return re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), spelt)

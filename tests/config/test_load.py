@@ -79,6 +79,8 @@ def test_what_counts_last():
         ("input.image_size=(1,2,3)", r"image_size=\(1, 2, 3\) has the wrong type: a tuple \(int, int\) is needed"),
         ("model.pool=max", "config.model.pool='max' is not allowed: one of 'token', 'gap', 'map' or None is needed"),
         ("total=90", "config.total: '90' is not a duration: write a number and a unit"),
+        ("model.pool=cls", "one of 'token', 'gap', 'map' or None is needed. Did you mean 'token'?"),
+        ("optimizer.name=AdamW", "a reference package.module:name is needed. Did you mean 'adam'?"),
         ("optimizer.name=lion", "name='lion' is not allowed: one of 'adam', 'sgd' or a reference package.module:name"),
         ("model.network=resnet", "config.model.network='resnet' has the wrong type: a reference package.module:name"),
         ("optimizer.arguments.x={1, 2}", r"config.optimizer.arguments.x=\{1, 2\} cannot be written to config.json"),

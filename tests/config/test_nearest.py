@@ -22,6 +22,7 @@ def test_every_word_means_a_field_and_is_none():
         ("Batch-Size", ["global_batch"]),
         ("input.batch_size", ["global_batch"]),
         ("epochs", ['total="N epochs"']),
+        ("optimizer.clip", ["optimizer.clip_global_norm"]),
         ("lr", ["schedule.learning_rate"]),
         ("hidden_size", ["model.width"]),
         ("learning_rate", ["schedule.learning_rate"]),  # under its section

@@ -37,7 +37,7 @@ def test_every_length_becomes_steps():
     ("fields", "message"),
     [
         ({"global_batch": 100}, r"config.global_batch=100 is not divisible by 8 device\(s\): use 96 or 104\."),
-        ({"global_batch": 0}, r"config.global_batch=0 .*: use 8\."),
+        ({"global_batch": 0}, r"config.global_batch=0 is not positive, .*: use 8\."),
         ({"evaluation__global_batch": 12}, "config.evaluation.global_batch=12 is not divisible by 8 .*: use 8 or 16"),
         (
             {"global_batch": 40, "optimizer__accumulation_steps": 4},

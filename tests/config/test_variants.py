@@ -32,6 +32,8 @@ def test_name_stands_for_numbers(size):
 NEAREST = {
     "ViT-": ("ViT-X/16",),
     "ViT-So400m/14": ("ViT-So400/14",),
+    "ViT-B/16, ": ("vit_base_patch16_224.augreg_in21k", "google/vit-base-patch16-224", "vit_b_16"),
+    "ViT-Ti/16, ": ("vit_tiny_patch16_224", "deit_tiny_patch16_224"),
     "ViT-B/": ("vit-B/16", "ViT-B/0", "ViT-B/16x0"),
     "ViT-L/16": ("ViT-L16", "L-16"),
     "R50": ("R51", "ResNet50", "R50x0.0", "R050", "R50+", "R50x", "R"),

@@ -100,7 +100,7 @@ def test_an_own_source_may_have_several_labels(own, make_config):
     ("data", "message"),
     [
         ("folders:/x", "allowed are .* Did you mean 'folder'"),
-        ("cifar10", "allowed are"),
+        ("cifar10", "allowed are .* Did you mean 'tfds:cifar10'"),
         ("tfds:", "allowed are"),
         ("folder:", "allowed are"),
         ("", "allowed are"),

@@ -37,12 +37,14 @@ def test_pages_made_of_the_code(site):
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
     assert "position_stddev float 0.02 of learned positions at the start" in words_of(site / "config.html")
     assert "Which network. name picks rows of variants" in words_of(site / "config.html")
+    assert "pool 'token' | 'gap' | 'map' | None None" in words_of(site / "config.html").replace("&#39;", "'")
     assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
 
 
 def test_every_link_leads_to_a_file(site):
     """Also those to code, which stands outside docs/."""
     assert "def main(" in words_of(site / "repository/docs/examples/training_loop.py.html")
+    assert "model = vit_jax.create_model(" in words_of(site / "repository/docs/examples/api.ipynb.html")
     broken = []
     for page in site.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):

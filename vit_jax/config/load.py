@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import durations, schema
-from vit_jax.config.nearest import did_you_mean, nearest
+from vit_jax.config.nearest import did_you_mean, meant_value, nearest
 from vit_jax.references import is_reference
 
 T = TypeVar("T")
@@ -249,9 +249,11 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         return value
     literals = [option for option in options if typing.get_origin(option) is typing.Literal]
     if literals:
-        if value in typing.get_args(literals[0]):
+        known = typing.get_args(literals[0])
+        if value in known:
             return value
-        raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.")
+        meant = meant_value(value, known)
+        raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.{meant}")
     option = next(option for option in options if option is not type(None))
     if typing.get_origin(option) is tuple:
         kinds = typing.get_args(option)

@@ -30,7 +30,7 @@ _WORDS = {  # what is to be written here, and what others call it
     "objective.label_smoothing_fraction": "label_smoothing smoothing label_smoothing_factor",
     "optimizer.name": "optimizer opt optim",
     "optimizer.weight_decay": "wd",
-    "optimizer.clip_global_norm": "clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val",
+    "optimizer.clip_global_norm": "clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val clip clip_norm",
     "optimizer.accumulation_steps": "accum_steps grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
@@ -47,6 +47,18 @@ _WORDS = {  # what is to be written here, and what others call it
     "stop_early.min_delta": "early_stopping_threshold early_stopping_delta min_improvement",
     "logging.wandb_project": "wandb project wandb_name",
 }
+_VALUES = {
+    "token": "cls class cls_token class_token",
+    "gap": "avg average mean",
+    "adam": "adamw",
+    "sgd": "momentum nesterov",
+    "softmax": "cross_entropy ce crossentropy",
+    "sigmoid": "bce binary_cross_entropy",
+    "bfloat16": "bf16 fp16 float16 half amp",
+    "float32": "fp32 full",
+    "staircase": "step multistep",
+}
+_MEANT_VALUE = {word: value for value, words in _VALUES.items() for word in words.split()}
 _MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
 
 
@@ -54,6 +66,12 @@ def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
     """A sentence with a space before it that names, in this form, the known name most like another; or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {form.format(near[0])}?" if near else ""
+
+
+def meant_value(value: object, known: Iterable[object]) -> str:
+    """A sentence with a space before it that names the known value that other systems call so; or nothing."""
+    meant = _MEANT_VALUE.get(str(value).lower())
+    return f" Did you mean {meant!r}?" if meant in known else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

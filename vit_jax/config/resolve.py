@@ -123,4 +123,5 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
             allowed = f"{below} or {below + divisor}" if below else str(divisor)
             over = f"{num_devices} device(s)" + (f" / {shards} model shards" if shards > 1 else "")
             over += f" x {accumulation} micro-batches" if divisor != shares else ""
-            yield f"{name}={batch} is not divisible by {over}: use {allowed}."
+            wrong = "divisible by" if batch % divisor else "positive, and divisible by"
+            yield f"{name}={batch} is not {wrong} {over}: use {allowed}."

@@ -107,6 +107,10 @@ def parse_name(name: str) -> ModelName:
     return ModelName(match["size"], (height, int(match["width"] or height)), units, factor)
 
 
+_SIZES_ELSEWHERE = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
+_SIZES_ELSEWHERE |= {size.lower(): size for size in ("Ti", "S", "B", "L", "H")}
+
+
 def _unknown_name(name: str) -> ValueError:
     vits = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
     resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
@@ -115,6 +119,9 @@ def _unknown_name(name: str) -> ValueError:
     given = re.sub(r"^(R\d+)$", r"\1x1", given)
     given = re.sub(r"\+(?!ViT-)", "+ViT-", given) if given.startswith("R") else given
     given = given if re.match(r"ViT-|R\d", given) else f"ViT-{given}"
+    elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())  # timm's and Hugging Face's
+    if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
+        given = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
     nearest = difflib.get_close_matches(given, vits + resnets + hybrids, n=3, cutoff=0.3)
     return ValueError(
         f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. A name is "

@@ -76,7 +76,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
         return open_listing(listing, split, config, seed, held_then)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *_LISTINGS], n=1)
     found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(data).expanduser()).exists()]
-    near = found or [word for word in near if word != kind]
+    near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):
         raise ValueError(
