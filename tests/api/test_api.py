@@ -124,6 +124,19 @@ def test_another_head_and_another_size(stored, seven):
         vit_jax.load_model(stored, facts={"num_heads": 4})
 
 
+@pytest.mark.parametrize(("destination", "to"), [("mine", None), ("w.npz", None), ("timm", "timm")])
+def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(stored, tmp_path, destination, to):
+    model = vit_jax.load_model(stored)
+    trained = dataclasses.replace(model, module=jax.tree.map(lambda leaf: leaf + 0.01, model.module))
+    written = trained.save(tmp_path / destination, to=to).destination
+    again = vit_jax.load_model(tmp_path / destination)
+    assert written.startswith(str(tmp_path / destination))
+    assert (again.class_names, again.transform) == (model.class_names, model.transform)
+    assert_same(*({n: np.asarray(x) for n, x in pytree.named_leaves(m.module).items()} for m in (again, trained)))
+    with pytest.raises(ValueError, match="exists"):
+        trained.save(tmp_path / destination, to=to)
+
+
 def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
     model = vit_jax.create_model("ViT-mu/4", **SMALL, block="docs.examples.block:ParallelBlock")
     store = CheckpointStore(tmp_path)

@@ -16,6 +16,13 @@ from vit_jax.models import build_model
 from vit_jax.weights.load import Weights, load_weights
 from vit_jax.weights.transfer import fit, without_head
 
+_OF_OTHERS = {
+    **dict.fromkeys(("pretrained", "checkpoint_path"), "load_model(source) reads weights"),
+    **dict.fromkeys(("img_size", "input_size"), "give image_size="),
+    "in_chans": "images have three channels",
+}
+"""What other libraries' functions take."""
+
 
 def create_model(
     name: str,
@@ -43,6 +50,9 @@ def create_model(
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
     """
+    for word, meant in _OF_OTHERS.items():
+        if word in options:
+            raise ValueError(f"create_model has no {word}=: {meant}.")
     config = from_dict(ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model.")
     architecture = build_architecture(config, image_size=_pair(image_size), num_classes=num_classes)
     source = f"{name} with initial parameters of seed {seed}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax import pytree
 from vit_jax.api.images import Images, undescribed
 from vit_jax.arrays import ModelOutput, normalise
 from vit_jax.config import Architecture
@@ -21,7 +23,10 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
-from vit_jax.weights.description import TrainingData
+from vit_jax.weights.description import TrainingData, describe_preparation
+from vit_jax.weights.load import Weights
+from vit_jax.weights.report import Report
+from vit_jax.weights.saving import save
 
 BATCH_SIZE = 64
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]
@@ -34,7 +39,7 @@ class Model:
 
     Attributes:
       module: the Flax module, a plain pytree that `jax.jit`, `jax.grad` and optax take. Put a trained one back with
-        `dataclasses.replace(model, module=...)`.
+        `dataclasses.replace(model, module=...)`, and write it with `save`.
       architecture: every number of the network, and the dtype it computes in.
       class_names: in the order of the logits; "0", "1", … where the weights do not name them.
       transform: from a stored image to the network's pixels; None where the weights do not state how.
@@ -57,7 +62,34 @@ class Model:
         a = self.architecture
         return f"Model({a.name}, {a.image_size[0]}x{a.image_size[1]} pixels, {a.num_classes} classes, {self.source})"
 
-    def __call__(self, images_BHWC: Any, *, taps: Collection[str] = ()) -> ModelOutput:
+    def save(self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False) -> Report:
+        """Writes the parameters with classes and preparation of images, as `load_model`, verbs and others read them.
+
+        Args:
+          destination: a folder, for a checkpoint of ours; a .npz in the released format of the family.
+          to: another format, of those that `vit-jax convert` writes: "timm", "huggingface", ...
+          overwrite: replace what is there.
+
+        Returns:
+          What was written, array by array, and notes.
+
+        Raises:
+          ValueError: the destination exists or does not match the format, or the format cannot hold the network.
+        """
+        prepared, size = self.transform, self.architecture.image_size
+        weights = Weights(
+            architecture=self.architecture,
+            parameters={name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()},
+            class_names=None if self.class_names == tuple(map(str, range(len(self.class_names)))) else self.class_names,
+            preprocessing=None
+            if prepared is None
+            else describe_preparation(size, prepared.resize, prepared.crop_fraction, prepared.exif_orientation),
+            source=self.source,
+            training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
+        )
+        return save(weights, str(destination), to=to, overwrite=overwrite)
+
+    def __call__(self, images_BHWC: Any, *, taps: str | Collection[str] = ()) -> ModelOutput:
         """Runs the network on images that are prepared, on one device; also under `jax.jit`.
 
         Args:
@@ -71,7 +103,8 @@ class Model:
           ValueError: another shape, dtype or range (the range of what is being traced is not known), or a tap that the
             network does not have.
         """
-        return _forward(self.module, self._validated(images_BHWC), self.architecture.compute_dtype, tuple(taps))
+        taps = (taps,) if isinstance(taps, str) else tuple(taps)
+        return _forward(self.module, self._validated(images_BHWC), self.architecture.compute_dtype, taps)
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepares images as those that the network was trained on: decodes, resizes and crops.

@@ -57,6 +57,11 @@ _VALUES = {
     "bfloat16": "bf16 fp16 float16 half amp",
     "float32": "fp32 full",
     "staircase": "step multistep",
+    "optax:lamb": "lamb",
+    "optax:lion": "lion",
+    "optax:adafactor": "adafactor",
+    "optax:rmsprop": "rmsprop",
+    "optax.contrib:muon": "muon",
 }
 _MEANT_VALUE = {word: value for value, words in _VALUES.items() for word in words.split()}
 _MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
@@ -69,9 +74,9 @@ def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
 
 
 def meant_value(value: object, known: Iterable[object]) -> str:
-    """A sentence with a space before it that names the known value that other systems call so; or nothing."""
-    meant = _MEANT_VALUE.get(str(value).lower())
-    return f" Did you mean {meant!r}?" if meant in known else ""
+    """A sentence with a space before it that names the known value or the reference that others call so; or nothing."""
+    meant = _MEANT_VALUE.get(str(value).lower(), "")
+    return f" Did you mean {meant!r}?" if meant in known or ":" in meant else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
-from vit_jax.weights.description import TrainingData, describe
+from vit_jax.weights.description import TrainingData, describe, describe_preparation
 
 # Those whose behaviour a run depends on.
 SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
@@ -128,13 +128,8 @@ def _figure(name: str, value: float) -> str:
 def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
-    preprocessing = {
-        "image_size": list(architecture.image_size),
-        "resize": config.input.test_resize,
-        "crop_fraction": 1.0 if config.input.test_resize == "direct" else config.input.test_crop_fraction,
-        "pixel_range": [-1.0, 1.0],
-        "exif_orientation": config.input.exif_orientation,
-    }
+    inputs, size = config.input, architecture.image_size
+    preprocessing = describe_preparation(size, inputs.test_resize, inputs.test_crop_fraction, inputs.exif_orientation)
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
         data=located(config.data),

@@ -85,7 +85,7 @@ def _how(
 ) -> tuple[str, InputConfig, int, Mapping[str, str]]:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
-        near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2)
+        near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2) + [f"tfds:{name}"] * name.isidentifier()
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "

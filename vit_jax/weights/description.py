@@ -43,7 +43,7 @@ def describe(
     Args:
       a: the network.
       class_names: in the order of the logits; None where they are not known, as for what follows.
-      preprocessing: image_size, resize, crop_fraction and pixel_range.
+      preprocessing: as from `describe_preparation`.
       training: the data of the run that made the weights.
     """
     return {
@@ -53,6 +53,19 @@ def describe(
         "class_names": None if class_names is None else list(class_names),
         "preprocessing": preprocessing,
         "training": None if training is None else dataclasses.asdict(training),
+    }
+
+
+def describe_preparation(
+    image_size: tuple[int, int], resize: str, crop_fraction: float, exif_orientation: bool
+) -> dict[str, Any]:
+    """How images are prepared, as the metadata of weights have it."""
+    return {
+        "image_size": list(image_size),
+        "resize": resize,
+        "crop_fraction": 1.0 if resize == "direct" else crop_fraction,
+        "pixel_range": [-1.0, 1.0],
+        "exif_orientation": exif_orientation,
     }
 
 

@@ -167,14 +167,19 @@ def convert(
       ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
         hold the network.
     """
-    path = pathlib.Path(destination).expanduser()
-    _require_sense(path, destination, to)
-    _require_free(path, overwrite)
+    _require_destination(destination, to, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, **options)
+    return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
+
+
+def save(
+    weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
+) -> Report:
+    """Writes weights in memory; arguments and errors as for `convert`."""
+    path = _require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
-    folder = path if is_folder else path.parent
-    with make_folder(folder):
+    with make_folder(path if is_folder else path.parent):
         statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
     return Report(
         source=weights.source,
@@ -186,8 +191,9 @@ def convert(
     )
 
 
-def _require_sense(path: pathlib.Path, destination: str, to: str | None) -> None:
-    """The format is determined, and matches the kind of destination."""
+def _require_destination(destination: str, to: str | None, overwrite: bool) -> pathlib.Path:
+    """Its path: the format is determined, matches the kind of destination, and nothing would be written over."""
+    path = pathlib.Path(destination).expanduser()
     if to is not None and to not in WRITABLE:
         raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")
     if "://" in destination:
@@ -206,14 +212,11 @@ def _require_sense(path: pathlib.Path, destination: str, to: str | None) -> None
         raise ValueError(f"{destination}: the format {to} is a file; give one that ends in {FORMATS[to].suffix}.")
     if to in FORMATS and not is_folder and path.suffix != FORMATS[to].suffix:
         raise ValueError(f"{destination}: a file of the format {to} ends in {FORMATS[to].suffix}.")
-
-
-def _require_free(path: pathlib.Path, overwrite: bool) -> None:
-    """Nothing would be written over; a .npz may need a second file."""
     files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
     taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
     if taken and not overwrite:
         raise ValueError(f"{taken[0]} exists: choose another destination, or give --overwrite.")
+    return path
 
 
 def _describe(weights: Weights) -> str:
