@@ -152,7 +152,7 @@ def test_the_description_beside_it_prepares_images(tmp_path):
             "resize": "short_side",
             "crop_fraction": 0.5,
             "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, "
-            "of which the middle is kept; sides are rounded",
+            "rounded; its sides are rounded too, and the middle is kept, from half the difference rounded down",
             "filter": "area, the mean over what a new pixel covers, also where it is smaller than an old one",
             "exif_orientation": "ignored",
             "alpha": "dropped",

@@ -28,8 +28,8 @@ _PREPARATION = {
         "filter": "bilinear between pixel centres, without antialiasing",
     },
     "short_side": {
-        "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, of "
-        "which the middle is kept; sides are rounded",
+        "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, "
+        "rounded; its sides are rounded too, and the middle is kept, from half the difference rounded down",
         "filter": "area, the mean over what a new pixel covers, also where it is smaller than an old one",
     },
 }
