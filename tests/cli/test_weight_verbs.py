@@ -169,7 +169,8 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     assert header == ["image", "error", *(f"{word}_{n}" for n in (1, 2, 3) for word in ("class", "probability"))]
     expected = [one for found in found[0]["predictions"] for one in (found["class"], f"{found['probability']:.6f}")]
     assert first == ["photos/000.png", "", *expected]
-    assert second == ["photos/001.png", "The file is empty"]
+    assert second == ["photos/001.png", "The file is empty", *[""] * 6]
+    assert run("predict", "w.npz", "photos", "--csv=-")[1] == (here / "table.csv").read_text()
     code, out, err = run("predict", "w.npz", "photos/001.png")
     assert (code, out) == (1, "photos/001.png   cannot be read: The file is empty\n")
     assert "1 of 1 images cannot be read" in err

@@ -78,6 +78,9 @@ def test_files_may_be_anywhere(make_table, make_config, tmp_path):
     assert source[1].image == (tmp_path / "images/cat/1.png").read_bytes()
     assert located(f"csv:{table.parent}/../images/{table.name}") == located(f"csv:{table}")
     assert listing_of("csv:") is listing_of("digits") is None
+    twice = make_table("image,label", f"{tmp_path}/images/cat/0.png,cat", "cat/0.png,dog")
+    with pytest.raises(ValueError, match="2 lines name an image that another line names too"):
+        open_source(f"csv:{twice}", "all", make_config(), 0)
 
 
 def test_the_examples_that_the_config_chooses(make_table, make_config):
@@ -96,6 +99,7 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
         (["file,label", "cat/0.png,cat"], "train", r"no columns 'image': its first line is 'file', 'label'"),
         (["image,class", "cat/0.png,cat"], "train", "no columns 'label'"),
         (["image,label,label", "cat/0.png,cat,cat"], "train", "2 columns 'label'"),
+        (["image,label,labels", "cat/0.png,cat,cat"], "train", "both columns 'label' and 'labels'"),
         ([""], "train", "no columns 'image'"),
         (["image,label", "cat/0.png"], "train", "line 2: 1 cells under 2 columns"),
         (["image,label", "cat/0.png,cat, tabby"], "train", "line 2: 3 cells under 2 columns.*quotes"),
@@ -112,7 +116,7 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
             "train",
             r"5 lines name files that do not exist: line 22 \(cat/0.jpg\), .*\(cat/2.jpg\) and 2 more\.",
         ),
-        ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines of no known split: line 22 \(trian\)"),
+        ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines of no known split \(.*train.*\): line 22 \(trian\)"),
         ([*SPLITS, "dog/10.png,dog,"], "train", r"1 lines have no split, and others have one: line 22"),
         (SPLITS, "tset", r"no split 'tset'; it has \['test', 'train'\]\. Did you mean 'test'"),
         ([line for line in SPLITS if "test" not in line], "test", "Remove the column 'split', and a part of it"),
@@ -195,7 +199,7 @@ def test_batches_of_several_labels(make_table, make_config):
 @pytest.mark.parametrize(
     ("lines", "fields", "message"),
     [
-        (["image,label,labels", "cat/0.png,cat,cat"], {}, "has 1 columns 'label'.*labels, with '|' between"),
+        (["image,label,labels", "cat/0.png,cat,cat"], {}, "both columns 'label' and 'labels'"),
         (many("cat/0.png,cat", "dog/0.png,"), {}, "needs labels of at least two classes .*only one, 'cat'"),
         (SEVERAL, {"train_examples_per_class": 2}, r"several labels, .*Use config\.input\.train_examples"),
         (many(*SEVERAL[1:10], "dog/9.png,later"), {"classes": ("even", "dog")}, "names 'dog', which the data does not"),

@@ -87,7 +87,7 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
     | {
         "--data=DATA": "folder:PATH, csv:FILE, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of its sets",
         "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
-        "[--csv=FILE]": "write the table of classes",
+        "[--csv=FILE]": "write the table of classes; - shows it, and nothing else",
         "[--json]": "print all figures as JSON",
         "[--real=FILE]": "real.json, the labels of ImageNet ReaL",
     }
@@ -136,18 +136,16 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
             found[name] = evaluate(labelled, None)
     if not hosts.is_first():
         return
-    if "json" in options:
-        print(outcome.to_json(outcome.values(found, absent, model.source)), flush=True)
-    else:
-        print(outcome.to_text(found, model.source), flush=True)
+    if options.get("csv") != "-":
+        values = outcome.values(found, absent, model.source)
+        print(outcome.to_json(values) if "json" in options else outcome.to_text(found, model.source), flush=True)
     for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
         print(f"note: {printable(note)}", file=sys.stderr)
     for name, reason in absent.items():
         print(f"note: imagenet:{name} is not there: {printable(reason)}", file=sys.stderr)
     if "csv" in options:
         (evaluation,) = found.values()
-        table = evaluation.to_csv().encode("utf-8", "surrogateescape")
-        write_atomically(pathlib.Path(options["csv"]).expanduser(), table)
+        _write_csv(options["csv"], evaluation.to_csv())
 
 
 def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
@@ -177,6 +175,15 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
     return {"": open_labelled(data, weights, choice)}, {}
 
 
+def _write_csv(name: str, table: str) -> None:
+    """Names of images are written as the bytes that they are, to a file, or shown where that is "-"."""
+    encoded = table.encode("utf-8", "surrogateescape")
+    if name == "-":
+        print(encoded.decode(errors="replace"), end="", flush=True)
+    else:
+        write_atomically(pathlib.Path(name).expanduser(), encoded)
+
+
 @verb(
     CHECKPOINT
     | {
@@ -184,7 +191,7 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
         "[--top=3]": "classes to print for each image; all where it may have several",
         "[--threshold=0.5]": "the least probability of a class that is printed, where an image may have several",
         "[--json]": "print them as JSON",
-        "[--csv=FILE]": "write them as a table too, a line for each image",
+        "[--csv=FILE]": "write them as a table too, a line for each image; - shows it, and nothing else",
     }
     | READING
     | NAMES,
@@ -213,9 +220,10 @@ def predict(given: Given) -> None:
         raise UsageError(f"--threshold={threshold:g}: an image has one class of {model.source}; use --top=N.")
     usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
     found = list(predict(model, images, top or usual_top, usual_threshold if threshold is None else threshold))
-    print(to_json(found) if "json" in options else to_table(found))
+    if options.get("csv") != "-":
+        print(to_json(found) if "json" in options else to_table(found))
     if "csv" in options:
-        write_atomically(pathlib.Path(options["csv"]).expanduser(), to_csv(found).encode("utf-8", "surrogateescape"))
+        _write_csv(options["csv"], to_csv(found))
     failed = [record["image"] for record in found if "error" in record]
     if failed:
         names = ", ".join(map(printable, failed))

@@ -67,7 +67,8 @@ class Table(Listing):
 
     def require_splits(self, *names: str) -> None:
         known = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)}
-        self._refuse([row for row in self._table.rows if row.split not in known], "of no known split", "split")
+        wrong = [row for row in self._table.rows if row.split not in known]
+        self._refuse(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
 
     def advise_without(self, split: str) -> str:
         return "Remove the column 'split'"
@@ -108,9 +109,13 @@ class Table(Listing):
         """
         header, lines = _read(self.path)
         is_multilabel, has_split = LABELS in header, "split" in header
+        if is_multilabel and "label" in header:
+            raise ValueError(
+                f"{str(self.path)!r} has both columns 'label' and {LABELS!r}: an image has one label, or several."
+            )
         columns = ("image", LABELS if is_multilabel else "label", *["split"] * has_split)
-        for name in (*columns, *["label"] * is_multilabel):
-            if (found := header.count(name)) != (name in columns):
+        for name in columns:
+            if (found := header.count(name)) != 1:
                 raise ValueError(
                     f"{str(self.path)!r} has {found or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
                     f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between), and perhaps split."
@@ -128,8 +133,12 @@ class Table(Listing):
         self._refuse([row for row in rows if not row.image], "have no image")
         self._refuse([row for row in rows if not row.labels and not is_multilabel], "have no label")
         self._refuse([row for row in rows if not row.split and has_split], "have no split, and others have one")
-        times = collections.Counter(row.image for row in rows)
-        self._refuse([row for row in rows if times[row.image] > 1], "name an image that another line names too")
+        files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
+        times = collections.Counter(files)
+        self._refuse(
+            [row for row, file in zip(rows, files, strict=True) if times[file] > 1],
+            "name an image that another line names too",
+        )
         return _Content(rows, is_multilabel)
 
     def _refuse(self, wrong: list[Row], words: str, column: str = "image") -> None:

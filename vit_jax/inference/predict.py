@@ -57,7 +57,8 @@ def to_csv(records: Sequence[dict[str, Any]]) -> str:
     )
     for record in records:
         classes = [(one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())]
-        writer.writerow([record["image"], record.get("error", ""), *itertools.chain(*classes)])
+        empty = [("", "")] * (most - len(classes))
+        writer.writerow([record["image"], record.get("error", ""), *itertools.chain(*classes, *empty)])
     return table.getvalue()
 
 
