@@ -1,4 +1,5 @@
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import pytest
 
 from tests.models.small_models import abstract, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
+from vit_jax.activations import placed_by
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models import build_model
 from vit_jax.models.dropout import drop_examples
@@ -102,6 +104,30 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(*(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "options", "unroll"),
+    [
+        ("tpu", {}, 3),
+        ("tpu", {"remat": "dots"}, 3),
+        ("tpu", {"remat": "attention"}, 1),
+        ("tpu", {"remat": "full"}, 1),
+        ("tpu", {"remat": "full", "scan_unroll": 3}, 3),
+        ("tpu", {"scan_unroll": 1}, 1),
+        ("cpu", {"remat": "dots"}, 1),
+    ],
+)
+def test_blocks_are_in_no_loop_on_tpus_unless_little_is_kept(platform, options, unroll):
+    class Place(types.SimpleNamespace):
+        def __call__(self, name, activation):
+            return activation
+
+    architecture = small(depth=3, **options)
+    with placed_by(Place(platform=platform)):
+        program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(abstract(architecture), images(architecture))
+    (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
+    assert loop.params["unroll"] == unroll
 
 
 @functools.cache

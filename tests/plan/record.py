@@ -47,21 +47,21 @@ _JFT, _S16 = "configs/pretrain_jft.py:", "configs/pretrain_s16_baseline.py:epoch
 _B16, _L16, _H14 = f"{_JFT}ViT-B/16", f"{_JFT}ViT-L/16,epochs=7", f"{_JFT}ViT-H/14"
 HEADLINES = (
     Case("H/14 on v5e:16x16", _H14, "v5e:16x16"),
-    Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024"),
-    Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096"),
-    Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384"),
+    Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024 model.scan_unroll=1"),
+    Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096 model.scan_unroll=1"),
+    Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384 model.scan_unroll=1"),
 )
 SPREAD = (
     Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8"),
     Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", "model.name=ViT-G/14 sharding.num_replicas=4"),
     Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
-    Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none"),
-    Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256"),
+    Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
+    Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
     Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),
-    Case("B/16 fsdp", _B16, "v5e:4x4", "global_batch=1024 sharding.parameters=fsdp"),
-    Case("B/16 unrolled", _B16, "v5e:4x4", "global_batch=1024 model.remat=none model.scan_unroll=12"),
-    Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256"),
-    Case("B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999"),
+    Case("B/16 fsdp", _B16, "v5e:4x4", "global_batch=1024 sharding.parameters=fsdp model.scan_unroll=1"),
+    Case("B/16 unrolled", _B16, "v5e:4x4", "global_batch=1024 model.remat=none"),
+    Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case("B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999 model.scan_unroll=1"),
     Case("B/16 4 parts", _B16, "v5e:2x2", "global_batch=1024 optimizer.accumulation_steps=4"),
     Case("B/16 2 model", _B16, "v5e:2x2", "global_batch=256 sharding.num_model_shards=2"),
     Case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256 model.remat=none"),
@@ -69,8 +69,8 @@ SPREAD = (
     Case("L/16 attention", _L16, "v5e:4x4", "global_batch=1024 model.remat=attention sharding.parameters=fsdp"),
     Case("H/14 dots", _H14, "v5p:2x2x1", "global_batch=128 model.remat=dots sharding.parameters=replicated"),
     Case("H/14 fsdp", _H14, "v5e:4x4", "global_batch=512"),
-    Case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256"),
-    Case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128 model.remat=none"),
+    Case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
     Case("R50+B/16 dots", f"{_JFT}R50+ViT-B/16", "v5e:2x2", "global_batch=128"),
 )
 CASES = (*HEADLINES, *SPREAD)

@@ -5,6 +5,7 @@ import pytest
 
 from vit_jax.config import ShardingConfig
 from vit_jax.sharding import build_mesh, compiler_options
+from vit_jax.sharding.mesh import TPU_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,4 +57,4 @@ def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
     with pytest.raises(ValueError, match="num_replicas=4 and the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
     assert compiler_options(build_mesh(gpus)) is None
-    assert compiler_options(build_mesh(slices(1))) == {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+    assert compiler_options(build_mesh(slices(1))) == TPU_OPTIONS

@@ -10,6 +10,8 @@ from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
+UNROLLED_ON_TPU = ("none", "dots")  # policies of rematerialisation with which a loop over layers does not pay there
+
 Family = Literal["vit", "resnet", "hybrid"]
 
 
@@ -54,6 +56,14 @@ class Architecture:
     def is_standard(self) -> bool:
         """Whether every part is one of ours, so that formulas and other formats know it."""
         return self.network is None and not is_reference(self.block) and not is_reference(self.position_embedding)
+
+    @property
+    def scan_unroll_on_tpu(self) -> int:
+        """Blocks per iteration on TPUs, where a loop copies what it keeps, which costs a quarter of a step.
+
+        Policies that keep little have their loop, without which XLA would not compute again what they leave out.
+        """
+        return self.scan_unroll or (self.depth if self.remat in UNROLLED_ON_TPU else 1)
 
     @property
     def has_transformer(self) -> bool:

@@ -45,7 +45,8 @@ class ModelConfig:
     head_bias_init: float = 0.0
     compute_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"  # what the backward pass computes again
-    # blocks, or residual units, per iteration of the loop over them; None: one, or on a CPU all units
+    # blocks, or residual units, per iteration of the loop over them; None: one, or all: of units on a CPU, of both on
+    # a TPU where remat is none or dots
     scan_unroll: int | None = None
     attention: AttentionForm = "auto"  # how its core is computed: "pallas" on TPUs in bfloat16, else "xla"
     # of a transformer

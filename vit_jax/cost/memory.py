@@ -156,7 +156,7 @@ class _Sizes:
     @property
     def is_unrolled(self) -> bool:
         """Whether XLA for TPUs sees all blocks at once: it then keeps no more than products, even if told nothing."""
-        return self.has_kernel and (self.a.scan_unroll or 1) >= self.a.depth
+        return self.has_kernel and self.a.scan_unroll_on_tpu >= self.a.depth
 
     @property
     def has_kernel(self) -> bool:

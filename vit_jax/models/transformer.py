@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.activations import named
+from vit_jax.activations import named, platform
 from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel
@@ -45,9 +45,10 @@ BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock
 class Encoder(nnx.Module):
     """L blocks as one with a leading layer axis, and the final norm.
 
-    Compile time does not grow with depth. `remat` says what the backward pass computes again, `scan_unroll`
-    how many blocks one iteration of the loop holds. A block of the user's own (`a.block`, "package.module:name") is a
-    class with the constructor and call of `Block`; with a `with_attention` as there it also gives attention weights.
+    `remat` says what the backward pass computes again, `scan_unroll` how many blocks one iteration of the loop holds:
+    with one, compile time does not grow with depth, with all, nothing is copied into stacks and out. A block of the
+    user's own (`a.block`, "package.module:name") is a class with the constructor and call of `Block`; with a
+    `with_attention` as there it also gives attention weights.
     Positions that every block adds to its input (`a.position_layers`) are a part of it, shared ones are given.
     """
 
@@ -62,7 +63,8 @@ class Encoder(nnx.Module):
 
         self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
         self.norm = LayerNorm(a)
-        self.depth, self.remat, self.scan_unroll = a.depth, a.remat, a.scan_unroll
+        self.depth, self.remat = a.depth, a.remat
+        self.scan_unroll, self.scan_unroll_on_tpu = a.scan_unroll or 1, a.scan_unroll_on_tpu
         self.position_layers = a.position_layers
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
 
@@ -102,7 +104,8 @@ class Encoder(nnx.Module):
         if self.remat != "none":
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
         layers = (self.blocks, fractions_L, keys_L)
-        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=self.scan_unroll or 1)
+        unroll = self.scan_unroll_on_tpu if platform() == "tpu" else self.scan_unroll
+        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
         if attention_LBTQS is not None:  # a block may have several
             attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
         return self.norm(x_BSD), blocks_LBSD, attention_LBTQS

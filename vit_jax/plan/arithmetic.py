@@ -102,7 +102,7 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
     flops = run.training_flops_per_image * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
     # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes about four times.
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" or topology.is_tpu else 4)
-    all_kept = dataclasses.replace(a, remat="none")
+    all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_tpu)
     activations = kept_bytes(all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu)
     leaves = [*jax.tree.leaves(run.abstract_state), *jax.tree.leaves(run.abstract_state.model)]
     updated = 2 * sum(shard_bytes(leaf, tiled=False) for leaf in leaves)  # state and gradients, read and written

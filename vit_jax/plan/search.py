@@ -26,7 +26,7 @@ MAX_ACCUMULATION = 64
 DOUBT = 0.15
 """How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
 _SEARCHED = (
-    *("global_batch", "model.remat", "model.scan_unroll", "optimizer.accumulation_steps"),
+    *("global_batch", "model.remat", "optimizer.accumulation_steps"),
     *("sharding.parameters", "sharding.num_replicas", "sharding.num_model_shards"),
 )
 
@@ -153,12 +153,10 @@ def _candidates(
 
 def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, remat: Remat) -> Candidate:
     """The policy with as few micro-batches as fit, or, where nothing fits, with the most that are allowed."""
-    steps, best, a = 1, None, run.architecture
-    # Layers that XLA for TPUs sees all at once need a third less time than in a loop, and no policy to save memory.
-    unroll = a.depth if topology.is_tpu and remat == "none" and a.family == "vit" else a.scan_unroll
-    architecture = dataclasses.replace(a, remat=remat, scan_unroll=unroll)
+    steps, best = 1, None
+    architecture = dataclasses.replace(run.architecture, remat=remat)
     while steps <= MAX_ACCUMULATION:
-        config = _changed(run.config, accumulation_steps=steps, remat=remat, scan_unroll=unroll)
+        config = _changed(run.config, accumulation_steps=steps, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:

@@ -26,10 +26,19 @@ _SPECS = {
     "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
     "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
 }
-# Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By its
-# own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
-# (plan/README.md). They are allowed from this many MiB on.
-TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+TPU_OPTIONS = {
+    # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By
+    # its own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
+    # (plan/README.md). They are allowed from this many MiB on.
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    # Sums of gradients run beside the products of other layers, as gathered parameters do anyway: "continuation fusion"
+    # in MaxText (benchmarks/xla_flags_library.py).
+    "xla_enable_async_all_reduce": "ENABLED",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+    # A sum of several arrays cannot run beside anything, so only those of less than a MiB together, as of norms, are
+    # joined. XLA would join up to 120 MiB.
+    "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
+}
 
 
 def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
