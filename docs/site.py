@@ -180,23 +180,39 @@ def options() -> str:
         for node in module.body
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal[")
     }
-    for node in module.body:
-        if isinstance(node, ast.ClassDef):
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            about = (ast.get_docstring(node) or "").replace("\n", " ")
-            parts += [f"## {node.name.lstrip('_')}", "", about, "", "| field | type | default | |", "|---|---|---|---|"]
-            for field in fields:
-                above = list[str]()
-                number = field.lineno - 1
-                while number in comments and lines[number - 1].strip().startswith("#"):
-                    above.insert(0, comments[number])
-                    number -= 1
-                words = " ".join([*above, comments.get(field.end_lineno or 0, "")]).strip()
-                default = ast.unparse(field.value) if field.value else "must be given"
-                codes = (ast.unparse(field.target), _type_of(field.annotation, choices), default)
-                cells = [*(f"`{code}`" for code in codes), words.replace("|", "\\|")]
-                parts.append(f"| {' | '.join(cells)} |")
-            parts.append("")
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    sections = {  # name of a class: the section of a run that is one
+        name.id: f"config.{ast.unparse(field.target)}: "
+        for node in classes
+        if any(base.endswith("Run") for base in (node.name, *map(ast.unparse, node.bases)))
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        for name in ast.walk(field.annotation)
+        if isinstance(name, ast.Name)
+    }
+    for node in classes:
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        about = (ast.get_docstring(node) or "").replace("\n", " ")
+        parts += [
+            f"## {sections.get(node.name, '')}{node.name.lstrip('_')}",
+            "",
+            about,
+            "",
+            "| field | type | default | |",
+            "|---|---|---|---|",
+        ]
+        for field in fields:
+            above = list[str]()
+            number = field.lineno - 1
+            while number in comments and lines[number - 1].strip().startswith("#"):
+                above.insert(0, comments[number])
+                number -= 1
+            words = " ".join([*above, comments.get(field.end_lineno or 0, "")]).strip()
+            default = ast.unparse(field.value) if field.value else "must be given"
+            codes = (ast.unparse(field.target), _type_of(field.annotation, choices), default)
+            cells = [*(f"`{code}`" for code in codes), words.replace("|", "\\|")]
+            parts.append(f"| {' | '.join(cells)} |")
+        parts.append("")
     return "\n".join(parts)
 
 

@@ -37,6 +37,7 @@ def test_pages_made_of_the_code(site):
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
     assert "position_stddev float 0.02 of learned positions at the start" in words_of(site / "config.html")
     assert "Which network. name picks rows of variants" in words_of(site / "config.html")
+    assert "config.model: ModelConfig" in words_of(site / "config.html")
     assert "pool 'token' | 'gap' | 'map' | None None" in words_of(site / "config.html").replace("&#39;", "'")
     assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
 

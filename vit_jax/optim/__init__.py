@@ -1,0 +1,1 @@
+"""What happens to a gradient before it changes a parameter: optimisers, schedules, freezing, and Polyak averages."""
