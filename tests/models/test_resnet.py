@@ -1,6 +1,7 @@
 """ResNets and hybrids: their constants, stages, initial values and gradients."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 
 from tests.models.small_models import apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
+from vit_jax.activations import placed_by
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_pool_among_zeros
 
@@ -145,6 +147,19 @@ def test_initial_values(form):
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("platform", "remat", "unroll"), [("tpu", "dots", 2), ("tpu", "full", 1), ("gpu", "dots", 1)])
+def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
+    class Place(types.SimpleNamespace):
+        def __call__(self, name, activation):
+            return activation
+
+    stage = nnx.eval_shape(lambda: Stage(32, 128, 1, 3, small(remat=remat), jax.random.key(0)))
+    with placed_by(Place(platform=platform)):
+        program = jax.make_jaxpr(lambda stage, x: stage(x))(stage, jnp.zeros((1, 8, 8, 32)))
+    (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
+    assert loop.params["unroll"] == unroll
 
 
 @functools.cache
