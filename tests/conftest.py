@@ -104,7 +104,9 @@ def compiled_once():
         return made[key] if key in made else made.setdefault(key, build(config, architecture, **options))
 
     def compile_shared(run):
-        return compiled[id(run)] if id(run) in compiled else compiled.setdefault(id(run), compile_step(run))
+        if id(run) not in compiled:
+            compiled[id(run)] = run, compile_step(run)  # with the run, or a later one could have its id
+        return compiled[id(run)][1]
 
     with pytest.MonkeyPatch.context() as patch:
         for verb in (pretrain, finetune):
