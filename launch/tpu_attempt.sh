@@ -233,7 +233,7 @@ show_status() {
   cat -- "$scratch/status"
   if ((code == 0)) && is_any running && ! is_any exit && ! is_any none; then exit 0; fi
   if ((code == 0)) && [[ "$(codes)" == 0 ]] && ! is_any running; then exit 0; fi
-  if ((code == 0)) && ! is_any running && [[ -n "$(codes)" ]] && ! codes | grep -qvxE '0|75'; then exit 75; fi
+  if ((code == 0)) && ! is_any running && [[ -n "$(codes)" ]] && ! grep -qvxE '0|75' <<<"$(codes)"; then exit 75; fi
   exit 1
 }
 
