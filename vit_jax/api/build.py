@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax import pytree
 from vit_jax.api.images import build_transform, stored_transform
-from vit_jax.api.model import Model
+from vit_jax.api.model import Model, numbers_of
 from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
 from vit_jax.models import build_model
 from vit_jax.weights.load import Weights, load_weights
@@ -60,7 +60,7 @@ def create_model(
     return Model(
         module=jax.jit(lambda: build_model(architecture, jax.random.key(seed)))(),
         architecture=architecture,
-        class_names=tuple(map(str, range(num_classes))),
+        class_names=numbers_of(num_classes),
         transform=transform,
         source=source,
     )
@@ -150,7 +150,7 @@ def from_weights(
     return Model(
         module=pytree.map_with_names(place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))),
         architecture=architecture,
-        class_names=names or tuple(map(str, range(architecture.num_classes))),
+        class_names=names or numbers_of(architecture.num_classes),
         transform=stored_transform(
             weights.preprocessing, image_size, weights.source, resize, crop_fraction, exif_orientation
         ),

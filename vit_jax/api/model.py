@@ -80,7 +80,7 @@ class Model:
         weights = Weights(
             architecture=self.architecture,
             parameters={name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()},
-            class_names=None if self.class_names == tuple(map(str, range(len(self.class_names)))) else self.class_names,
+            class_names=None if self.class_names == numbers_of(len(self.class_names)) else self.class_names,
             preprocessing=None
             if prepared is None
             else describe_preparation(size, prepared.resize, prepared.crop_fraction, prepared.exif_orientation),
@@ -222,6 +222,11 @@ class Model:
 def _forward(module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()) -> ModelOutput:
     scaled = normalise(images_BHWC, dtype) if images_BHWC.dtype == jnp.uint8 else images_BHWC.astype(dtype)
     return module(scaled, taps=taps) if taps else module(scaled)
+
+
+def numbers_of(num_classes: int) -> tuple[str, ...]:
+    """What stands for the names of classes where these are not known."""
+    return tuple(map(str, range(num_classes)))
 
 
 def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:

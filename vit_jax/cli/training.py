@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -178,8 +179,6 @@ def lr_range(given: Given) -> None:
 
     The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture with its numbers, no more.
     """
-    import json
-
     options = {"output": "lr_range.png", "low": "1e-6", "high": "1", "steps": "100"} | given.options
     low, high, num_steps = positive(options, "low"), positive(options, "high"), whole(options, "steps")
 
@@ -270,8 +269,6 @@ def prepare(given: Given) -> None:
 )
 def bench(given: Given) -> None:
     """Time a recipe's step, evaluation, inference, saves, input and loop on this machine."""
-    import json
-
     from vit_jax.config import load_recipe
 
     options, overrides, _ = given
@@ -303,7 +300,6 @@ def doctor(given: Given) -> None:
     options, overrides, _ = given
     if overrides and "config" not in options:
         raise UsageError(f"{overrides[0]}: without effect without --config=RECIPE.")
-    import json
 
     from vit_jax.config import load_recipe
 

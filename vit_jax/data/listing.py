@@ -4,7 +4,6 @@ Without splits a fixed part of every class is held out for testing; any split ca
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import itertools
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source, class_sizes, few
@@ -158,10 +158,9 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
     train_split, split = (_present(path, name, splits) for name in (config.train_split, split))
     for name in (train_split, split):
         if name not in splits:
-            near = difflib.get_close_matches(name, splits, n=1)
             raise ValueError(
                 f"{path!r} has no split {name!r}; it has {splits}."
-                + (f" Did you mean {near[0]!r}?" if near else "")
+                + did_you_mean(name, splits)
                 + (
                     " Set config.input.train_split and config.input.test_split."
                     if len(splits) > 1

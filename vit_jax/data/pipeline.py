@@ -89,9 +89,8 @@ class _SharedRows:
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(shape, dtype)
-        lent = (ctypes.c_char * memory.nbytes).from_buffer(
-            memory.data
-        )  # every view of it refers to this, none to `memory`
+        # Every view of the array refers to this, and none to `memory`.
+        lent = (ctypes.c_char * memory.nbytes).from_buffer(memory.data)
         weakref.finalize(lent, self._free.append, memory)
         return np.frombuffer(memoryview(lent), dtype).reshape(shape)
 

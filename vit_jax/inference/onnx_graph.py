@@ -128,10 +128,8 @@ class _Graph:
 
     def _unroll(self, equation: Any, body: Any, constants: Any, inputs: list[Value]) -> list[Value]:
         """A loop over constants, such as the parameters of layers, that keeps nothing but its carry."""
-        taken = zip(equation.invars, body.invars, strict=True)
-        first = sum(
-            outside.aval.ndim == inside.aval.ndim for outside, inside in taken
-        )  # what is taken apart comes last
+        pairs = zip(equation.invars, body.invars, strict=True)
+        first = sum(outside.aval.ndim == inside.aval.ndim for outside, inside in pairs)  # what is taken apart is last
         carried = first - len(body.outvars)
         layers = [self.full(x, v.aval.shape) for x, v in zip(inputs[first:], equation.invars[first:], strict=True)]
         kept = zip(equation.outvars, body.outvars, strict=True)

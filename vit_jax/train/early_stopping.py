@@ -46,14 +46,16 @@ class EarlyStopping:
         return next((step for step in self._best_steps() if step in steps), None)
 
     def reason_to_stop(self) -> str:
-        """A sentence; empty as long as the run goes on."""
+        """A sentence; empty as long as the run goes on. Asked before every step."""
+        if self._config.patience is None:
+            return ""
         best, since, num_without = -math.inf, 0, 0
         for step, value in sorted(self._values.items()):
             if self._goodness(value) > best + self._config.min_delta:
                 best, since, num_without = self._goodness(value), step, 0
             else:  # so is what is not a number
                 num_without += 1
-        if self._config.patience is None or num_without < self._config.patience:
+        if num_without < self._config.patience:
             return ""
         return f"stopped early: {self._metric} has not improved for {num_without} evaluations, since step {since}"
 
