@@ -1,6 +1,6 @@
 """Scikit-learn's handwritten digits: 1,797 real scans of 8x8 pixels, nothing to download, minutes on a laptop.
 
-They go the road of ImageNet: prepared into ArrayRecord files, read by TFDS and grain, trained by the sharded step.
+They are treated as ImageNet is: prepared into ArrayRecord files, read by TFDS and grain, trained by the sharded step.
 """
 
 from typing import Any

@@ -27,7 +27,12 @@ def get_config(argument: str = "") -> PretrainConfig:
         total=Duration(f"{chosen['epochs']} epochs"),
         global_batch=1024,
         model=ModelConfig(
-            name="ViT-S/16", pool="gap", position_embedding="sincos2d", head="mlp", compute_dtype="float32"
+            name="ViT-S/16",
+            pool="gap",
+            position_embedding="sincos2d",
+            head="mlp",
+            compute_dtype="float32",
+            remat="dots",
         ),
         input=InputConfig(
             train_split="train[:99%]",  # the last percent is for choosing hyper-parameters

@@ -14,6 +14,7 @@ from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_kernel
 from vit_jax.models.positions import RelativePositions
+from vit_jax.models.product import dot_general, multiply
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 
@@ -47,7 +48,8 @@ class Attention(nnx.Module):
         positions: RelativePositions | None = None,
     ):
         self.query, self.key, self.value, self.out = (
-            nnx.Linear(width, width, kernel_init=XAVIER_UNIFORM, dtype=dtype, rngs=rngs) for _ in range(4)
+            nnx.Linear(width, width, kernel_init=XAVIER_UNIFORM, dtype=dtype, dot_general=dot_general, rngs=rngs)
+            for _ in range(4)
         )
         self.num_heads, self.dtype, self.form, self.positions = num_heads, dtype, form, positions
 
@@ -72,7 +74,7 @@ class Attention(nnx.Module):
         layers = {"query": self.query, "key": self.key, "value": self.value}
         products, biases = list[jax.Array](), list[jax.Array]()
         for (name, layer), x in zip(layers.items(), (queries_BQD, tokens_BSD, tokens_BSD), strict=True):
-            product = x.astype(self.dtype) @ layer.kernel[...].astype(self.dtype)
+            product = multiply(x.astype(self.dtype), layer.kernel[...].astype(self.dtype))
             products.append(checkpoint_name(named(product, "heads_BSE"), name))
             assert layer.bias is not None
             biases.append(layer.bias[...].astype(self.dtype))

@@ -18,6 +18,7 @@ from vit_jax.config import Architecture
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention
 from vit_jax.models.dropout import drop_examples, dropout
 from vit_jax.models.positions import RelativePositions
+from vit_jax.models.product import dot_general
 
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 
@@ -51,7 +52,14 @@ class Mlp(nnx.Module):
     """
 
     def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
-        dense = functools.partial(nnx.Linear, kernel_init=XAVIER_UNIFORM, bias_init=NEARLY_ZERO, dtype=dtype, rngs=rngs)
+        dense = functools.partial(
+            nnx.Linear,
+            kernel_init=XAVIER_UNIFORM,
+            bias_init=NEARLY_ZERO,
+            dtype=dtype,
+            dot_general=dot_general,
+            rngs=rngs,
+        )
         self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
         self.form = form
 

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.product import multiply
+
 Padding = str | tuple[tuple[int, int], ...]
 """SAME, or the rows before and after the map, and the columns."""
 
@@ -37,7 +39,7 @@ def convolve_on_cpu(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padd
     """
     size = kernel_HWIO.shape[:2]
     if size == (1, 1):
-        return x_BHWI[:, ::stride, ::stride] @ kernel_HWIO[0, 0]
+        return multiply(x_BHWI[:, ::stride, ::stride], kernel_HWIO[0, 0])
     if isinstance(padding, str):
         padding = tuple(jax.lax.padtype_to_pads(x_BHWI.shape[1:3], size, (stride, stride), padding))
     return _convolve(x_BHWI, kernel_HWIO, stride, padding)

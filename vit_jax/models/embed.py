@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.models.product import multiply
 
 LECUN_NORMAL = nnx.initializers.lecun_normal()
 
@@ -31,4 +32,4 @@ class PatchEmbedding(nnx.Module):
         patches = covered.reshape(batch, rows, patch_height, columns, patch_width, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
         kernel = self.kernel[...].reshape(-1, width)
-        return patches.astype(self.dtype) @ kernel.astype(self.dtype) + self.bias[...].astype(self.dtype)
+        return multiply(patches.astype(self.dtype), kernel.astype(self.dtype)) + self.bias[...].astype(self.dtype)
