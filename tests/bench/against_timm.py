@@ -257,7 +257,7 @@ def table(results, ceiling):
     for model, contenders in results.items():
         speeds = {name: result["batch"] / statistics.median(result["training"]) for name, result in contenders.items()}
         for name, result in contenders.items():
-            slow, _, fast = statistics.quantiles(result["training"], n=4)
+            slow, _, fast = statistics.quantiles(result["training"], n=4, method="inclusive")
             batch, peak = result["batch"], result["peak_bytes"]
             cells = [
                 *(model, name, f"{batch:,}"),
