@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.config import ShardingConfig
 from vit_jax.sharding import build_mesh, compiler_options
-from vit_jax.sharding.mesh import TPU_OPTIONS
+from vit_jax.sharding.mesh import TPU_OPTIONS, V5E_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,12 @@ def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, 
     assert (np.diff(index.reshape(-1)) >= 0).all()  # a slice's chips are neighbours in the batch
 
 
+def test_options_are_those_of_the_chip():
+    v5e = [dataclasses.replace(chip, device_kind="TPU v5 lite") for chip in slices(1)]
+    assert compiler_options(build_mesh(v5e)) == TPU_OPTIONS | V5E_OPTIONS
+    assert compiler_options(build_mesh(slices(1))) == TPU_OPTIONS
+
+
 def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
     gpus = [dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3") for chip in slices(2)]
     assert build_mesh(gpus).devices.shape == (2, 4, 1)
@@ -57,4 +63,3 @@ def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
     with pytest.raises(ValueError, match="num_replicas=4 and the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
     assert compiler_options(build_mesh(gpus)) is None
-    assert compiler_options(build_mesh(slices(1))) == TPU_OPTIONS
