@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.config import ShardingConfig
 from vit_jax.sharding import build_mesh, compiler_options
-from vit_jax.sharding.mesh import TPU_OPTIONS, V5E_OPTIONS
+from vit_jax.sharding.mesh import KIND_OPTIONS, TPU_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, 
 
 def test_options_are_those_of_the_chip():
     v5e = [dataclasses.replace(chip, device_kind="TPU v5 lite") for chip in slices(1)]
-    assert compiler_options(build_mesh(v5e)) == TPU_OPTIONS | V5E_OPTIONS
+    assert compiler_options(build_mesh(v5e)) == TPU_OPTIONS | KIND_OPTIONS["TPU v5 lite"]
     assert compiler_options(build_mesh(slices(1))) == TPU_OPTIONS
 
 

@@ -19,8 +19,8 @@ from vit_jax.data.stream import HostBatch, Stream
 from vit_jax.data.workers import Parallelism, initialize_worker, segment_prefix, start_workers
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
-_ROWS_AT_ONCE = 16  # that a thread takes at least, and of small images so many that handing them over costs little:
-_BYTES_AT_ONCE = 2**20
+_ROWS_AT_ONCE = 16  # that a thread takes at least
+_BYTES_AT_ONCE = 2**20  # up to so many pixels it takes more rows: handing over few small images costs more than they do
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
@@ -79,8 +79,8 @@ class _SharedRows:
     def __getitem__(self, i: int) -> HostBatch:
         batch = self._stream.empty_batch(self._lend)
         num_rows = len(batch.label)
-        share = -(-num_rows // self._num_threads)
-        at_once = max(_ROWS_AT_ONCE, min(share, _BYTES_AT_ONCE // max(batch.image[0].nbytes, 1)))
+        even_share = -(-num_rows // self._num_threads)
+        at_once = max(_ROWS_AT_ONCE, min(even_share, _BYTES_AT_ONCE // batch.image[0].nbytes))
         parts = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
         for filled in [self._threads.submit(self._stream.fill, batch, i, part) for part in parts]:
             filled.result()

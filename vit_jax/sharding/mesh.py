@@ -39,13 +39,14 @@ TPU_OPTIONS = {
     # joined. XLA would join up to 120 MiB.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
-V5E = "TPU v5 lite"
-V5E_OPTIONS = {
-    # The same for sums of which each chip keeps a part. A product beside one needs more of the chip's 128 MiB of vector
-    # memory than the 16 MiB that XLA allows: without the third option it refuses H/14.
-    "xla_enable_async_reduce_scatter_fusion": "ENABLED",
-    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
-    "xla_tpu_scoped_vmem_limit_kib": str(32 * 1024),
+KIND_OPTIONS = {  # by `device_kind`
+    "TPU v5 lite": {  # v5e
+        # The same for sums of which each chip keeps a part. A product beside one needs more of the chip's 128 MiB of
+        # vector memory than the 16 MiB that XLA allows: without the third option it refuses H/14.
+        "xla_enable_async_reduce_scatter_fusion": "ENABLED",
+        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
+        "xla_tpu_scoped_vmem_limit_kib": str(32 * 1024),
+    }
 }
 
 
@@ -77,9 +78,7 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
     """Options of `jax.jit` for a step on this mesh, or None."""
     device = mesh.devices.flat[0]
-    if device.platform != "tpu":
-        return None
-    return TPU_OPTIONS | (V5E_OPTIONS if device.device_kind == V5E else {})
+    return TPU_OPTIONS | KIND_OPTIONS.get(device.device_kind, {}) if device.platform == "tpu" else None
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
