@@ -149,3 +149,11 @@ def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
     wrong = {"query/kernel": np.zeros((1, 4, 5), np.float32), "out/kernel": placeholders["out/kernel"]}
     with pytest.raises(ValueError, match="shape: query/kernel is"):
         reader.restore(1, {"model": wrong})
+
+
+def test_no_program_is_compiled_to_save_a_small_array_that_all_devices_hold(open_store, caplog):
+    everywhere = NamedSharding(build_mesh(jax.devices()), PartitionSpec())
+    kernel = jax.device_put(np.ones((24, 11), np.float32), everywhere)
+    with jax.log_compiles():
+        open_store().save(1, {"model": {"kernel": kernel}}, metadata={}, metrics={})
+    assert not [message for message in caplog.messages if "slice" in message]
