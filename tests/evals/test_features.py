@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def batch_of(pixels, mask=None):
 
 
 def feature(a: Architecture, layer: str, pixels):
-    step = make_feature_step(layer, a)
+    step = jax.jit(make_feature_step(layer, a))
     return np.asarray(step(filled(a), batch_of(pixels))["feature_BD"])
 
 

@@ -14,10 +14,8 @@ WIDE = ["model.width=32", "model.num_heads=8"]  # heads for eight model shards
 NUM_STEPS = 10
 LAYOUTS = [  # parameters, replicas, model shards, attention; the data axis has the rest of eight devices
     ("replicated", 1, 1, "xla"),
-    ("fsdp", 1, 1, "xla"),
-    ("replicated", 1, 8, "xla"),
     ("fsdp", 2, 2, "pallas"),
-    ("fsdp", 2, 4, "xla"),  # a data axis of one device
+    ("fsdp", 1, 8, "xla"),  # a data axis of one device, and one head for each model shard
 ]
 NO_GRADIENT = "attention/key/bias"
 """It moves all logits of a query alike, so its gradient is 0, and Adam makes steps of what rounding leaves of that."""
@@ -51,10 +49,11 @@ def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replic
 
 @pytest.mark.slow
 def test_resnet_and_transformer_in_one_likewise():
-    one = with_network("R14x0.5+ViT-mu/4")  # with residual units
+    one = with_network("R14x0.5+ViT-mu/4")
     eight = dataclasses.replace(one, sharding=runs.config(*layout("fsdp", 2, 2)).sharding)
-    _, expected = runs.train(runs.assemble_config(one), 5)
-    _, curve = runs.train(runs.assemble_config(eight, devices=8), 5)
+    units = {"units": (1,)}  # instead of all four, which XLA compiles for long
+    _, expected = runs.train(runs.assemble_config(one, **units), 5)
+    _, curve = runs.train(runs.assemble_config(eight, devices=8, **units), 5)
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 

@@ -1,6 +1,6 @@
-"""Several processes on this machine train and evaluate as one does; their checkpoints continue on any layout.
+"""Two processes on this machine evaluate, sweep and meet unreadable images as one does.
 
-Few processes are started: two run one verb after the other, and each test looks at one of these.
+They run one verb after the other, and each test looks at one of these.
 """
 
 import json
@@ -13,47 +13,11 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 from tests.integration.test_runs import write_damaged
-from tests.transfer.vtab.small_suite import begun, files_of_runs, make_weights, words_of
+from tests.transfer.vtab.small_suite import begun, make_weights, words_of
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
-OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
-OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
-OPTIONS += ("evaluation.evaluators.few.kind=fewshot",)
-SHARDED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "sharding.num_replicas=2")
-
-
-def train(words, num_processes):
-    """What the first of these processes, of two devices each, prints."""
-    outcomes = finish(commands.start_all(words, explicit(num_processes), devices=2))
-    assert [outcome.code for outcome in outcomes] == [0] * num_processes, outcomes
-    assert [spoken(outcome.out) for outcome in outcomes[1:]] == [[]] * (num_processes - 1)
-    return outcomes[0].out
-
-
-@pytest.fixture(scope="module")
-def four_processes(data_dir, tmp_path_factory):
-    """The workdir of a complete run of 4 x 2 devices: two replicas of two data by two model shards."""
-    workdir = tmp_path_factory.mktemp("four")
-    out = train(pretraining(data_dir, workdir, *OPTIONS, *SHARDED), 4)
-    assert "in 4 process(es), 4 images each, parameters fsdp (2 replica x 2 data x 2 model)" in out
-    assert commands.summary(workdir)["num_processes"] == 4
-    return workdir
-
-
-def assert_same_run(workdir, expected, steps):
-    found, wanted = commands.losses(workdir), commands.losses(expected)
-    assert [found[step] for step in steps] == pytest.approx([wanted[step] for step in steps], rel=1e-5)
-    summary, wanted = commands.summary(workdir), commands.summary(expected)
-    assert summary["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-4)
-    assert summary["test_accuracy"] == wanted["test_accuracy"]
-    assert summary["few_5shot_accuracy"] == pytest.approx(wanted["few_5shot_accuracy"], abs=0.01)  # of 360 images
-
-
-def test_four_processes_train_as_one(data_dir, four_processes, tmp_path):
-    succeed(pretraining(data_dir, tmp_path, *OPTIONS))
-    assert_same_run(tmp_path, four_processes, range(1, 13))
 
 
 @pytest.fixture(scope="module")
@@ -104,57 +68,24 @@ def in_two(evaluation, swept, damaged_words, tmp_path_factory):
     return dict(zip(verbs, outcomes, strict=True))
 
 
-@pytest.fixture(scope="module")
-def half_done(four_processes, tmp_path_factory):
-    """Two workdirs as that one was after step 6."""
-    workdirs = [tmp_path_factory.mktemp("half") / "run" for _ in range(2)]
-    for workdir in workdirs:
-        shutil.copytree(four_processes, workdir)
-        shutil.rmtree(workdir / "checkpoints" / "12")
-        (workdir / "summary.json").unlink()
-        assert commands.checkpoint_steps(workdir) == [6]
-    return workdirs
-
-
 def counted(workdir):
     """Unreadable images by step, and which ones each process has met."""
     counts = [line["unreadable_images"] for line in commands.metrics(workdir) if "unreadable_images" in line]
     return counts, CheckpointReader(workdir).metadata(4)["unreadable_records"]
 
 
-@pytest.fixture(scope="module")
-def resumed_in_two(data_dir, half_done, in_two, damaged_words):
-    """What two processes print that go on with the run of four, and with their own, resumed after two of its steps.
-
-    By then the second process has met an unreadable image that it will not meet again. Beside it, all that was known
-    of the run before: its counts, its losses and its summary.
-    """
+def test_resumed_to_the_bit_where_each_goes_on_counting_its_own(in_two, damaged_words):
+    """Resumed after two steps, when the second process has met an unreadable image that it will not meet again."""
     words, workdir = damaged_words
-    before = counted(workdir), commands.losses(workdir), commands.summary(workdir)
+    counts, losses, summary = counted(workdir), commands.losses(workdir), commands.summary(workdir)
     for step in (3, 4):
         shutil.rmtree(workdir / "checkpoints" / f"{step}")
-    four = pretraining(data_dir, half_done[1], *OPTIONS, "sharding.parameters=fsdp")
-    (first, second), _ = commands.run_series([four, words], explicit(2), devices=2)
-    assert (first.code, second.code, spoken(second.out)) == (0, 0, []), (first, second)
-    return first.out, before
-
-
-def test_resumed_in_one_process(data_dir, four_processes, half_done):
-    assert "checkpoint of step 6" in succeed(pretraining(data_dir, half_done[0], *OPTIONS))
-    assert_same_run(half_done[0], four_processes, range(7, 13))
-
-
-def test_resumed_in_two_processes(resumed_in_two, four_processes, half_done):
-    assert "checkpoint of step 6" in resumed_in_two[0]
-    assert_same_run(half_done[1], four_processes, range(7, 13))
-
-
-def test_resumed_on_the_same_layout_to_the_bit_where_each_goes_on_counting_its_own(resumed_in_two, damaged_words):
-    counts, losses, summary = resumed_in_two[1]
+    outcomes = finish(commands.start_all(words, explicit(2), devices=2))
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
     assert counts[0][-1] == len(counts[1][0])
     assert set(counts[1][0]) != set(counts[1][1])
-    assert (counted(damaged_words[1]), commands.losses(damaged_words[1])) == (counts, losses)
-    found = commands.summary(damaged_words[1])
+    assert (counted(workdir), commands.losses(workdir)) == (counts, losses)
+    found = commands.summary(workdir)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == summary[name]
 
@@ -219,28 +150,9 @@ def accuracies(folder):
     return [(t["task"], t["test_accuracy"]) for t in json.loads((folder / "results.json").read_text())["tasks"]]
 
 
-def hashes(folder):
-    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
-
-
 def test_two_processes_make_one_sweep(evaluation, swept, in_two):
     (first, second), folder = in_two["vtab"], evaluation[0] / "vtab"
     assert spoken(second.out) == []
     assert len(begun(first.out)) == 3
     assert (folder / "results.md").read_text() in first.out
     assert accuracies(folder) == accuracies(swept[1])
-
-
-def test_a_sweep_killed_in_the_middle_ends_with_the_same_parameters(swept, tmp_path):
-    words = words_of(swept[0], tmp_path, tasks="bright")
-    process = commands.start(words)
-    commands.wait_until(lambda: list(tmp_path.glob("*/trials/*0.2*/config.json")), process)  # the second run has begun
-    commands.kill(process)
-    done = {file: time for file, time in files_of_runs(tmp_path).items() if (file.parent / "summary.json").exists()}
-    ended = len([file for file in done if file.name == "summary.json"])
-    assert ended in (1, 2)  # on a busy machine the second may end before the signal comes
-    out = succeed(words)
-    assert [run[1:3] for run in begun(out)] == [("trial", "0.0001"), ("trial", "0.2"), ("final run", "0.2")][ended:]
-    assert files_of_runs(tmp_path).items() >= done.items()
-    assert hashes(tmp_path) == hashes(swept[1])
-    assert (tmp_path / "results.md").read_text() == (swept[1] / "results.md").read_text()
