@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -12,6 +13,8 @@ from vit_jax.studies.catalogue import STUDIES
 from vit_jax.train import pretrain, workdir
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.writers import write_summary
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 TINY = ["model.width=8", "model.depth=1", "model.mlp_dim=8", "model.num_heads=2"]
 TINY += ["total=4 steps", "schedule.warmup=1 steps", "global_batch=16"]
@@ -57,6 +60,20 @@ def test_the_same_command_again_trains_nothing_and_another_config_is_refused(stu
     outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
     assert outcome.code == 2
     assert re.search(r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err)
+
+
+def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path):
+    """What a kill leaves: no summary of the run in progress, nor its last checkpoint."""
+    folder = tmp_path / "pooling"
+    shutil.copytree(studied[0], folder)
+    unfinished = folder / "runs" / NAMES[1]
+    (unfinished / "summary.json").unlink()
+    shutil.rmtree(unfinished / "checkpoints" / "4")
+    out = succeed(words_of(folder, *POOLS))
+    assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
+    found, expected = (commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0]))
+    assert found["parameters_sha256"] == expected["parameters_sha256"]
+    assert [row["test_accuracy"] for row in rows(folder)] == [row["test_accuracy"] for row in rows(studied[0])]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from vit_jax.train.pretrain import pretrain
 from vit_jax.train.search import trial_config
 from vit_jax.weights import load_weights
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2, 7: 0.2, 8: 0.2}
 OPTIONS = ["total=8 steps", "schedule.warmup=1 step", "evaluation.every=8 steps", "evaluation.global_batch=360"]
 OPTIONS += [

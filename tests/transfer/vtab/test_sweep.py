@@ -17,6 +17,8 @@ from vit_jax.train.interruption import Interrupted
 from vit_jax.train.writers import write_summary
 from vit_jax.transfer.vtab import sweep
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
@@ -69,6 +71,23 @@ def test_the_same_command_again_repeats_nothing(swept, weights):
     assert out.endswith(table)
     assert begun(table) == []
     assert files_of_runs(folder) == before
+
+
+def hashes(folder):
+    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+
+
+def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
+    """What a kill leaves: no summary of the run in progress, and nothing of those after it."""
+    folder = tmp_path / "vtab"
+    shutil.copytree(swept[0], folder)
+    shutil.rmtree(folder / REAL / "final")
+    (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
+    (unfinished / "summary.json").unlink()
+    out = succeed(words_of(weights, folder, tasks=REAL))
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert hashes(folder) == hashes(swept[0])
+    assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
 
 
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
