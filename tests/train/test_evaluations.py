@@ -22,6 +22,8 @@ from vit_jax.train.interruption import Interrupted
 from vit_jax.transfer.features import Extractor
 from vit_jax.weights import load_weights
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 NAMES = tuple("0123456789")
 PIXELS = f"{__name__}:Pixels"
 LENGTHS = ["total=6 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=3 steps"]
