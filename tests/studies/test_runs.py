@@ -63,12 +63,14 @@ def test_the_same_command_again_trains_nothing_and_another_config_is_refused(stu
 
 
 def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path):
-    """What a kill leaves: no summary of the run in progress, nor its last checkpoint."""
+    """What a kill leaves: no summary of the run in progress, nor its last checkpoint, nor the results."""
     folder = tmp_path / "pooling"
     shutil.copytree(studied[0], folder)
     unfinished = folder / "runs" / NAMES[1]
     (unfinished / "summary.json").unlink()
     shutil.rmtree(unfinished / "checkpoints" / "4")
+    for file in folder.glob("study.*"):
+        file.unlink()
     out = succeed(words_of(folder, *POOLS))
     assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
     found, expected = (commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0]))

@@ -81,8 +81,9 @@ class CheckpointStore:
             best_fn=operator.itemgetter(best_metric) if keep_best else None,
             best_mode="min" if is_loss(best_metric) else "max",
         )
+        arrays = workarounds.handlers_of_arrays()
         handlers: dict[str, ocp.CheckpointHandler] = {
-            name: ocp.PyTreeCheckpointHandler(type_handler_registry=workarounds.handlers_of_arrays()) for name in ITEMS
+            name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays) for name in ITEMS
         }
         handlers[METADATA] = ocp.JsonCheckpointHandler()
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)

@@ -1,4 +1,4 @@
-"""What orbax does in a process besides saving and restoring, and a long run should not have."""
+"""What orbax does, and a run should not have: prints, leaks of memory, programs compiled to save small arrays."""
 
 import functools
 import logging
@@ -33,11 +33,11 @@ def apply() -> None:
 
 
 def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
-    """How arrays are saved.
+    """Saves and restores arrays as orbax's own registry does, but for small ones that several devices hold.
 
-    Devices that hold the same array share the work of saving it, however small it is: each copies a slice of its own,
-    and every slice is a program, so that eight devices compile for seconds at a small network's first save. Here one
-    device saves an array whose slices would be smaller than `LEAST_SLICE_BYTES`.
+    Devices that hold the same array share the work of saving it there, however small it is: each copies a slice of
+    its own, and every slice is a program, so that eight devices compile for seconds at a small network's first save.
+    Here one device saves an array whose slices would be smaller than `LEAST_SLICE_BYTES`.
     """
     handler = ocp.type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=LEAST_SLICE_BYTES,

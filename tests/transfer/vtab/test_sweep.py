@@ -78,10 +78,12 @@ def hashes(folder):
 
 
 def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
-    """What a kill leaves: no summary of the run in progress, and nothing of those after it."""
+    """What a kill leaves: no summary of the run in progress, nothing of those after it, and no results."""
     folder = tmp_path / "vtab"
     shutil.copytree(swept[0], folder)
     shutil.rmtree(folder / REAL / "final")
+    for file in folder.glob("results.*"):
+        file.unlink()
     (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
     (unfinished / "summary.json").unlink()
     out = succeed(words_of(weights, folder, tasks=REAL))
