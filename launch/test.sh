@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ./launch/test.sh: everything CI checks. ./launch/test.sh ARGUMENTS...: pytest alone, with these arguments.
+# ./launch/test.sh: ruff, mypy and the fast tests. ./launch/test.sh --all: ruff, mypy and all tests, as in CI.
+# ./launch/test.sh ARGUMENTS...: pytest alone, with these arguments.
 # pytest runs in one process per core, up to four; -n 0 among the arguments keeps it in one.
 # Runs in the root of the repository wherever it is called from.
 set -euo pipefail
@@ -10,9 +11,22 @@ source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/environment.sh"
 extra="$(accelerator /)"
 prepare_environment "$extra" test
 cd -- "$repository"
-if (($# == 0)); then
+
+check() {
   "$venv/bin/ruff" check .
   "$venv/bin/ruff" format --check .
   "$venv/bin/mypy"
-fi
-exec "$venv/bin/python" -m pytest -n auto --maxprocesses=4 "$@"
+}
+
+case "${1-}" in
+  "")
+    check
+    set -- --fast
+    ;;
+  --all)
+    check
+    shift
+    if [[ -n "${CI:-}" ]]; then set -- --cpu-limit=5 "$@"; fi
+    ;;
+esac
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses=4 --dist=loadgroup "$@"

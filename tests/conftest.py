@@ -31,6 +31,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import pytest
 
+pytest_plugins = ["tests.tiers"]
+
 CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 CACHE_DAYS = 7
 
@@ -54,13 +56,16 @@ def pytest_sessionstart(session):
 
 
 def place_of(nodeid):
-    """The file: its tests run one after the other in one worker, so that they share their fixtures."""
-    return nodeid.partition("::")[0]
+    """Return what shares a worker: the group of `pytest.mark.xdist_group`, which xdist appends, or the file."""
+    _, separator, group = nodeid.rpartition("@")
+    return group if separator and "]" not in group else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest places, so that no worker is left with one at the end."""
-    slow = {place_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    """Begin with the longest files, so that no worker is left with one at the end."""
+    from tests.tiers import is_fast
+
+    slow = {place_of(item.nodeid) for item in items if not is_fast(item)}
     items.sort(key=lambda item: ("/integration/" not in item.nodeid, place_of(item.nodeid) not in slow))
 
 

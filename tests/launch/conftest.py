@@ -12,6 +12,13 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 LAUNCH = Path(__file__).parents[2] / "launch"
 
 
+def pytest_collection_modifyitems(items):
+    """Mark the tests that run scripts as `launch`, except dry runs, which keep one fast test of each script."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "stage" in item.fixturenames and "dry_run" not in item.name:
+            item.add_marker("launch")
+
+
 @dataclass
 class Stage:
     """A checkout with the launch scripts, and the machines that they seem to command."""

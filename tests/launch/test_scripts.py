@@ -192,16 +192,19 @@ def test_chosen_python_is_never_ignored(sandbox):
     assert f"PYTHON={old} is 3.9.2; 3.11 or newer is needed." in refused.stderr
 
 
-def test_test_script_checks_everything_in_the_root_or_only_its_arguments(sandbox):
-    result = sandbox.run("test.sh")
-    assert [line.partition(" in ")[0] for line in result.stdout.splitlines()] == ["ruff", "ruff", "mypy", "tool"]
-    assert result.stdout.splitlines()[-1] == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4]"
+def test_test_script(sandbox):
+    """By default style, types and the fast tests; with --all all tests; with arguments pytest alone, in the root."""
+    pytest_words = "[-m] [pytest] [-n] [auto] [--maxprocesses=4] [--dist=loadgroup]"
+    for words, variables, checks, added in (
+        ((), {}, ["ruff", "ruff", "mypy"], "[--fast]"),
+        (("--all",), {"CI": ""}, ["ruff", "ruff", "mypy"], ""),
+        (("--all", "-x"), {"CI": "true"}, ["ruff", "ruff", "mypy"], "[--cpu-limit=5] [-x]"),
+        (("tests/models", "-k", "a or b"), {}, [], "[tests/models] [-k] [a or b]"),
+    ):
+        *checked, last = sandbox.run("test.sh", *words, **variables).stdout.splitlines()
+        assert [line.partition(" in ")[0] for line in checked] == checks
+        assert last == f"tool in {sandbox.checkout}: {pytest_words} {added}".rstrip()
     assert installed(sandbox) == ["venv", "pip .[cpu,test]"]
-    result = sandbox.run("test.sh", "tests/models", "-k", "a or b")
-    assert (
-        result.stdout
-        == f"tool in {sandbox.checkout}: [-m] [pytest] [-n] [auto] [--maxprocesses=4] [tests/models] [-k] [a or b]\n"
-    )
 
 
 GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'"

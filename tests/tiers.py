@@ -1,0 +1,88 @@
+"""The fast tier: every test without one of the markers below, which say why a test is not in it.
+
+`--fast` selects the tier, `--newest` the tier and the tests marked `newest`. `--cpu-limit=SECONDS` fails a test without
+a marker that uses more CPU time: CPU time, not wall time, because other programs on the machine change it little.
+Unmarked tests use less than a third of the limit of `launch/test.sh`, with a cold cache and in a process of their own.
+"""
+
+import os
+
+import pytest
+
+MARKERS = {
+    "slow": "compiles large or many programs",
+    "newest": "as slow, and a newer JAX can change it: CI runs it with the newest Python too",
+    "processes": "starts processes of a run",
+    "launch": "runs shell scripts, some in pseudo-terminals",
+    "tools": "runs libtpu, mkdocs, pip or a linter",
+}
+
+
+def is_fast(item):
+    return not any(item.get_closest_marker(name) for name in MARKERS)
+
+
+def cpu_seconds():
+    """Return the CPU time of this process and of the processes that it started and waited for."""
+    return sum(os.times()[:4])
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("tiers")
+    group.addoption("--fast", action="store_true", help="select the tests without a marker of a slower tier")
+    group.addoption("--newest", action="store_true", help="select these and the tests marked `newest`")
+    group.addoption("--cpu-limit", type=float, metavar="SECONDS", help="fail unmarked tests that use more CPU time")
+
+
+def pytest_configure(config):
+    for name, reason in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {reason}; not in the fast tier")
+    if limit := config.getoption("--cpu-limit"):
+        config.pluginmanager.register(Limit(limit))
+
+
+@pytest.hookimpl(trylast=True)  # after markers are added
+def pytest_collection_modifyitems(config, items):
+    newest = config.getoption("--newest")
+
+    def is_selected(item):
+        return is_fast(item) or (newest and item.get_closest_marker("newest"))
+
+    if newest or config.getoption("--fast"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_selected(item)])
+        items[:] = filter(is_selected, items)
+
+
+class Limit:
+    """Measures the setup and the call of each test. Session-scoped fixtures count for no test: any may be the first."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.start = self.shared = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self):
+        self.start, self.shared = cpu_seconds(), 0.0
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        before = cpu_seconds()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope == "session":
+                self.shared += cpu_seconds() - before
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        used = cpu_seconds() - self.start - self.shared
+        if call.when == "call" and report.passed and is_fast(item) and used > self.seconds:
+            report.outcome = "failed"
+            choices = ", ".join(f"{name} ({reason})" for name, reason in MARKERS.items())
+            report.longrepr = (
+                f"{item.nodeid}: {used:.1f} CPU seconds: without a marker a test uses at most {self.seconds:g}. "
+                f"Use fewer, or mark the test with pytest.mark and one of: {choices}."
+            )
+        return report
