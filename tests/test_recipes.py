@@ -1,15 +1,17 @@
-"""Every recipe with every argument: its values as golden text, its length in steps, its step traced.
+"""Every recipe with every argument: golden values, length in steps, traced step.
 
-`UPDATE_GOLDEN=1 pytest tests/test_recipes.py` renews the golden texts.
+The golden texts hold the defaults of the schema, and of each recipe the values that differ from these.
+`UPDATE_GOLDEN=1 pytest tests/test_recipes.py` renews them.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
 import runpy
 import shlex
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import pytest
@@ -24,8 +26,7 @@ CONFIGS = ROOT / "configs"
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "recipes"
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
+class Dataset(NamedTuple):
     """Size and classes of a training split."""
 
     num_examples: int
@@ -55,8 +56,7 @@ FINETUNING = {
     "R50x1,imagenet,rule=bit": IMAGENET,
     "ViT-B/16,flowers": Dataset(1_020, 102),
     "ViT-B/16,vtab": Dataset(1_000, 100),
-    "any,own": Dataset(200, 3),
-    "any,own,quick": Dataset(200, 3),
+    **dict.fromkeys(("any,own", "any,own,quick"), Dataset(200, 3)),
 }
 
 RECIPES = {
@@ -67,65 +67,69 @@ RECIPES = {
     "masked_patch.py:ViT-B/16": JFT,
     **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
-    **{f"pretrain_imagenet1k.py:ViT-{size}": IMAGENET for size in ("B/16", "B/32", "L/16", "L/32")},
-    "pretrain_imagenet1k.py:ViT-B/16,loss=softmax": IMAGENET,
+    **{f"pretrain_imagenet1k.py:ViT-{s}": IMAGENET for s in ("B/16", "B/32", "L/16", "L/32", "B/16,loss=softmax")},
     "pretrain_own.py:ViT-Ti/16": Dataset(10_000, 20),
     "pretrain_own.py:ViT-Ti/16,examples=1000": Dataset(1_000, 5),
     "pretrain_own.py:ViT-S/16,examples=100000": Dataset(100_000, 100),
     "pretrain_own.py:R50x1": Dataset(10_000, 20),
     **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
-    "digits.py": DIGITS,
-    "digits.py:R14x0.5": DIGITS,
-    "digits.py:R14x0.5+ViT-mu/4": DIGITS,
+    **{f"digits.py{model}": DIGITS for model in ("", ":R14x0.5", ":R14x0.5+ViT-mu/4")},
 }
 
-
-def load(recipe: str, *overrides: str) -> Any:
-    return load_recipe(f"configs/{recipe}", overrides)
+FILES = sorted({recipe.partition(".py")[0] for recipe in RECIPES})
 
 
-def golden_path(recipe: str) -> pathlib.Path:
-    return GOLDEN / (re.sub(r"[^\w=-]+", "_", recipe.replace(".py", "")) + ".txt")
+@functools.cache
+def load(recipe: str) -> Any:
+    return load_recipe(f"configs/{recipe}")
 
 
-# The golden texts.
+@functools.cache
+def defaults_of(kind: type) -> Any:
+    """A config with "required" in every field that has no default."""
+    config, hints = object.__new__(kind), get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value is dataclasses.MISSING:  # the fields of a section may have defaults
+            value = defaults_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else "required"
+        object.__setattr__(config, field.name, value)
+    return config
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_values_are_the_golden_ones(recipe: str) -> None:
-    text, path = to_text(load(recipe)), golden_path(recipe)
+def differences(config: Any) -> str:
+    """The class of a config and the lines of `to_text` that its defaults do not have."""
+    lines, defaults = (to_text(each).splitlines(keepends=True) for each in (config, defaults_of(type(config))))
+    names = {line.partition(":")[0] for line in lines}
+    assert all(line.endswith(": {}\n") for line in defaults if line.partition(":")[0] not in names)  # else lost
+    return "".join([f"{type(config).__name__}\n", *(line for line in lines if line not in defaults)])
+
+
+@pytest.mark.parametrize("file", ["defaults", *FILES])
+def test_values_are_the_golden_ones(file: str) -> None:
+    texts = {recipe: differences(load(recipe)) for recipe in RECIPES if recipe.partition(".py")[0] == file}
+    if file == "defaults":
+        texts = {kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)}
+    text, path = "\n".join(f"[{name}]\n{text}" for name, text in texts.items()), GOLDEN / f"{file}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert path.is_file(), f"{recipe} has no golden text: run once with UPDATE_GOLDEN=1"
-    assert text == path.read_text()
+    assert path.is_file(), f"{file} has no golden text: run once with UPDATE_GOLDEN=1"
+    assert text.split("\n") == path.read_text().split("\n"), "run once with UPDATE_GOLDEN=1 if the change is intended"
 
 
 def test_every_recipe_is_listed_here_and_no_golden_text_is_stale() -> None:
-    assert {path.name for path in CONFIGS.glob("*.py")} == {recipe.partition(":")[0] for recipe in RECIPES}
-    expected = {golden_path(recipe) for recipe in RECIPES}
-    assert len(expected) == len(RECIPES)
-    assert set(GOLDEN.iterdir()) == expected, "delete the texts that no recipe has"
+    assert {path.stem for path in CONFIGS.glob("*.py")} == set(FILES)
+    assert {path.stem for path in GOLDEN.iterdir()} == {"defaults", *FILES}, "delete the texts that no recipe has"
 
 
-@pytest.mark.parametrize("file", sorted({recipe.partition(":")[0] for recipe in RECIPES}))
+@pytest.mark.parametrize("file", FILES)
 def test_without_an_argument_a_recipe_is_one_that_is_listed(file: str) -> None:
-    assert load(file) in [load(recipe) for recipe in RECIPES if recipe.startswith(file)]
+    assert load(f"{file}.py") in [load(recipe) for recipe in RECIPES if recipe.partition(".py")[0] == file]
 
 
-# What no golden text holds.
-
-
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ("ViT-B/16,cifar10,crop=inception", {"train_crop": "inception", "train_resize_pixels": None}),
-        ("ViT-B/16,cifar10,crop=resize", {"train_crop": "resize", "train_resize_pixels": 448}),
-        ("ViT-B/16,cifar10,crop=resize_short_side", {"train_crop": "resize_short_side", "train_resize_pixels": 448}),
-    ],
-)
-def test_arguments_of_fine_tuning(argument: str, expected: dict[str, Any]) -> None:
-    assert expected.items() <= vars(load(f"finetune.py:{argument}").input).items()
+def test_arguments_of_fine_tuning() -> None:
+    for crop, pixels in (("inception", None), ("resize", 448), ("resize_short_side", 448)):
+        inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
+        assert (inputs.train_crop, inputs.train_resize_pixels) == (crop, pixels)
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
     assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
 
@@ -169,9 +173,6 @@ def test_bad_argument(recipe: str, message: str) -> None:
         load(recipe)
 
 
-# The step that would run.
-
-
 def kind_of_step(recipe: str) -> str:
     """Length, learning rate, network and the numbers in a name change no line of a step."""
     config = load(recipe)
@@ -199,9 +200,6 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     before, after = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (run.abstract_state, after))
     assert after == before
     assert {metric.shape for metric in metrics.values()} == {()}
-
-
-# What configs/README.md and the page on own images say.
 
 
 def readme_commands() -> list[list[str]]:
