@@ -1,5 +1,7 @@
 """An augmentation: random erasing (Zhong et al., 2017), after the crop and the flip.
 
+`input.augmentations` takes `(image, rng) -> image`, uint8 (H, W, 3).
+
 Run it:
 
     vit-jax pretrain --config=digits --workdir=runs/erasing \

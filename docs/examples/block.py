@@ -1,5 +1,7 @@
 """A block: attention and MLP side by side on one norm (as in ViT-22B) instead of one after the other.
 
+`model.block` takes a class `(architecture, rngs)`, called with `(x_BSD, drop_fraction, key)`.
+
 vit-jax pretrain --config=digits --workdir=runs/parallel --config.model.block=docs.examples.block:ParallelBlock
 """
 

@@ -1,5 +1,7 @@
 """A dataset: squares, discs and crosses, drawn when they are asked for.
 
+`data` takes `(split, config.input, seed) -> source`.
+
 Run it:
 
     vit-jax pretrain --config=digits --workdir=runs/shapes --config.data=docs.examples.dataset:open_shapes

@@ -1,5 +1,7 @@
 """A loss: focal loss (Lin et al., 2017), which gives less weight to examples that are already right.
 
+`objective.loss` takes `(logits_BK, label_BK) -> loss_B`.
+
 vit-jax pretrain --config=digits --workdir=runs/focal --config.objective.loss=docs.examples.loss:focal_loss
 """
 

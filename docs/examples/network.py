@@ -1,5 +1,7 @@
 """A network: an MLP-Mixer (Tolstikhin et al., 2021) of the size that `model.name` names.
 
+`model.network` takes `(architecture, key) -> module` from images to a `ModelOutput`.
+
 vit-jax pretrain --config=digits --workdir=runs/mixer --config.model.network=docs.examples.network:Mixer
 """
 

@@ -1,5 +1,7 @@
 """An optimiser: Muon for the matrices inside the blocks, AdamW for everything else.
 
+`optimizer.name`, `optimizer.arguments` take `(learning_rate=schedule, **arguments) -> optax.GradientTransformation`.
+
 Any optimiser of optax needs no file at all: `--config.optimizer.name=optax:lion --config.optimizer.arguments.b1=0.95`.
 This one does, because our blocks are stacked: Muon has to know which dimensions of (L, D, T, h) make up a matrix.
 

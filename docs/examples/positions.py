@@ -1,5 +1,7 @@
 """A position embedding: learned weights over a few fixed waves, so that any grid has positions at once.
 
+`model.position_embedding` takes a class `(architecture, rngs)`, called for (1, S, D).
+
 Run it:
 
     vit-jax pretrain --config=digits --workdir=runs/waves \

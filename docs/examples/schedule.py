@@ -1,5 +1,7 @@
 """A schedule: warm-up, a long constant part, and a linear decay over the last fifth of the run (a trapezoid).
 
+`schedule.decay` takes `(learning_rate, warmup_steps, total_steps) -> (step -> rate)`.
+
 vit-jax pretrain --config=digits --workdir=runs/trapezoid --config.schedule.decay=docs.examples.schedule:trapezoid
 """
 

@@ -1,4 +1,4 @@
-"""A training loop of one's own: the parts of a run, assembled, and forty lines that use them.
+"""A training loop: the parts of a run from `assemble`, and forty lines that use them.
 
 Run it:
 

@@ -1,4 +1,6 @@
-"""A suite of tasks for `vit-jax vtab`: five questions about a handwritten digit, with 100 examples each.
+"""Tasks for `vit-jax vtab`: five questions about a handwritten digit, with 100 examples each.
+
+`--suite` takes a list of `vit_jax.transfer.vtab.suite.Task`.
 
 Run it, after `vit-jax pretrain --config=digits_transfer:pretrain --workdir=runs/small`:
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from docs.tables import renew, table
 from vit_jax.config import load_recipe
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import Plan, make_plan
@@ -108,16 +109,12 @@ def write(rows: dict[str, Row]) -> None:
     """Stores the figures, in the order of the cases, and renews the README's tables."""
     rows = {case.name: rows[case.name] for case in CASES if case.name in rows}
     GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
-    text = README.read_text()
-    for mark, make in (("headlines", headline_table), ("scaling", scaling_table), ("spread", spread_table)):
-        before, begin, rest = text.partition(f"<!-- {mark} -->\n")
-        _, end, after = rest.partition(f"<!-- end of {mark} -->\n")
-        text = f"{before}{begin}{make(rows)}{end}{after}"
-    README.write_text(text)
+    README.write_text(renew(README.read_text(), TABLES))
 
 
-def headline_table(rows: dict[str, Row]) -> str:
+def headline_table() -> str:
     """Memory, time and cost of runs on pods."""
+    rows = load()
     kinds = ("parameters", "optimizer", "activations", "gradients", "temporary")
     titles = (kind.replace("optimizer", "optimiser") for kind in kinds)
     columns = ("fits", "GiB a chip, of", *titles, "step, ms", "waiting for collectives, ms", "MFU", "days")
@@ -134,13 +131,13 @@ def headline_table(rows: dict[str, Row]) -> str:
                 *(f"{totals['chip_hours']:,.0f}", f"{totals['exaflops']:,.0f}"),
             ]
         )
-    return _table((*columns, "chip-hours", "exaFLOPs"), lines)
+    return table(("", *columns, "chip-hours", "exaFLOPs"), lines)
 
 
-def scaling_table(rows: dict[str, Row]) -> str:
+def scaling_table() -> str:
     """L/16 at 64 images a chip on more and more chips."""
     lines = []
-    chosen = [row for name, row in rows.items() if name.startswith("L/16 on v5e")]
+    chosen = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
     for row in chosen:
         fact = row["dearest_collectives"][0]
         size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
@@ -149,12 +146,12 @@ def scaling_table(rows: dict[str, Row]) -> str:
         )
         share = row["step_seconds"] / chosen[0]["step_seconds"]
         lines.append([row["name"], str(row["num_chips"]), f"{1e3 * row['step_seconds']:,.1f}", f"{share:.3f}", dearest])
-    return _table(("chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
+    return table(("", "chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
 
 
-def spread_table(rows: dict[str, Row]) -> str:
+def spread_table() -> str:
     """Compiled memory and time beside arithmetic."""
-    lines = []
+    rows, lines = load(), []
     for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
         row, plan = rows[case.name], plan_of(case, can_compile=False)
         compiled, formula = Memory(**row["memory"]), plan.memory
@@ -168,12 +165,10 @@ def spread_table(rows: dict[str, Row]) -> str:
             ]
         )
     columns = ("machine", "images a chip", "remat", "parameters", "state, GB", "arithmetic", "total, GB", "arithmetic")
-    return _table((*columns, "step, ms", "arithmetic, ms"), lines)
+    return table(("", *columns, "step, ms", "arithmetic, ms"), lines)
 
 
-def _table(columns: Sequence[str], lines: list[list[str]]) -> str:
-    head = f"| | {' | '.join(columns)} |\n{'|---' * (len(columns) + 1)}|\n"
-    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+TABLES = {"headlines": headline_table, "scaling": scaling_table, "spread": spread_table}
 
 
 def main(names: Sequence[str]) -> None:

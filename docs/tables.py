@@ -1,0 +1,72 @@
+"""Tables of documentation pages, generated from code.
+
+A table stands between the comments `<!-- generated: NAME -->` and `<!-- end of generated -->`. `PAGES` has the names.
+`UPDATE_GOLDEN=1 pytest tests/docs/test_tables.py` renews all tables.
+"""
+
+import ast
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from vit_jax.data.vtab import TASKS
+from vit_jax.transfer.datasets import RELEASED
+
+ROOT = pathlib.Path(__file__).parents[1]
+BLOCK = re.compile(r"(?<=<!-- generated: )([\w -]+?)( -->\n).*?(?=<!-- end of generated -->\n)", re.DOTALL)
+
+
+def renew(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """Return a page with its generated blocks renewed.
+
+    Raises:
+      ValueError: the page does not have each of these blocks once, or has another one.
+    """
+    names = [match[1] for match in BLOCK.finditer(text)]
+    if sorted(names) != sorted(blocks):
+        raise ValueError(f"The page has the generated blocks {names}: it must have {list(blocks)}, each once.")
+    return BLOCK.sub(lambda match: f"{match[1]}{match[2]}{blocks[match[1]]()}", text)
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    head, *rows = ("".join(f" {cell} |" if cell else " |" for cell in row) for row in (columns, *lines))
+    return "".join(f"|{row}\n" for row in (head, "---|" * len(columns), *rows))
+
+
+def vtab_tasks() -> str:
+    """The tasks of VTAB-1k."""
+    columns = ("task", "group", "dataset of TFDS, version", "classes", "`val200`", "`test`", "in training")
+    lines = []
+    for task in TASKS:
+        without = [f"no {word}" for word, is_on in (("mirroring", task.flip), ("crop", task.crop)) if not is_on]
+        dataset = f"`{task.dataset}` {task.version.replace(',', ' or ')}"
+        splits = (f"`{task.val200}`", f"`{task.test}`")
+        lines.append([f"`{task.name}`", task.group, dataset, str(task.num_classes), *splits, ", ".join(without) or "–"])
+    return table(columns, lines)
+
+
+def released_datasets() -> str:
+    """The datasets of the released few-shot evaluation."""
+    lines = ([f"`{name}`", f"`{known.data}`", *known[1:]] for name, known in RELEASED.items())
+    return table(("name", "data", "learns from", "tested on"), lines)
+
+
+def examples() -> str:
+    """The files of docs/examples: the first line of the docstring, and its sentence "`option` takes ..."."""
+    lines = []
+    for path in sorted((ROOT / "docs/examples").glob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        part, _, example = text.partition("\n")[0].rstrip(".").partition(": ")
+        takes = re.search(r"^(`.+) takes? (.+)\.$", text, re.MULTILINE)
+        option, form = takes.groups() if takes else ("–", "–")
+        part = re.sub("^An? ", "", part)
+        lines.append([part[0].lower() + part[1:], option, form, f"[`{path.name}`]({path.name}): {example}"])
+    return table(("part", "option", "it is", "example"), lines)
+
+
+PAGES = {  # page: the functions of its blocks, by name
+    "docs/vtab.md": {"VTAB tasks": vtab_tasks},
+    "docs/frozen_features.md": {"few-shot datasets": released_datasets},
+    "docs/examples/README.md": {"examples": examples},
+}
