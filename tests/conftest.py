@@ -1,10 +1,13 @@
 """The harness: eight CPU devices, strict dtype promotion, no accelerator, one cache of compiled programs."""
 
+import contextlib
+import dataclasses
 import gc
 import os
 import pathlib
 import signal
 import time
+import types
 from importlib.metadata import version
 
 # Before jax is imported, which reads it then; subprocesses inherit it.
@@ -97,24 +100,62 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def compiled_once():
-    """Training runs of one config in this process share their steps; a resumed run traces and loads nothing again."""
+def program_of(config, architecture, num_examples, devices, label_shape=()):
+    """Return what the programs of a run depend on, and its lengths. Where it reads and writes is no part of it."""
+    from vit_jax.config import resolve
+
+    steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name in ("init_from", "resume_from", "data", "total", "evaluation", "checkpoint", "logging", "stop_early"):
+        fields.pop(name, None)
+    fields |= {"schedule": dataclasses.replace(config.schedule, warmup=""), "input": config.input.mixup_alpha}
+    lengths = (steps.total, steps.warmup, steps.timescale, steps.polyak_start)
+    return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
+
+
+PROGRAMS = {}  # assemblies and compiled train steps of this process, by the program
+
+
+@contextlib.contextmanager
+def shared_programs():
+    """Share assemblies and train steps among runs of equal programs: a resumed or similar run compiles nothing."""
     from vit_jax.train import assemble, finetune, pretrain
 
-    made, compiled, build, compile_step = {}, {}, assemble.assemble, assemble.Assembly.compile_train_step
+    build, compile_step = assemble.assemble, assemble.Assembly.compile_train_step
 
     def shared(config, architecture, **options):
-        key = repr((config, architecture, options))
-        return made[key] if key in made else made.setdefault(key, build(config, architecture, **options))
+        key, steps = program_of(config, architecture, **options)
+        if key not in PROGRAMS:
+            PROGRAMS[key] = build(config, architecture, **options)
+        batch = config.evaluation.global_batch or config.global_batch
+        return dataclasses.replace(PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch)
 
     def compile_shared(run):
-        if id(run) not in compiled:
-            compiled[id(run)] = run, compile_step(run)  # with the run, or a later one could have its id
-        return compiled[id(run)][1]
+        key = id(run.train_step_of_leaves)  # which PROGRAMS keeps
+        if key not in PROGRAMS:
+            PROGRAMS[key] = compile_step(run)
+        return PROGRAMS[key]
 
     with pytest.MonkeyPatch.context() as patch:
         for verb in (pretrain, finetune):
             patch.setattr(verb, "assemble", shared)
         patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
         yield
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Training runs of a file share programs with each other and with all such files of this process."""
+    with shared_programs():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_run(data_dir, tmp_path_factory):
+    """The tiny run, finished: its config, its workdir, which no test may change, and its summary."""
+    from tests import tiny
+    from vit_jax.train.pretrain import pretrain
+
+    config, workdir = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}"), tmp_path_factory.mktemp("tiny") / "run"
+    with shared_programs():
+        return types.SimpleNamespace(config=config, workdir=workdir, summary=pretrain(config, str(workdir)))

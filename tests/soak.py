@@ -26,6 +26,7 @@ if __name__ == "__main__":
 
 from tests.integration import commands
 from tests.integration.launchers import explicit
+from tests.tiny import ROOT
 from vit_jax.hosts import exits
 
 LENGTH = ("total=40 steps", "checkpoint.every=4 steps", "evaluation.every=8 steps", "logging.every=2 steps")
@@ -98,7 +99,7 @@ def start(words: Sequence[str], layout: Layout, limit: int | None) -> list[subpr
     return [
         subprocess.Popen(
             [*shell, sys.executable, "-m", "vit_jax", *words],
-            cwd=commands.ROOT,
+            cwd=ROOT,
             env=commands.environment_of(layout.num_devices) | cache | own,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

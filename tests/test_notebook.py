@@ -14,6 +14,7 @@ def test_there_are_notebooks():
     assert [path.name for path in NOTEBOOKS] == ["api.ipynb"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     """Its cells are plain Python: they run here as they would in a kernel, one after the other."""

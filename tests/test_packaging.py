@@ -5,9 +5,13 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+@pytest.mark.newest
+@pytest.mark.tools
 def test_an_installed_package_finds_its_recipes_anywhere(tmp_path):
     source, target, elsewhere = (tmp_path / name for name in ("source", "target", "elsewhere"))
     elsewhere.mkdir()

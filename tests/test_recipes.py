@@ -183,7 +183,10 @@ def kind_of_step(recipe: str) -> str:
 RESNETS_FIRST = sorted(RECIPES, key=lambda recipe: "R" not in recipe)  # of a kind, a ViT is traced soonest
 
 
-@pytest.mark.parametrize("recipe", {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values())
+STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
+
+
+@pytest.mark.parametrize("recipe", [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS])
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """Traced, which takes no memory. A recipe for weights of any network is given those of ViT-B/16."""
     config, dataset = load(recipe), RECIPES[recipe]

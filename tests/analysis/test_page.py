@@ -6,17 +6,14 @@ import shutil
 
 import pytest
 
-from tests.integration.commands import pretraining, run, succeed
+from tests.integration.commands import run, succeed
 
-STEPS = ("total=4 steps", "schedule.warmup=1 steps", "evaluation.every=4 steps", "logging.every=2 steps")
+pytestmark = pytest.mark.xdist_group("tiny")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, data_dir):
-    """A workdir of a run that has ended."""
-    workdir = tmp_path_factory.mktemp("report") / "run"
-    succeed(pretraining(data_dir, workdir, *STEPS))
-    return workdir
+@pytest.fixture
+def trained(tiny_run):
+    return tiny_run.workdir
 
 
 def cards(page):
@@ -27,6 +24,7 @@ def pictures(page):
     return re.findall('<img alt="(.*?)" src="data:image/png;base64,', page)
 
 
+@pytest.mark.slow
 def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert succeed(["report", str(trained)]) == "report.html\n"
@@ -37,10 +35,10 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert "@import" not in page
     summary = json.loads((trained / "summary.json").read_text())
     found = cards(page)
-    assert found["state"] == "ended, step 4"
+    assert found["state"] == "ended, step 6"
     assert found["top1 accuracy"].startswith(f"{summary['test_accuracy']:.2%}  (95 %: ")
     assert found["test loss"] == f"{summary['test_loss']:.4f}"
-    assert found["images seen"] == "64"
+    assert found["images seen"] == "96"
     assert page.count("<svg") == 3
     assert pictures(page)[:3] == ["mistakes", "confusion", "reliability"]
     assert {"filters", "distance", "rollout", "similar"} <= set(pictures(page)[3:])
@@ -54,7 +52,7 @@ def test_what_is_missing_is_said(trained, tmp_path):
     words = ["report", str(workdir), f"--output={page}"]
     succeed([*words, "--without_data"])
     text = page.read_text()
-    assert cards(text)["state"] == "not ended, step 4"
+    assert cards(text)["state"] == "not ended, step 6"
     assert "test accuracy" in cards(text)
     assert pictures(text) == ["filters", "positions"]
     assert "a &lt;b&gt; &amp; c" in text
@@ -73,7 +71,7 @@ def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp
     (workdir / "summary.json").write_text(json.dumps(summary))
     succeed(["report", str(workdir), f"--output={page}", "--without_data"])
     found = cards(page.read_text())
-    assert (found["state"], found["reason"]) == ("diverged, step 4", "Step 3: the loss is nan.")
+    assert (found["state"], found["reason"]) == ("diverged, step 6", "Step 3: the loss is nan.")
     assert not {"test accuracy", "test loss"} & set(found)
 
 

@@ -156,6 +156,7 @@ def test_directions_of_colours_are_those_of_all_images(monkeypatch):
     assert not np.allclose(draw_pca(model, View(images_NHWC=pixels)).data["explained"], data["explained"])
 
 
+@pytest.mark.slow
 def test_every_picture_is_drawn():
     """A hybrid and a network for masked patches have all of them together."""
     masked = dataclasses.replace(VIT, pool="map", num_classes=0, patch_outputs=512)

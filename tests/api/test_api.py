@@ -56,6 +56,7 @@ def stored(tmp_path_factory):
 # Made by name.
 
 
+@pytest.mark.slow
 def test_a_network_by_name_is_the_one_that_training_starts_with():
     model = vit_jax.create_model("ViT-mu/4", **SMALL, pool="gap", seed=3)
     config = ModelConfig(name="ViT-mu/4", depth=2, pool="gap", compute_dtype="float32")
@@ -137,6 +138,7 @@ def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(st
         trained.save(tmp_path / destination, to=to)
 
 
+@pytest.mark.slow
 def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
     model = vit_jax.create_model("ViT-mu/4", **SMALL, block="docs.examples.block:ParallelBlock")
     store = CheckpointStore(tmp_path)
@@ -164,6 +166,7 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
     np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
 
 
+@pytest.mark.slow
 def test_another_dtype_and_another_module(seven):
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
     found, expected = half.predict(sample_pixels(3)), seven.predict(sample_pixels(3))
@@ -205,6 +208,7 @@ def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
     assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_without_classes_gives_features(tmp_path):
     model, pixels = from_weights(sample_weights(HEADLESS, class_names=None)), sample_pixels(5)
     output = model(pixels)

@@ -1,10 +1,13 @@
 import math
 
+import pytest
+
 from tests.bench import against_timm
 
 RESULT = {"batch": 2, "training": [0.4, 0.5, 0.6], "inference": [0.1, 0.1, 0.1], "peak_bytes": None}
 
 
+@pytest.mark.slow
 def test_ours_is_measured_on_the_machine_at_hand():
     found = against_timm.measure_ours("mu/16@32", batch=2, steps=2)
     assert [len(found[name]) for name in ("training", "inference")] == [2, 2]

@@ -4,10 +4,10 @@ import math
 import jax
 import pytest
 
+from tests.tiny import NETWORK, RUN, flags
 from vit_jax import cli
 from vit_jax.bench.parts import Part, to_text
 
-TINY = ["global_batch=16", "model.width=16", "model.mlp_dim=32", "model.depth=1", "model.num_heads=2"]
 ALWAYS = ["step", "evaluation", "inference", "save, steps wait", "save, on disk", "restore"]
 
 
@@ -18,8 +18,9 @@ def test_figures_of_a_part():
     assert figures == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_every_part_is_timed(data_dir, capsys):
-    overrides = [f"--config.{field}" for field in (*TINY, f"input.data_dir={data_dir}", "logging.tensorboard=False")]
+    overrides = flags(*RUN, f"input.data_dir={data_dir}")
     cli.main(["bench", "--config=configs/digits.py", "--steps=3", "--data", "--json", *overrides])
     result = json.loads(capsys.readouterr().out)  # and nothing that the loop prints
     assert list(result["parts"]) == [*ALWAYS, "input", "input with step", "loop"]
@@ -30,14 +31,16 @@ def test_every_part_is_timed(data_dir, capsys):
     assert [row[: len(name)] for row, name in zip(rows, result["parts"], strict=True)] == list(result["parts"])
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_timed_too_and_without_data(capsys):
     recipe = "--config=configs/finetune.py:ViT-mu/16,own,image_size=32"
     cli.main(["bench", recipe, "--steps=1", "--config.global_batch=8"])
     assert [row[:16].rstrip() for row in capsys.readouterr().out.splitlines()[3:]] == ALWAYS
 
 
+@pytest.mark.slow
 def test_masked_patches_are_timed_too(capsys):
-    overrides = [f"--config.{field}" for field in TINY]
+    overrides = flags(*NETWORK, "global_batch=16")
     cli.main(["bench", "--config=configs/digits_masked.py:pretrain", "--steps=1", "--json", *overrides])
     assert list(json.loads(capsys.readouterr().out)["parts"]) == ALWAYS
 

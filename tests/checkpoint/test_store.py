@@ -111,6 +111,7 @@ def test_every_mismatch_is_listed_at_once(open_store, tmp_path):
         CheckpointReader(tmp_path).restore(1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
 
 
+@pytest.mark.slow
 def test_saving_leaves_nothing_in_memory(open_store):
     """What is left counts Python's objects; orbax's own counting of bytes left 48 at each save."""
     store = open_store()

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.integration.commands import RECIPE, ROOT, run
+from tests.integration.commands import run
+from tests.tiny import RECIPE, ROOT
 from vit_jax import cli
 from vit_jax.cli import training
 from vit_jax.hosts import exits

@@ -193,6 +193,7 @@ def areas(old, new):
     return np.maximum(overlap, 0) * new / old
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     old=st.tuples(*[st.integers(1, 40)] * 2),

@@ -72,6 +72,7 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(tra
         assert pixels is None or np.array_equal(pixels, stream[i].image[:, 2:, ::-1])
 
 
+@pytest.mark.slow
 def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")  # cannot be pickled by itself
     monkeypatch.syspath_prepend(tmp_path)
@@ -135,6 +136,7 @@ def test_a_premature_end_is_fatal(evaluate, monkeypatch):
         exhaust(batches)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_no_end(train):
     before = set(multiprocessing.active_children())
     with open_batches(train(num_steps=10**6), Parallelism(2, 1)) as batches:
@@ -147,6 +149,7 @@ def test_a_killed_worker_is_an_error_and_no_end(train):
     assert not [child for child in started if child.is_alive()]
 
 
+@pytest.mark.slow
 def test_signals_to_workers_that_start_end_none(train):
     """As from a terminal's Ctrl-C, or a launcher that sends SIGTERM to the process group."""
     before, is_done, sent = set(multiprocessing.active_children()), threading.Event(), collections.Counter()

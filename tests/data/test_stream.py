@@ -64,6 +64,7 @@ def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(b
     assert all(len(set(images)) > len(images) // 2 for images in seen.values())
 
 
+@pytest.mark.slow
 def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
     """Three of one class, none of another: pure in the position, as any order."""
     labels = np.array([0] * 20 + [2] * 3 + [3] * 14)

@@ -10,6 +10,7 @@ import pytest
 
 from docs.examples import augmentation, dataset, loss, schedule, training_loop, vtab_suite
 from tests.integration import commands
+from tests.tiny import RUN, flags
 from tests.train import small_runs as runs
 from vit_jax.train.pretrain import pretrain
 
@@ -42,6 +43,7 @@ def test_every_file_is_run_here():
         assert name is None or f"--config.{option}" in (EXAMPLES / f"{name[1]}.py").read_text()
 
 
+@pytest.mark.slow
 def test_together(tmp_path):
     summary = pretrain(runs.config(*LENGTH, *UNCROPPED, *TOGETHER), str(tmp_path))
     lines = commands.metrics(tmp_path)
@@ -55,16 +57,18 @@ def test_together(tmp_path):
     assert summary["exaflops"] > 0
 
 
+@pytest.mark.slow
 def test_a_network_and_a_loop_of_ones_own(tmp_path):
     """The network learns, and the loop of the example computes to the bit what `pretrain` does."""
     options = [*LENGTH, *UNCROPPED, TOGETHER[0], *ALONE, "total=60 steps", "evaluation.every=60 steps"]
     summary = pretrain(runs.config(*options), str(tmp_path))
     assert summary["test_accuracy"] > 0.5  # by chance it would be a third
     assert summary["exaflops"] > 0
-    results = training_loop.main("digits", *(f"--config.{option}" for option in [*runs.SHRUNK, *options]))
+    results = training_loop.main("digits", *flags(*RUN, *options))
     assert {f"test_{name}": value for name, value in results.items()}.items() <= summary.items()
 
 
+@pytest.mark.slow
 def test_a_suite_of_ones_own(data_dir, tmp_path):
     """The command of its first lines, for one task and two steps."""
     pretrain(runs.config(*UNCROPPED, "total=1 steps", "schedule.warmup=0 steps"), str(tmp_path / "small"))

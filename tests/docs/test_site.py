@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.integration.commands import HANG_SECONDS, ROOT
+from tests.integration.commands import HANG_SECONDS
+from tests.tiny import ROOT
 from vit_jax.cli import VERBS
 
 README_LINES = 150
@@ -32,6 +33,7 @@ def words_of(page):
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", page.read_text()))
 
 
+@pytest.mark.tools
 def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
@@ -42,6 +44,7 @@ def test_pages_made_of_the_code(site):
     assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
 
 
+@pytest.mark.tools
 def test_every_link_leads_to_a_file(site):
     """Also those to code, which stands outside docs/."""
     assert "def main(" in words_of(site / "repository/docs/examples/training_loop.py.html")
@@ -55,6 +58,7 @@ def test_every_link_leads_to_a_file(site):
     assert broken == []
 
 
+@pytest.mark.tools
 def test_pages_load_nothing_from_a_network(site):
     loaded = {link for page in site.rglob("*.html") for link in re.findall(r'src="(https?:[^"]+)', page.read_text())}
     assert loaded == set()

@@ -46,6 +46,7 @@ def test_layers_of_a_transformer():
         np.testing.assert_allclose(feature(VIT, layer, pixels), np.asarray(value), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_block_without_class_token_and_stages():
     pixels = sample_pixels(2, VIT.image_size)
     gap = dataclasses.replace(VIT, pool="gap")

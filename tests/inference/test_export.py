@@ -96,6 +96,8 @@ def elsewhere(tmp_path_factory):
     return folder, result.stdout.splitlines(), expected
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch"), [(name, batch) for name in BATCHES for batch in BATCHES[name]])
 def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     """Programs of half precision may round to eight bits at other places: probabilities move by a few of 2**-8."""
@@ -188,7 +190,9 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path):
         export_stablehlo(model, tmp_path / "nowhere" / "net")
 
 
-@pytest.mark.parametrize("name", IN_ONNX)
+@pytest.mark.parametrize(
+    "name", [n if IN_ONNX[n].family == "vit" else pytest.param(n, marks=pytest.mark.slow) for n in IN_ONNX]
+)
 def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     """By another runtime, to the rounding of float32 in other orders of summation; any number of images."""
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")

@@ -11,21 +11,10 @@ import sys
 import time
 from typing import NamedTuple
 
+from tests.tiny import RECIPE, ROOT, RUN, flags
 from vit_jax import cli
 
-ROOT = pathlib.Path(__file__).parents[2]
-RECIPE = ROOT / "configs" / "digits.py"
 HANG_SECONDS = 600  # far above what any of these runs takes on a busy machine
-SHRUNK = (
-    "global_batch=16",
-    "evaluation.global_batch=360",
-    "model.width=16",
-    "model.mlp_dim=32",
-    "model.depth=2",
-    "model.num_heads=2",
-    "schedule.warmup=5 steps",
-    "logging.tensorboard=False",
-)
 
 
 class Outcome(NamedTuple):
@@ -35,9 +24,9 @@ class Outcome(NamedTuple):
 
 
 def pretraining(data_dir, workdir, *overrides):
-    """Words of a pre-training on the digits with a small network."""
-    fields = (*SHRUNK, f"input.data_dir={data_dir}", *overrides)
-    return ["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
+    """Words of a pre-training on the digits with the tiny network."""
+    fields = flags(*RUN, f"input.data_dir={data_dir}", *overrides)
+    return ["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *fields]
 
 
 def run(words):

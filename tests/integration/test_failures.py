@@ -12,7 +12,7 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, start, start_all
 from tests.integration.launchers import explicit, jobset, open_mpi, slurm
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.processes
 FOREVER = ("total=5000 steps", "checkpoint.every=5 steps", "evaluation.every=5000 steps", "logging.every=1 steps")
 #: What one process meets when it reads its twelfth batch.
 TROUBLE = """

@@ -7,11 +7,11 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import run, succeed
+from tests.tiny import NETWORK, ROOT, flags
 from vit_jax.train.lock import FILE as LOCK
 from vit_jax.train.lock import WorkdirLock
 
-RECIPE = commands.ROOT / "configs" / "digits_transfer.py"
-TINY = ("model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2", "total=2 steps")
+RECIPE = ROOT / "configs" / "digits_transfer.py"
 SHORT = (
     "total=24 steps",
     "global_batch=16",
@@ -25,7 +25,7 @@ SHORT = (
     "input.train_examples_per_class=30",
 )
 ONE_RUN = ("total=5 steps", "search.learning_rates=", "schedule.learning_rate=1e-3")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def words(data_dir):
 
     def words(verb, stage, workdir, *overrides):
         fields = ("logging.tensorboard=False", f"input.data_dir={data_dir}", *overrides)
-        return [verb, f"--config={RECIPE}:{stage}", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
+        return [verb, f"--config={RECIPE}:{stage}", f"--workdir={workdir}", *flags(*fields)]
 
     return words
 
@@ -43,7 +43,7 @@ def words(data_dir):
 def source(words, tmp_path_factory):
     """A workdir with weights of the digits 0 to 4."""
     workdir = tmp_path_factory.mktemp("source") / "pretrained"
-    succeed(words("pretrain", "pretrain", workdir, *TINY))
+    succeed(words("pretrain", "pretrain", workdir, *NETWORK, "total=2 steps"))
     return workdir
 
 
@@ -96,7 +96,6 @@ def test_a_second_run_is_refused_before_its_first_trial(tuning, tmp_path):
     assert "is used by another run" in outcome.err
 
 
-@pytest.mark.slow
 def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
     """By kill -9 in the second trial, then by SIGTERM, which saves; what follows is what would have followed."""
     reference, workdir = uninterrupted[0], tmp_path / "run"

@@ -8,9 +8,9 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
-OPTIONS += ("model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
+OPTIONS += ("model.depth=1", "model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
 OPTIONS += ("evaluation.evaluators.few.kind=fewshot",)
 SHARDED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "sharding.num_replicas=2")
 
@@ -42,6 +42,7 @@ def assert_same_run(workdir, expected, steps):
     assert summary["few_5shot_accuracy"] == pytest.approx(wanted["few_5shot_accuracy"], abs=0.01)  # of 360 images
 
 
+@pytest.mark.newest
 def test_four_processes_train_as_one(data_dir, four_processes, tmp_path):
     succeed(pretraining(data_dir, tmp_path, *OPTIONS))
     assert_same_run(tmp_path, four_processes, range(1, 13))

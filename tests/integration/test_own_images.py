@@ -1,6 +1,6 @@
 """The walk-through of docs/own_images.md, from a folder to predicted labels, as it stands there.
 
-Its commands are copied; only the two trainings are made shorter by options at their end.
+Its commands are copied. Options at the end of the two trainings make the network tiny and the runs short.
 """
 
 import re
@@ -11,18 +11,19 @@ import pytest
 from jax import export
 
 from tests.integration import commands
+from tests.tiny import NETWORK, ROOT, flags
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.slow
 SHORTER = {
-    "pretrain": ["--config.total=20 steps"],
-    "finetune": ["--config.total=8 steps", "--config.schedule.warmup=2 steps", "--config.global_batch=64"],
+    "pretrain": flags(*NETWORK, "total=20 steps"),
+    "finetune": flags("total=8 steps", "schedule.warmup=2 steps", "global_batch=64"),
 }
 
 
 def walk_through():
     """The code under its heading: the program that makes the folder, and the commands as lists of words."""
-    section = (commands.ROOT / "docs/own_images.md").read_text()
+    section = (ROOT / "docs/own_images.md").read_text()
     code = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
     program = re.search(r"python - <<'END'\n(.*?)\nEND\n", code, re.DOTALL)
     lines = code[program.end() :].replace("\\\n", " ").splitlines()

@@ -10,7 +10,7 @@ from vit_jax.checkpoint import CheckpointReader
 SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
 LENGTH = ("total=30 steps", "checkpoint.every=10 steps", "evaluation.every=15 steps", "logging.every=5 steps")
 OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,6 @@ def uninterrupted(data_dir, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.slow
 def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
     """While its first checkpoint is written, and by SIGTERM, which saves; then it runs to its end."""
     words = commands.pretraining(data_dir, tmp_path, *OPTIONS)

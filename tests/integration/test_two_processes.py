@@ -13,11 +13,11 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 from tests.integration.test_runs import write_damaged
-from tests.transfer.vtab.small_suite import begun, make_weights, words_of
+from tests.transfer.vtab.small_suite import begun, words_of
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,11 @@ def evaluation(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def swept(tiny_run, tmp_path_factory):
     """Weights, and the workdir of an uninterrupted sweep of the verb vtab over one task."""
-    folder = tmp_path_factory.mktemp("sweep")
-    weights = make_weights(folder / "weights")
-    succeed(words_of(weights, folder / "vtab", tasks="bright"))
-    return weights, folder / "vtab"
+    folder = tmp_path_factory.mktemp("sweep") / "vtab"
+    succeed(words_of(tiny_run.workdir, folder, tasks="bright"))
+    return tiny_run.workdir, folder
 
 
 @pytest.fixture(scope="module")

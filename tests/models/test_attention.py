@@ -52,7 +52,10 @@ def distances(found, expected):
     return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found, expected, strict=True)]
 
 
-@pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(
+    ("images", "tokens", "heads", "head_dim"),
+    [SHAPES[0], *(pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:])],
+)
 def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, head_dim):
     """In bfloat16 it is as near to the exact result of the same operands as XLA's form is."""
     operands, gradient = projections(images, tokens, heads, head_dim, "bfloat16")

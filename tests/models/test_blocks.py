@@ -144,6 +144,8 @@ def gradient(**options):
     return jax.jit(jax.grad(loss))(model)
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize("options", NEW, ids=str)
 def test_every_parameter_learns(options):
     """Rows of tables one by one: no token, offset or class token is left out."""
@@ -152,6 +154,7 @@ def test_every_parameter_learns(options):
             assert np.abs(leaf).max(-1).min() > 0 if "positions/" in name else np.abs(leaf).max() > 0, name
 
 
+@pytest.mark.slow
 def test_rematerialisation_and_unrolling_change_no_gradient():
     options = {"block": "axial", "position_embedding": "relative", "dropout_fraction": 0.1}
     options["stochastic_depth_fraction"] = 0.2

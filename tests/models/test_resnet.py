@@ -46,6 +46,8 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_size", "unit"),
     [
@@ -114,6 +116,7 @@ def test_the_root_pools_among_zeros(size):
     np.testing.assert_array_equal(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["R14x0.5", "R14x0.5+ViT-mu/8"])
 def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
     outputs = []
@@ -144,6 +147,8 @@ def test_initial_values(form):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)

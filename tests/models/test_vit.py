@@ -101,6 +101,8 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
             outputs_of_scan(taps=taps)
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(*(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change)))

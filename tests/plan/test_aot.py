@@ -40,7 +40,9 @@ def test_messages_about_programs_that_are_too_large(message, needed, available):
     assert (result.needed_bytes, result.available_bytes) == (needed and int(needed), available and int(available))
 
 
+@pytest.mark.newest
 @needs_libtpu
+@pytest.mark.tools
 @pytest.mark.parametrize("name", ["v5e:4x4", "2*v5e:2x4", "v4:4x4x4", "v5p:2x2x1", "v6e:1x1"])
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
@@ -54,7 +56,7 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.tools
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
@@ -78,7 +80,9 @@ def plan():
     return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
 
 
+@pytest.mark.newest
 @needs_libtpu
+@pytest.mark.tools
 def test_a_step_is_compiled_for_four_chips(plan):
     """Its kinds of memory sum up and its state is that of arithmetic; its schedule has loops and collectives."""
     assert plan.fits
@@ -101,6 +105,7 @@ def test_a_step_is_compiled_for_four_chips(plan):
 
 
 @needs_libtpu
+@pytest.mark.tools
 def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
     own = dataclasses.replace(plan.run.architecture, block="mine:Block")
     monkeypatch.setattr(estimate, "architecture_of", lambda *_: own)
@@ -120,6 +125,7 @@ def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
 
 
 @needs_libtpu
+@pytest.mark.tools
 def test_what_does_not_fit_is_a_result():
     config = small.recipe("model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4")
     plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))

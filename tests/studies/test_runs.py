@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import run, succeed
+from tests.tiny import NETWORK, flags
 from vit_jax.cli import VERBS
 from vit_jax.studies.catalogue import STUDIES
 from vit_jax.train import pretrain, workdir
@@ -16,13 +17,11 @@ from vit_jax.train.writers import write_summary
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-TINY = ["model.width=8", "model.depth=1", "model.mlp_dim=8", "model.num_heads=2"]
-TINY += ["total=4 steps", "schedule.warmup=1 steps", "global_batch=16"]
+SHORT = flags(*NETWORK, "total=4 steps", "schedule.warmup=1 steps", "global_batch=16")
 
 
 def words_of(folder, *more, name="pooling"):
-    fields = [f"--config.{field}" for field in TINY]
-    return ["study", name, "--config=digits_studies:ViT-16", f"--workdir={folder}", *fields, *more]
+    return ["study", name, "--config=digits_studies:ViT-16", f"--workdir={folder}", *SHORT, *more]
 
 
 POOLS = ["--learning_rates=0.01"]
@@ -40,6 +39,7 @@ def studied(tmp_path_factory):
     return folder, [succeed(words_of(folder, *POOLS, f"--index={index}", "--count=2")) for index in range(2)]
 
 
+@pytest.mark.slow
 def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     folder, (first, second) = studied
     assert re.findall(r"^run (\d of \d): (.*)$", first, re.MULTILINE) == [("1 of 1", NAMES[0])]
@@ -52,6 +52,7 @@ def test_each_machine_does_its_share_and_the_last_collects_all(studied):
         assert (row["test_accuracy"], row["folders"]) == (summary["test_accuracy"], [f"runs/{name}"])
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing_and_another_config_is_refused(studied):
     folder, _ = studied
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
@@ -62,6 +63,7 @@ def test_the_same_command_again_trains_nothing_and_another_config_is_refused(stu
     assert re.search(r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err)
 
 
+@pytest.mark.slow
 def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path):
     """What a kill leaves: no summary of the run in progress, nor its last checkpoint, nor the results."""
     folder = tmp_path / "pooling"

@@ -19,7 +19,10 @@ def test_the_fastest_and_the_largest_batch():
         peak({1: None}.get, most=4)
 
 
-@pytest.mark.parametrize("topology", [None, pytest.param("v5e:1x1", marks=needs_libtpu)])
+@pytest.mark.parametrize(
+    "topology",
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param("v5e:1x1", marks=[needs_libtpu, pytest.mark.tools])],
+)
 def test_a_network_is_measured_or_planned(topology, tmp_path):
     where = [f"--topology={topology}"] if topology else []
     words = ["study", "speed", *SMALL, "--models=ViT-16", "--measures=images_per_second,largest_batch"]

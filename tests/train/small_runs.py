@@ -1,25 +1,14 @@
-"""Small runs for the tests of this folder: the digits recipe, shrunk, on batches made up by a seed."""
+"""Tiny runs for the tests of this folder: assembled, and trained on random batches."""
 
 import dataclasses
 import functools
-import pathlib
 
 import jax
 import numpy as np
 
+from tests.tiny import config
 from vit_jax.arrays import Batch
-from vit_jax.config import load_recipe
-from vit_jax.data.memory import MemorySource
 from vit_jax.train.assemble import architecture_of, assemble
-
-RECIPE = str(pathlib.Path(__file__).parents[2] / "configs" / "digits.py")
-SHRUNK = ["global_batch=16", "model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2"]
-SHRUNK += ["total=20 steps", "schedule.warmup=5 steps", "evaluation.global_batch=16"]
-
-
-def config(*overrides):
-    """The recipe with the network shrunk and `overrides` on top."""
-    return load_recipe(RECIPE, [f"--config.{override}" for override in (*SHRUNK, *overrides)])
 
 
 @functools.cache
@@ -43,12 +32,6 @@ def batches(run, num_steps, *, masked=()):
         mask[list(masked)] = 0
         image = rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8)
         yield Batch(image_BHWC=image, label_B=rng.integers(0, 10, size, np.int32), mask_B=mask)
-
-
-def source(count, class_names):
-    """Black images, of every class in turn."""
-    images = np.zeros((count, 8, 8, 1), np.uint8)
-    return MemorySource(images, np.arange(count) % len(class_names), class_names)
 
 
 def train(run, num_steps=20, *, masked=()):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests import tiny
 from tests.train import small_runs as runs
 from tests.weights.small_networks import NETWORKS, RESNET, VIT, weights_of
 from vit_jax import pytree
@@ -35,7 +36,7 @@ def config(init_from, *, image_size=(16, 24), **model):
 
 def source(*class_names):
     """One image of each."""
-    return runs.source(len(class_names), class_names)
+    return tiny.source(len(class_names), class_names)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from tests.integration import commands
+from tests.tiny import LENGTH
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.config import StopEarlyConfig, load_recipe
@@ -17,11 +18,12 @@ from vit_jax.train.pretrain import pretrain
 from vit_jax.train.search import trial_config
 from vit_jax.weights import load_weights
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
 
-VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2, 7: 0.2, 8: 0.2}
-OPTIONS = ["total=8 steps", "schedule.warmup=1 step", "evaluation.every=8 steps", "evaluation.global_batch=360"]
-OPTIONS += [
+VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2}
+OPTIONS = [
+    *LENGTH,
+    "evaluation.every=6 steps",
     "polyak.factor=None",
     "checkpoint.every=3 steps",
     "checkpoint.keep_latest=1",
@@ -60,6 +62,7 @@ def assert_same_end(summary, workdir, stopped):
     assert commands.checkpoint_steps(workdir) == [2, 4]
 
 
+@pytest.mark.slow
 def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     summary, workdir = stopped
     assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [4, 2, True, 0.5]
@@ -68,6 +71,7 @@ def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     assert parameters_sha256(load_weights(str(workdir)).parameters) == summary["parameters_sha256"]
 
 
+@pytest.mark.slow
 def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, capsys):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
@@ -77,9 +81,10 @@ def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, ca
     assert ", at step 2, the best that is kept" in out
     more = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
     summary = pretrain(more, str(workdir))
-    assert [summary[name] for name in ("steps", "best_step", "stopped_early")] == [8, 5, False]
+    assert [summary[name] for name in ("steps", "best_step", "stopped_early")] == [6, 5, False]
 
 
+@pytest.mark.slow
 def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_path, monkeypatch):
     """In that of the best step, and in the last; a question follows each step and each batch of an evaluation."""
     for question, step in ((4, 2), (5, 4)):
@@ -92,6 +97,7 @@ def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_pat
     assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
 
 
+@pytest.mark.slow
 def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, tmp_path):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)

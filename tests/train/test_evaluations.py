@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.integration import commands
+from tests.tiny import source
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.api import from_weights
@@ -24,7 +25,6 @@ from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-NAMES = tuple("0123456789")
 PIXELS = f"{__name__}:Pixels"
 LENGTHS = ["total=6 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=3 steps"]
 LENGTHS += [f"optimizer.{field}" for field in ("name=sgd", "first_moment_dtype=bfloat16", "trained=head")]
@@ -66,14 +66,11 @@ class NoRun:
         pass
 
 
-def images(seed, count=20):
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 1), np.uint8)
-    return MemorySource(pixels, np.arange(count) % 10, NAMES), pixels
-
-
-OTHERS = {"v2": images(2, 24)[0], "mine": images(3)[0], "few": images(4)[0], "near": images(4)[0]}
-DATA = Datasets(images(0, 160)[0], images(1)[0], OTHERS, {"few": images(5, 40)[0], "near": images(4)[0]})
-CONFIG = runs.config(*LENGTHS, *EVALUATORS, "input.shift_pixels=1")
+OTHERS = {name: source(count, seed=seed) for name, count, seed in (("v2", 24, 2), ("mine", 20, 3), ("few", 20, 4))}
+OTHERS["near"] = OTHERS["few"]
+DATA = Datasets(source(160), source(20, seed=1), OTHERS, {"few": source(40, seed=5), "near": OTHERS["few"]})
+TWO_BATCHES = "evaluation.global_batch=16"
+CONFIG = runs.config(*LENGTHS, *EVALUATORS, TWO_BATCHES)
 
 
 def pretrain(workdir, monkeypatch):
@@ -98,6 +95,7 @@ def uninterrupted(tmp_path_factory):
         return workdir, pretrain(workdir, monkeypatch)
 
 
+@pytest.mark.slow
 def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     workdir, summary = uninterrupted
     found = results(workdir)
@@ -109,10 +107,11 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
         "near_3nn_accuracy": [6],
     }
     assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
-    assert summary["mine_pixel"] == pytest.approx(0.5 * images(3)[1].mean(), rel=1e-6)
+    assert summary["mine_pixel"] == pytest.approx(0.5 * OTHERS["mine"].images.mean(), rel=1e-6)
     assert found["v2_accuracy"][-1] == (6, summary["v2_accuracy"])
 
 
+@pytest.mark.slow
 def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     workdir, _ = uninterrupted
     evaluated = results(workdir)["v2_accuracy"]
@@ -123,6 +122,7 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     assert len(kept) <= 2
 
 
+@pytest.mark.slow
 def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monkeypatch):
     """Asked to end in the third of those that are due; test_stopping.py has the other places."""
     ask_to_end_at(9, monkeypatch)
@@ -152,6 +152,7 @@ def test_what_is_no_evaluator_is_refused(options, message):
         build_evaluations(run, both, "test", lambda: None)
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     """The run's own few-shot accuracy, computed from its checkpoint: the average of parameters, not the last ones."""
     workdir, summary = uninterrupted

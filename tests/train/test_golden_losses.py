@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration import commands
+from tests.tiny import NETWORK, ROOT, flags
 from tests.train import small_runs as runs
 from vit_jax.config import ModelConfig
 
@@ -23,8 +24,7 @@ NUM_STEPS = 20
 TOLERANCE = 1e-5
 TOLERANCES = {"resnet": 3e-3}
 IMAGES = ["input.image_size=32,32", "input.mixup_alpha=0", "schedule.learning_rate=1e-3"]
-TINY = ["model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2"]
-RECIPE = commands.ROOT / "configs" / "digits_transfer.py"
+RECIPE = ROOT / "configs" / "digits_transfer.py"
 
 
 def train(config):
@@ -46,11 +46,10 @@ def fine_tune(data_dir, folder):
     """Weights after two steps on the digits 0 to 4, fine-tuned on 5 to 9 at twice the resolution."""
 
     def words(verb, *overrides):
-        fields = ["logging.tensorboard=False", f"input.data_dir={data_dir}", *overrides]
-        fields = [f"--config.{field}" for field in fields]
+        fields = flags("logging.tensorboard=False", f"input.data_dir={data_dir}", *overrides)
         return [verb, f"--config={RECIPE}:{verb}", f"--workdir={folder / verb}", *fields]
 
-    commands.succeed(words("pretrain", *TINY, "total=2 steps"))
+    commands.succeed(words("pretrain", *NETWORK, "total=2 steps"))
     tuned = [f"init_from={folder / 'pretrain'}", "search.learning_rates=", "schedule.learning_rate=0.03"]
     length = [f"total={NUM_STEPS} steps", "schedule.warmup=4 steps", "logging.every=1 steps", "global_batch=16"]
     commands.succeed(words("finetune", *tuned, *length))
@@ -65,6 +64,8 @@ RUNS = {
 }
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
     losses = RUNS[name](data_dir, tmp_path)

@@ -38,6 +38,7 @@ def one_device():
     return runs.train(runs.build(*WIDE), NUM_STEPS)
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 @pytest.mark.parametrize(("parameters", "replicas", "model", "attention"), LAYOUTS)
 def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replicas, model, attention):
@@ -57,6 +58,7 @@ def test_resnet_and_transformer_in_one_likewise():
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
+@pytest.mark.newest
 @pytest.mark.slow
 def test_axial_blocks_and_relative_positions_likewise():
     options = ("model.block=axial", "model.position_embedding=relative")

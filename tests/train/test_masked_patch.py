@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from tests import tiny
 from tests.integration import commands
+from tests.tiny import flags
 from tests.train import small_runs as runs
+from vit_jax.config import load_recipe
 from vit_jax.config.validate import validate
-from vit_jax.data.memory import MemorySource
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.start import adapt
@@ -24,13 +26,8 @@ LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def images(seed, count):
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 1), np.uint8)
-    return MemorySource(pixels, np.arange(count) % 10, tuple("0123456789"))
-
-
 def pretrain(workdir, monkeypatch, *options):
-    monkeypatch.setattr(verb, "open_datasets", lambda config: Datasets(images(0, 80), images(1, 20)))
+    monkeypatch.setattr(verb, "open_datasets", lambda config: Datasets(tiny.source(80), tiny.source(20, seed=1)))
     return verb.pretrain(runs.config(*MASKED, *LENGTHS, *options), str(workdir))
 
 
@@ -41,6 +38,8 @@ def finished(tmp_path_factory):
         return workdir, pretrain(workdir, monkeypatch)
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 def test_resumes_to_the_bit(finished, tmp_path, monkeypatch):
     workdir, summary = finished
     shutil.copytree(workdir, tmp_path / "run")
@@ -53,6 +52,7 @@ def test_resumes_to_the_bit(finished, tmp_path, monkeypatch):
     assert commands.losses(tmp_path / "run") == commands.losses(workdir)
 
 
+@pytest.mark.slow
 def test_what_a_run_reports(finished):
     workdir, summary = finished
     assert {"test_loss", "test_accuracy", "test_majority_accuracy", "test_images"} <= summary.keys()
@@ -63,6 +63,7 @@ def test_what_a_run_reports(finished):
     assert last["step"] == 4
 
 
+@pytest.mark.slow
 def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
     options = ("objective.patch_target=pixels", "checkpoint.best_metric=test_loss")
     summary = pretrain(tmp_path, monkeypatch, *options)
@@ -70,6 +71,7 @@ def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
     assert 0 < summary["test_loss"] < 2  # pixels lie in [-1, 1]
 
 
+@pytest.mark.slow
 def test_every_layout_trains_as_one_device():
     steps = 3
     alone = runs.build(*MASKED, devices=1)
@@ -81,6 +83,7 @@ def test_every_layout_trains_as_one_device():
     assert expected[0]["train_loss"] == pytest.approx(np.log(512), rel=1e-6)  # the last layer begins at zero
 
 
+@pytest.mark.slow
 def test_learns_a_colour_from_its_surroundings():
     """Images of one colour each: a patch is known as soon as another is seen."""
     run = runs.build(*MASKED, "total=60 steps", "schedule.learning_rate=0.01", "schedule.warmup=5 steps")
@@ -93,16 +96,18 @@ def test_learns_a_colour_from_its_surroundings():
     assert np.mean(losses[-10:]) > 0.9  # half of the images are black: guessing gives 0.5
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
-    config = runs.load_recipe("digits_transfer:finetune", [f"--config.init_from={finished[0]}"])
+    config = load_recipe("digits_transfer:finetune", flags(f"init_from={finished[0]}"))
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, image_size=(8, 8)))
-    architecture, fitted, report = adapt(config, images(2, 20))
+    architecture, fitted, report = adapt(config, tiny.source(20, seed=2))
     assert (architecture.patch_outputs, architecture.num_classes) == (0, 10)
     assert "head/mask" not in fitted.parameters
     assert fitted.parameters["head/linear/kernel"].shape == (16, 10)
     assert "note     the head that predicts masked patches, and its [mask] embedding, are left out." in report
 
 
+@pytest.mark.slow
 def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
     weights = load_weights(str(finished[0]))
     assert weights.architecture.patch_outputs == 512
@@ -133,4 +138,4 @@ def test_options_of_masking_need_it():
     with pytest.raises(ValueError, match=r"corrupted_fraction=0.3 has no effect without objective.kind='masked_patch'"):
         validate(runs.config("objective.corrupted_fraction=0.3"))
     with pytest.raises(ValueError, match="only pre-training predicts patches"):
-        validate(runs.load_recipe("digits_transfer:finetune", ["--config.objective.kind=masked_patch"]))
+        validate(load_recipe("digits_transfer:finetune", flags("objective.kind=masked_patch")))

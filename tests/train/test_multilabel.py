@@ -11,7 +11,8 @@ import pytest
 from jax import export
 
 import vit_jax
-from tests.integration.commands import RECIPE, SHRUNK, run, succeed
+from tests.integration.commands import run, succeed
+from tests.tiny import RECIPE, RUN, flags
 from tests.train import small_runs as runs
 from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader
@@ -46,9 +47,9 @@ def data(tmp_path_factory):
 def trained(data, tmp_path_factory):
     """The workdir of a short run with mixup."""
     workdir = tmp_path_factory.mktemp("runs") / "several"
-    fields = (*SHRUNK, f"data={data}", SIGMOID, "total=4 steps", "schedule.warmup=1 steps")
+    fields = (*RUN, f"data={data}", SIGMOID, "total=4 steps", "schedule.warmup=1 steps")
     fields += ("evaluation.every=2 steps", "checkpoint.every=4 steps", "input.mixup_alpha=0.4")
-    succeed(["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)])
+    succeed(["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *flags(*fields)])
     return workdir
 
 
@@ -63,6 +64,7 @@ def precision_by_definition(is_true_N, score_N):
     return np.mean(found)
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_is_what_was_trained(trained, data, tmp_path):
     """The run's last results, those of evaluate, and the definition on the network's own probabilities agree."""
     summary = json.loads((trained / "summary.json").read_text())
@@ -99,8 +101,9 @@ def test_what_is_evaluated_is_what_was_trained(trained, data, tmp_path):
     assert "lowest_precision" in text
 
 
+@pytest.mark.slow
 def test_checkpoints_are_judged_by_precision(trained, data):
-    config = load_recipe(str(RECIPE), [f"--config.data={data}", f"--config.{SIGMOID}"])
+    config = load_recipe(str(RECIPE), flags(f"data={data}", SIGMOID))
     opened = open_datasets(config)
     assert with_best_metric(config, opened).checkpoint.best_metric == "test_mean_average_precision"
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
@@ -110,6 +113,7 @@ def test_checkpoints_are_judged_by_precision(trained, data):
     assert CheckpointReader(trained).all_steps() == [2, 4], "also that of a step at which none is due but the best"
 
 
+@pytest.mark.slow
 def test_predictions_are_the_labels_that_are_probable_enough(trained, data, tmp_path):
     folder = data.removeprefix("csv:").removesuffix("table.csv")
     paths = [f"{folder}{number}.png" for number in (20, 21)]
@@ -127,6 +131,7 @@ def test_predictions_are_the_labels_that_are_probable_enough(trained, data, tmp_
     assert len(json.loads(succeed([*words, "--threshold=0.001", "--top=1"]))[0]["predictions"]) == 1
 
 
+@pytest.mark.slow
 def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
     succeed(["convert", str(trained), str(tmp_path / "w.npz")])
     weights = load_weights(tmp_path / "w.npz")
@@ -159,7 +164,7 @@ def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
     ],
 )
 def test_what_asks_for_the_one_class_is_refused(data, fields, message):
-    config = load_recipe(str(RECIPE), [f"--config.{field}" for field in (f"data={data}", *fields)])
+    config = load_recipe(str(RECIPE), flags(f"data={data}", *fields))
     validate(config)
     with pytest.raises(ValueError, match=rf"config\.{message}"):
         open_datasets(config)
@@ -171,6 +176,7 @@ def test_tasks_of_a_sweep_have_one_label(data):
     assert reason.endswith("its images may have several labels, and a task has one for each.")
 
 
+@pytest.mark.slow
 def test_the_other_kind_of_data_is_refused(trained, data, tmp_path):
     """By verbs that judge or learn one class, and of data with one label by what is for several."""
     folder = data.removeprefix("csv:").removesuffix("table.csv")
@@ -188,17 +194,14 @@ def test_the_other_kind_of_data_is_refused(trained, data, tmp_path):
         assert message in outcome.err
     config = load_recipe(
         str(RECIPE),
-        [
-            f"--config.data=csv:{tmp_path}/one.csv",
-            f"--config.{SIGMOID}",
-            "--config.checkpoint.best_metric=test_f1_macro",
-        ],
+        flags(f"data=csv:{tmp_path}/one.csv", SIGMOID, "checkpoint.best_metric=test_f1_macro"),
     )
     validate(config)
     with pytest.raises(ValueError, match="best_metric='test_f1_macro': the images have one label each"):
         open_datasets(config)
 
 
+@pytest.mark.slow
 def test_a_step_by_the_formula():
     """The loss is that of the examples that count, over all micro-batches."""
     rng = np.random.default_rng(0)

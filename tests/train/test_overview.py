@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests import tiny
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.data.listing import FileSource
@@ -48,7 +49,7 @@ def test_parameters_are_listed_or_counted_by_part():
 def test_what_is_said_before_training_and_after_an_evaluation():
     """Class names may be bytes that are no text."""
     names = (b"caf\xe9".decode("utf-8", "surrogateescape"), *(f"class {number}" for number in range(11)))
-    data = Datasets(runs.source(160, names), runs.source(1200, names))
+    data = Datasets(tiny.source(160, names), tiny.source(1200, names))
     lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode().splitlines()
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
     assert any(re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line) for line in lines)
@@ -87,7 +88,7 @@ def test_the_names_of_files_are_read_once(folder, monkeypatch):
 def test_a_run_describes_its_network_as_every_format_does():
     run = runs.build("input.test_resize=direct")
     names = tuple("0123456789")
-    metadata = checkpoint_metadata(run, Datasets(runs.source(160, names), runs.source(8, names)))
+    metadata = checkpoint_metadata(run, Datasets(tiny.source(160, names), tiny.source(8, names)))
     assert not any("sha256" in name for name in metadata)  # only a folder is identified by its files
     assert stored_architecture(metadata) == run.architecture
     assert metadata["format_version"] == FORMAT_VERSION

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.integration import commands
+from tests.tiny import RECIPE
 from vit_jax.train.range_test import RangeTest, draw
 
 RATES = np.logspace(-6, 0, 100)
@@ -46,6 +47,7 @@ def test_a_loss_that_does_not_fall(count):
         RangeTest(100, RATES[:count], np.linspace(2, 2.01, count), became_infinite=True).suggestions()
 
 
+@pytest.mark.slow
 def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, config, _, *fields = commands.pretraining(data_dir, "none", "model.depth=1", "input.mixup_alpha=0.0")
@@ -71,6 +73,6 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_refused(words, message):
-    outcome = commands.run(["lr-range", f"--config={commands.RECIPE}", *words])
+    outcome = commands.run(["lr-range", f"--config={RECIPE}", *words])
     assert outcome.code == 2
     assert message in outcome.err

@@ -17,6 +17,8 @@ def assert_trees_close(a, b, atol):
         np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol)
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [(), (0, 5, 6)])
 def test_accumulation_equals_the_large_batch_of_one_device(masked):
     """Also where examples are masked unevenly over the micro-batches, with mixup, and spread over devices."""
@@ -41,6 +43,7 @@ def test_masked_examples_do_not_change_the_step():
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_batch_without_readable_images_does_no_harm():
     run = runs.build("optimizer.weight_decay=0.0")
     before = jax.device_get(run.init_state().model)
@@ -49,6 +52,7 @@ def test_a_batch_without_readable_images_does_no_harm():
     assert_trees_close(state.model, before, atol=0)
 
 
+@pytest.mark.slow
 def test_class_weights_count_in_proportion():
     """Two of one class to one of the others: as if its images were there twice."""
     weights = ",".join(["4"] + ["2"] * 9)
@@ -81,6 +85,7 @@ def test_initial_loss(options, expected, tolerance):
     assert curve[0]["train_loss"] == pytest.approx(expected, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_a_step_is_a_function_of_seed_and_step():
     options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
     first, again, other = (runs.losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",)))
@@ -100,6 +105,7 @@ def test_metrics_norms_and_learning_rate():
     assert curve[5]["update_norm"] > 0
 
 
+@pytest.mark.slow
 def test_polyak_average_is_what_is_evaluated():
     run = runs.build("polyak.factor=0.5", "polyak.bias_correction=False")
     state, models = run.init_state(), []
@@ -115,6 +121,8 @@ def test_polyak_average_is_what_is_evaluated():
     assert float(sums["correct"]) == float((logits.argmax(-1) == batch.label_B).sum())
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_parameters():
     state, curve = runs.train(runs.build("model.compute_dtype=bfloat16"), 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype("float32")}
@@ -126,6 +134,7 @@ def test_bfloat16_compute_keeps_float32_parameters():
 FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "model.depth=1")
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_to_the_bit():
     """Also where the weights bring their own dropout; under weight decay, and in the Polyak average too."""
     decayed = runs.config(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3")
@@ -152,6 +161,8 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
             assert (leaf.tobytes() == before[name].tobytes()) == (not name.startswith("head/")), name
 
 
+@pytest.mark.newest
+@pytest.mark.slow
 def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
     run = runs.build("model.dropout_fraction=0.1", devices=2)
     (batch,) = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 1))

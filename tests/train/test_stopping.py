@@ -1,28 +1,30 @@
 """A run that is asked to end, at a step or in an evaluation, goes on as if nothing had happened."""
 
+import dataclasses
 import itertools
 
 import pytest
 
 from tests.integration import commands
-from tests.train import small_runs as runs
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.pretrain import pretrain
 
-LENGTH = ["total=6 steps", "evaluation.every=3 steps", "checkpoint.every=4 steps", "logging.every=1 steps"]
-THREE_BATCHES = ["evaluation.global_batch=120"]
 STOPS = {  # the question that is answered yes: one follows each step and each batch of an evaluation
     2: ("a plain step", 2, False),
     9: ("the last step", 6, True),
     11: ("the last evaluation", 6, True),
 }
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
 
 
 @pytest.fixture(scope="module")
-def config(data_dir):
-    return runs.config(*LENGTH, *THREE_BATCHES, "polyak.factor=0.9", f"input.data_dir={data_dir}")
+def config(tiny_run):
+    return dataclasses.replace(
+        tiny_run.config,
+        evaluation=dataclasses.replace(tiny_run.config.evaluation, global_batch=120),  # three batches
+        checkpoint=dataclasses.replace(tiny_run.config.checkpoint, every="4 steps"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,6 @@ def ask_to_end_at(question, monkeypatch):
     monkeypatch.setattr(Interruption, "is_requested", lambda self: next(count) == question)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("question", STOPS, ids=[where.replace(" ", "_") for where, *_ in STOPS.values()])
 def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_path, monkeypatch):
     _, step, owes = STOPS[question]

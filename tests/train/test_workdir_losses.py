@@ -1,23 +1,25 @@
 """What happens to a run whose checkpoints are damaged, or whose workdir goes while it uses it."""
 
+import dataclasses
 import itertools
 import shutil
 
 import pytest
 
 from tests.integration import commands
-from tests.train import small_runs as runs
 from vit_jax.train.interruption import Interruption
 from vit_jax.train.lock import WorkdirLock, WorkdirLost
 from vit_jax.train.pretrain import pretrain
 
-LENGTH = ["total=6 steps", "evaluation.every=6 steps", "checkpoint.every=2 steps", "logging.every=1 steps"]
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
 
 
 @pytest.fixture(scope="module")
-def config(data_dir):
-    return runs.config(*LENGTH, "checkpoint.keep_latest=3", f"input.data_dir={data_dir}", "logging.tensorboard=True")
+def config(tiny_run):
+    evaluation = dataclasses.replace(tiny_run.config.evaluation, every="6 steps")
+    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, keep_latest=3)
+    logging = dataclasses.replace(tiny_run.config.logging, tensorboard=True)
+    return dataclasses.replace(tiny_run.config, evaluation=evaluation, checkpoint=checkpoint, logging=logging)
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ import re
 
 import numpy as np
 
-from tests.integration import commands
+from tests.tiny import flags
 from vit_jax.data.memory import MemorySource
 from vit_jax.transfer.vtab.suite import Task
 
 MODULE = "tests.transfer.vtab.small_suite"
-TINY = ("model.width=16", "model.mlp_dim=32", "model.depth=1", "model.num_heads=2")
-RECIPE = [
+FINETUNING = [
     "--config=finetune:any,vtab,image_size=4",
-    *(f"--config.{field}" for field in ("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False")),
+    *flags("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False"),
 ]
 GRID = ["--learning_rates=0.0001,0.2", "--lengths=12:2"]
 SIZES = {"train800": 32, "val200": 16, "train800val200": 48, "test": 24}
@@ -58,20 +57,10 @@ TWICE = [*SUITE, SUITE[2]]
 NOT_A_SUITE = ["bright"]
 
 
-def make_weights(folder):
-    """A workdir with a small network that has learnt nothing; returns it."""
-    fields = ("total=1 steps", "global_batch=16", "schedule.warmup=0 steps", "input.image_size=4,4")
-    fields += (f"data={MODULE}:shade", "input.train_split=train800", "input.train_crop=none", "input.shift_pixels=0")
-    fields += ("logging.tensorboard=False", "evaluation.every=1 steps", *TINY)
-    overrides = [f"--config.{field}" for field in fields]
-    commands.succeed(["pretrain", f"--config={commands.RECIPE}", f"--workdir={folder}", *overrides])
-    return folder
-
-
 def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
     """Words of a sweep."""
     suite = f"--suite={MODULE}:{suite}"
-    return ["vtab", str(weights), f"--tasks={tasks}", suite, f"--workdir={folder}", *RECIPE, *settings, *more]
+    return ["vtab", str(weights), f"--tasks={tasks}", suite, f"--workdir={folder}", *FINETUNING, *settings, *more]
 
 
 def begun(out):

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A workdir with a small network that has learnt nothing."""
-    return small_suite.make_weights(tmp_path_factory.mktemp("weights") / "random")
+def weights(tiny_run):
+    return tiny_run.workdir
 
 
 def results(folder):
@@ -40,6 +39,7 @@ def swept(weights, tmp_path_factory):
     return folder, succeed(words_of(weights, folder, tasks=REAL))
 
 
+@pytest.mark.slow
 def test_trials_come_first_and_then_the_final_run(swept):
     folder, out = swept
     assert begun(out) == [("bright", "trial", rate, "12") for rate in ("0.0001", "0.2")] + [
@@ -49,6 +49,7 @@ def test_trials_come_first_and_then_the_final_run(swept):
     assert results(folder)["tasks"][0]["test_accuracy"] == 1
 
 
+@pytest.mark.slow
 def test_runs_are_on_the_splits_that_they_should(swept):
     folder, _ = swept
     (final,), trials = folder.glob("bright/final/*"), list(folder.glob("bright/trials/*"))
@@ -64,6 +65,7 @@ def test_runs_are_on_the_splits_that_they_should(swept):
         assert not commands.checkpoints(trial)
 
 
+@pytest.mark.slow
 def test_the_same_command_again_repeats_nothing(swept, weights):
     folder, out = swept
     before = files_of_runs(folder)
@@ -77,6 +79,7 @@ def hashes(folder):
     return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
 
 
+@pytest.mark.slow
 def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
     """What a kill leaves: no summary of the run in progress, nothing of those after it, and no results."""
     folder = tmp_path / "vtab"
@@ -92,6 +95,7 @@ def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weigh
     assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
     outcome = run(words_of(weights, folder, "--config.seed=1", tasks=REAL))
@@ -99,6 +103,7 @@ def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", outcome.err)
 
 
+@pytest.mark.slow
 def test_other_weights_are_refused(swept, weights, tmp_path):
     folder, _ = swept
     other = shutil.copytree(weights, tmp_path / "other")
@@ -110,6 +115,7 @@ def test_other_weights_are_refused(swept, weights, tmp_path):
     assert "holds a sweep of other weights" in outcome.err
 
 
+@pytest.mark.slow
 def test_final_weights_are_evaluated_like_any_others(swept):
     folder, _ = swept
     (final,) = folder.glob("bright/final/*")
