@@ -12,7 +12,7 @@ from vit_jax.config.schema import FinetuneConfig, PretrainConfig
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
-SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch"), ROOT / ".ci/run"])
 STAND_INS = sorted(path for path in (Path(__file__).parent / "stand_ins").iterdir())
 
 
@@ -24,6 +24,7 @@ def linter(name: str) -> str:
     return found
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("folder", [SCRIPTS, STAND_INS], ids=["launch", "stand-ins"])
 def test_shellcheck(folder):
     result = subprocess.run(
@@ -32,6 +33,7 @@ def test_shellcheck(folder):
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.tools
 def test_hadolint():
     result = subprocess.run([linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
