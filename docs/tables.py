@@ -29,13 +29,13 @@ def renew(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     head, *rows = ("".join(f" {cell} |" if cell else " |" for cell in row) for row in (columns, *lines))
     return "".join(f"|{row}\n" for row in (head, "---|" * len(columns), *rows))
 
 
 def vtab_tasks() -> str:
-    """The tasks of VTAB-1k."""
+    """Return the table of the tasks of VTAB-1k."""
     columns = ("task", "group", "dataset of TFDS, version", "classes", "`val200`", "`test`", "in training")
     lines = []
     for task in TASKS:
@@ -47,7 +47,7 @@ def vtab_tasks() -> str:
 
 
 def released_datasets() -> str:
-    """The datasets of the released few-shot evaluation."""
+    """Return the table of the datasets of the released few-shot evaluation."""
     lines = ([f"`{name}`", f"`{known.data}`", *known[1:]] for name, known in RELEASED.items())
     return table(("name", "data", "learns from", "tested on"), lines)
 
