@@ -15,7 +15,6 @@ WORD, OTHER = "\u4e2d\u4e2d", "\u6587"
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Installs a font that has the first letter, a filled square, and not the other."""
-    monkeypatch.setattr(drawing, "_said_to_be_missing", set())
     path = tmp_path / "square.ttf"
     pen = TTGlyphPen(None)
     for place in ((100, 0), (100, 800), (900, 800), (900, 0)):
