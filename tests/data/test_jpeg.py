@@ -61,13 +61,14 @@ def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, bo
 
 def test_of_a_file_only_what_is_needed_reaches_the_decoder(decoder, monkeypatch):
     """Down to the crop's lower edge where the decoder allows it; with restart markers the crop's rows alone."""
-    seen, decode = [], jpeg._decode
+    library, name = (cv2, "imdecode") if decoder == "OpenCV" else (jpeg.simplejpeg, "decode_jpeg")
+    seen, decode = [], getattr(library, name)
 
-    def watch(file, *rest):
-        seen.append((len(file), decode(file, *rest)))
+    def watch(file, *rest, **options):
+        seen.append((len(file), decode(file, *rest, **options)))
         return seen[-1][1]
 
-    monkeypatch.setattr(jpeg, "_decode", watch)
+    monkeypatch.setattr(library, name, watch)
     box, plain, marked = Box(50, 20, 20, 30), FILES[0], FILES[6]
     for file in (plain, marked):
         images.plan_crop(file, lambda *_: box, (20, 30))()
