@@ -35,13 +35,13 @@ def random_source():
 
 
 class Broken(MemorySource):
-    """A source whose records 5 and 8 hold rubbish, and whose record 6, if `fatal`, cannot be read at all."""
+    """A source whose records 5 and 8 hold rubbish, and whose record 6 cannot be read at all if `fatal` is an error."""
 
-    fatal = False
+    fatal = None
 
     def image_of(self, index):
         if index == 6 and self.fatal:
-            raise OSError("the disk is gone")
+            raise self.fatal("the disk is gone")
         return b"rubbish" if index in (5, 8) else super().image_of(index)
 
     def name_of(self, index):
