@@ -4,15 +4,15 @@ import pytest
 
 from vit_jax.config import FinetuneConfig, PretrainConfig
 from vit_jax.config.load import field_paths
-from vit_jax.config.nearest import _MEANT, nearest
+from vit_jax.config.nearest import MEANT, nearest
 
 PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)
 
 
 def test_every_word_means_a_field_and_is_none():
     known = {*PRETRAINING, *FINETUNING}
-    assert {field.partition("=")[0] for field in _MEANT.values()} <= known
-    assert not _MEANT.keys() & {field.rpartition(".")[2] for field in known}
+    assert {field.partition("=")[0] for field in MEANT.values()} <= known
+    assert not MEANT.keys() & {field.rpartition(".")[2] for field in known}
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ _VALUES = {
     "optax.contrib:muon": "muon",
 }
 _MEANT_VALUE = {word: value for value, words in _VALUES.items() for word in words.split()}
-_MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
+MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
+"""Our field for each word of other systems, with a sample value where its form is special."""
 
 
 def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
@@ -86,7 +87,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     """
     fields, leaf = list(known), name.rpartition(".")[2]
     word = leaf.lower().replace("-", "_")
-    meant = [_MEANT[word]] if word in _MEANT and _MEANT[word].partition("=")[0] in fields else []
+    meant = [MEANT[word]] if word in MEANT and MEANT[word].partition("=")[0] in fields else []
     same_leaf = [field for field in fields if field.rpartition(".")[2] == leaf]
     close = [] if meant else difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
     return list(dict.fromkeys(same_leaf or meant + close))
