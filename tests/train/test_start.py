@@ -7,7 +7,6 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax.train import start
-from vit_jax.train.start import _require_same_network
 
 FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
 FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
@@ -29,11 +28,11 @@ def test_the_same_data(stored):
 
 def test_positions_added_elsewhere_are_of_another_network():
     """The parameters are the same. Checkpoints from before blocks could add positions do not say where."""
-    run = runs.build("model.position_embedding=learned_1d")
-    given = dataclasses.asdict(run.architecture)
-    _require_same_network(run, {name: value for name, value in given.items() if name != "position_layers"}, "run")
+    there = dataclasses.asdict(runs.build().architecture)
+    assert there.pop("position_layers") == "stem"
+    assert restore(FACTS | {"architecture": there}, FACTS) == 5
     with pytest.raises(ValueError, match="position_layers: there 'shared', here 'stem'"):
-        _require_same_network(run, given | {"position_layers": "shared"}, "run")
+        restore(FACTS | {"architecture": there | {"position_layers": "shared"}}, FACTS)
 
 
 @pytest.mark.parametrize("name", FACTS | FILES)
