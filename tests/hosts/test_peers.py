@@ -1,5 +1,7 @@
 """What processes conclude from each other's reports: the store is a dictionary, the clock is advanced by hand."""
 
+import threading
+
 import jax
 import pytest
 
@@ -57,7 +59,7 @@ def run(ended, clock):
     def process(number):
         made = Peers(store, number, 3, leave=lambda exit_code: ended.setdefault(number, exit_code))
         made.step_done(7)
-        made.clock, made.ended = clock, ended
+        made.clock, made.ended, made.store = clock, ended, store
         return made
 
     return [process(number) for number in range(3)]
@@ -100,7 +102,7 @@ def test_a_process_without_any_report_is_lost_too(run, ended):
 
 def test_a_process_that_has_ended_normally_is_not_lost(run, ended):
     for process in run[1:]:
-        process._has_ended = True
+        process.end(lambda: None)
     live(run, 5)
     live(run[:1], 3 * LOST_SECONDS)
     assert ended == {}
@@ -145,13 +147,14 @@ def test_an_error_that_another_process_caused_waits_for_the_verdict(run, clock):
     assert clock.now == began
 
 
-def test_a_silent_first_process_may_have_caused_any_error(run, clock):
-    run[1]._threads = run[2]._threads = ["running"]
-    run[2]._seen_at[0] = clock.now + 1.0  # it has a sign of life
-    for process, waits in ((2, False), (1, True)):
-        began = clock.now
-        run[process].fail(OSError("a file is gone"))
-        assert (clock.now - began > LOST_SECONDS) is waits
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_silent_first_process_may_have_caused_any_error(run, clock, monkeypatch, is_silent):
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # `talk` is called here instead
+    run[1].start()
+    talking, sleep, began = run[1:2] if is_silent else run[:2], clock.sleep, clock.now
+    monkeypatch.setattr(clock, "sleep", lambda seconds: sleep(seconds) or [process.talk() for process in talking])
+    run[1].fail(OSError("a file is gone"))
+    assert (clock.now - began > LOST_SECONDS) is is_silent
 
 
 def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
@@ -182,6 +185,6 @@ def test_all_are_there_before_the_steps_of_each_run_begin(run):
     for _ in range(2):
         run[1].watch_steps(None, lambda: None, 0)
     run[1].end(lambda: None)
-    (first, limit), (second, _) = run[1]._store.barriers
+    (first, limit), (second, _) = run[1].store.barriers
     assert first != second
     assert limit >= 3600_000
