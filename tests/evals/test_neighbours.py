@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from vit_jax.evals import neighbours
 from vit_jax.evals.features import Features
-from vit_jax.evals.neighbours import NeighbourEvaluator, nearest, neighbour_accuracy, vote
+from vit_jax.evals.neighbours import QUERIES, NeighbourEvaluator, nearest, neighbour_accuracy, vote
 
 
 def features(num, seed, num_classes=5, width=16):
@@ -19,30 +18,27 @@ def features(num, seed, num_classes=5, width=16):
 def by_hand(train, test, k, temperature):
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
     similarity = unit(test.feature_ND.astype(np.float64)) @ unit(train.feature_ND.astype(np.float64)).T
-    correct = 0
-    for row, label in zip(similarity, test.label_N, strict=True):
-        weights = np.zeros(5)
-        for index in np.argsort(-row)[:k]:
-            weights[train.label_N[index]] += np.exp(row[index] / temperature)
-        correct += weights.argmax() == label
-    return correct / len(test)
+    index = np.argsort(-similarity)[:, :k]
+    weight = np.exp(np.take_along_axis(similarity, index, axis=1) / temperature)
+    votes = np.einsum("qk,qkc->qc", weight, np.eye(5)[train.label_N[index]])
+    return (votes.argmax(axis=1) == test.label_N).mean()
 
 
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
-def test_equals_numpy_over_all_pairs(temperature, monkeypatch):
-    monkeypatch.setattr(neighbours, "_QUERIES", 16)
-    monkeypatch.setattr(neighbours, "_KEYS", 30)  # fewer than the neighbours that are wanted
-    train, test = features(130, 0), features(41, 1)
+def test_equals_numpy_over_all_pairs(temperature):
+    train, test = features(130, 0), features(QUERIES + 41, 1)
     found = neighbour_accuracy(train, test, 5, neighbours=(1, 20, 50), temperature=temperature)
     assert found == pytest.approx({k: by_hand(train, test, k, temperature) for k in (1, 20, 50)})
     assert 0.2 < found[20] < 1
 
 
-def test_the_greatest_come_first_and_of_equal_ones_the_lower_index():
+@pytest.mark.parametrize("keys_at_once", [1, 3, 4])
+def test_the_greatest_come_first_and_of_equal_ones_the_lower_index(keys_at_once):
     keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
-    similarity, index = next(nearest(keys, np.array([[3, 0]], np.float32), 4))
-    assert index.tolist() == [[1, 2, 3, 0]]
-    assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0])
+    for k in (2, 4):
+        ((similarity, index),) = nearest(keys, np.array([[3, 0]], np.float32), k, keys_at_once=keys_at_once)
+        assert index.tolist() == [[1, 2, 3, 0][:k]]
+        assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0][:k])
 
 
 def test_votes_are_weighted():

@@ -19,19 +19,22 @@ from vit_jax.evals.features import Features, parts_of
 
 NUM_NEIGHBOURS = (10, 20, 100)
 TEMPERATURE = 0.07
-_QUERIES, _KEYS = 1024, 65536  # at a time
+QUERIES, KEYS = 1024, 65536  # at a time
 
 
-def nearest(feature_ND: np.ndarray, query_QD: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def nearest(
+    feature_ND: np.ndarray, query_QD: np.ndarray, k: int, *, keys_at_once: int = KEYS
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For one part of the queries after another the k greatest cosine similarities and their indices, both (C, k).
 
-    The greatest comes first; of equal ones the lower index. k is at most N.
+    The greatest comes first; of equal ones the lower index. k is at most N. A query is compared with `keys_at_once`
+    features at a time, which bounds the memory.
     """
-    for queries in parts_of(query_QD, _QUERIES):
+    for queries in parts_of(query_QD, QUERIES):
         query_CD, start = _unit(jnp.asarray(queries)), 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
-        for keys_ND in parts_of(feature_ND, _KEYS):
+        for keys_ND in parts_of(feature_ND, keys_at_once):
             best = min(k, index_Ck.shape[1] + len(keys_ND))
             similarity_Ck, index_Ck = _merge(query_CD, keys_ND, start, similarity_Ck, index_Ck, best)
             start += len(keys_ND)
