@@ -20,23 +20,17 @@ def killed(monkeypatch):
     return signals, event
 
 
-@pytest.fixture
-def scripted(killed, monkeypatch):
-    """A notice whose reads are scripted, and how many are left."""
+def scripted(*values):
+    """A notice whose reads are scripted, and those that are left."""
+    left = list(values)
 
-    def make(*values):
-        left, watch = list(values), Notice()
+    def read(_):
+        value = left.pop(0)
+        if isinstance(value, OSError):
+            raise value
+        return value
 
-        def read(_):
-            value = left.pop(0)
-            if isinstance(value, OSError):
-                raise value
-            return value
-
-        monkeypatch.setattr(watch, "_read", read)
-        return watch, left
-
-    return make
+    return Notice(read), left
 
 
 def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatch):
@@ -65,23 +59,23 @@ def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatc
     assert signals == [signal.SIGTERM]
 
 
-def test_polling_goes_on_until_the_notice(scripted, killed):
+def test_polling_goes_on_until_the_notice(killed):
     failures = [OSError("refused")] * (MAX_FAILURES - 1)
     watch, left = scripted("FALSE", "NONE", *failures, "FALSE", "NONE", *failures, "TRUE", "never read")
-    watch._poll()
+    watch.poll()
     assert (killed[0], left) == ([signal.SIGTERM], ["never read"])
 
 
-def test_without_access_polling_ends(scripted, killed):
+def test_without_access_polling_ends(killed):
     watch, left = scripted(*[OSError("refused")] * MAX_FAILURES, "TRUE")
-    watch._poll()
+    watch.poll()
     assert (killed[0], left) == ([], ["TRUE"])
 
 
-def test_after_the_end_of_a_run_nothing_is_sent(scripted, killed):
+def test_after_the_end_of_a_run_nothing_is_sent(killed):
     watch, left = scripted("TRUE")
     watch.stop()
-    watch._poll()
+    watch.poll()
     assert (killed[0], left) == ([], ["TRUE"])
 
 

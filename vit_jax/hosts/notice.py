@@ -9,6 +9,7 @@ import pathlib
 import signal
 import threading
 import urllib.request
+from collections.abc import Callable
 
 PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -18,10 +19,22 @@ RESPONSE_SECONDS = 3.0
 MAX_FAILURES = 5  # in a row: a pod may have no access to the machine's metadata
 
 
-class Notice:
-    """A thread that polls the machine's metadata until the notice has come or `stop` is called."""
+def read_metadata(name: str) -> str:
+    """An entry of the machine's metadata. Raises OSError without access to the server."""
+    request = urllib.request.Request(f"{METADATA}/{name}", headers={"Metadata-Flavor": "Google"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is local
+    with direct.open(request, timeout=RESPONSE_SECONDS) as response:
+        return str(response.read().decode().strip())
 
-    def __init__(self) -> None:
+
+class Notice:
+    """A thread that polls the machine's metadata until the notice has come or `stop` is called.
+
+    `read` returns an entry of the metadata by its name.
+    """
+
+    def __init__(self, read: Callable[[str], str] = read_metadata) -> None:
+        self._read = read
         self._is_stopped = threading.Event()
 
     def start(self) -> None:
@@ -31,13 +44,14 @@ class Notice:
         except OSError:
             is_there = False
         if is_there:
-            threading.Thread(target=self._poll, daemon=True).start()
+            threading.Thread(target=self.poll, daemon=True).start()
 
     def stop(self) -> None:
         """Sends no SIGTERM from now on."""
         self._is_stopped.set()
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Sends SIGTERM once the notice has come; called by the thread. It ends too after `MAX_FAILURES` or `stop`."""
         failures = 0
         while failures < MAX_FAILURES and not self._is_stopped.wait(POLL_SECONDS):
             try:
@@ -49,9 +63,3 @@ class Notice:
             if has_come:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-
-    def _read(self, name: str) -> str:
-        request = urllib.request.Request(f"{METADATA}/{name}", headers={"Metadata-Flavor": "Google"})
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is local
-        with direct.open(request, timeout=RESPONSE_SECONDS) as response:
-            return str(response.read().decode().strip())
