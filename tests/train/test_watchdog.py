@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from vit_jax import hosts
 from vit_jax.hosts import Peers, Report, exits
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.watchdog import Watchdog, find_stuck
@@ -35,12 +34,11 @@ def test_find_stuck(reports, stuck):
 def process(monkeypatch):
     process = Peers(None, 0, 2)
     monkeypatch.setattr(process, "start", lambda: None)
-    monkeypatch.setattr(hosts, "_this_process", process)
     return process
 
 
 def test_a_warning_and_then_the_end(process, tmp_path, capfd):
-    with Watchdog(tmp_path, 10, 60.0) as watchdog:
+    with Watchdog(tmp_path, 10, 60.0, process) as watchdog:
         assert watchdog.check_progress({0: report(7, 30.0), 1: report(5, 30.0)}) is None
         assert capfd.readouterr().err == ""
         for idle in (61.0, 62.0):
@@ -57,7 +55,7 @@ def test_a_warning_and_then_the_end(process, tmp_path, capfd):
 def test_none_switches_it_off(process, tmp_path, monkeypatch):
     rules = []
     monkeypatch.setattr(process, "watch_steps", lambda rule, *rest: rules.append(rule))
-    with Watchdog(tmp_path, 0, None):
+    with Watchdog(tmp_path, 0, None, process):
         assert rules == [None]
 
 
@@ -65,7 +63,7 @@ def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(process, t
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert process.own_report().idle_seconds is None, "before the first step"
-    with Watchdog(tmp_path, 0, 50.0) as watchdog:
+    with Watchdog(tmp_path, 0, 50.0, process) as watchdog:
         assert (process.own_report().step, process.own_report().idle_seconds) == (0, 0)
         watchdog.step_done(1)
         with watchdog.pause():
@@ -84,6 +82,6 @@ def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(process, t
 def test_an_error_is_told_to_the_others_before_anything_is_closed(process, tmp_path, monkeypatch, error, told):
     heard = []
     monkeypatch.setattr(process, "fail", heard.append)
-    with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0):
+    with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0, process):
         raise error
     assert heard == ([error] if told else [])

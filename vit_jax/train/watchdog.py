@@ -21,12 +21,15 @@ SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so fa
 class Watchdog:
     """Context of the loop over steps; enter it last, so that it is the first to see an error.
 
-    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never.
+    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never. Steps and errors are
+    reported to `process`, by default this one.
     """
 
-    def __init__(self, folder: pathlib.Path, start_step: int, hang_seconds: float | None):
+    def __init__(
+        self, folder: pathlib.Path, start_step: int, hang_seconds: float | None, process: hosts.Peers | None = None
+    ):
         self._folder, self._start_step, self._hang_seconds = folder, start_step, hang_seconds
-        self._process = hosts.this_process()
+        self._process = process or hosts.this_process()
         self._num_steps, self._slowest_seconds = 0, 0.0
         self._last = time.monotonic()
         self._warned_of: tuple[tuple[int, ...], int] | None = None
