@@ -10,7 +10,6 @@ import pytest
 from tests.integration.commands import run
 from tests.tiny import RECIPE, ROOT
 from vit_jax import cli
-from vit_jax.cli import training
 from vit_jax.hosts import exits
 
 
@@ -138,12 +137,12 @@ def test_help_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
-def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, monkeypatch, capfd):
+def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, monkeypatch, capfd, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(training, "_train", lambda *_: signal.raise_signal(signal.SIGTERM))
+    (tmp_path / "recipe.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as exit_:
-        cli.main([verb, "--config=x", "--workdir=y"])
+        cli.main([verb, f"--config={tmp_path / 'recipe.py'}", "--workdir=y"])
     assert exit_.value.code == exits.PREEMPTED
     assert "stopped before the first step: there is nothing to save" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
