@@ -1,5 +1,6 @@
 """The start of a run of one process, errors that all share, and the service that stands beside the first process."""
 
+import importlib.util
 import subprocess
 import sys
 import time
@@ -10,24 +11,25 @@ import pytest
 
 from tests.integration.launchers import free_port
 from vit_jax import hosts
-from vit_jax.hosts import Peers
 from vit_jax.hosts.cluster import Place
 from vit_jax.hosts.join import start_service, tell_service
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """As in a new process without variables of any launcher."""
-    monkeypatch.setattr(hosts, "_this_process", None)
-    monkeypatch.setattr(hosts, "find_own_place", lambda: None)
+def fresh(monkeypatch):
+    """A second copy of the module, as in a new process that no launcher started."""
+    monkeypatch.setenv("VIT_JAX_NUM_PROCESSES", "1")
+    spec = importlib.util.find_spec("vit_jax.hosts")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_one_process_does_not_join(alone, capsys):
-    hosts.start()
-    hosts.start()
-    assert (hosts.this_process().process_id, hosts.this_process().num_processes) == (0, 1)
-    assert hosts.is_first()
-    hosts.wait_for_all("alone")
+def test_one_process_does_not_join(fresh, capsys):
+    fresh.start()
+    assert (fresh.this_process().process_id, fresh.this_process().num_processes) == (0, 1)
+    assert fresh.is_first()
+    fresh.wait_for_all("alone")
     assert capsys.readouterr().out == ""
 
 
@@ -75,26 +77,28 @@ def test_what_is_gathered_does_not_fill_the_service(service):
     assert len(set(service.barriers)) == 1
 
 
-def test_cpus_connect_when_all_processes_are_there(service, monkeypatch):
-    collectives = types.SimpleNamespace(process_allgather=lambda _: service.barriers.append("collective"))
-    monkeypatch.setattr(hosts, "multihost_utils", collectives)
-    hosts._connect()
+def test_cpus_connect_when_all_processes_are_there(fresh, service):
+    fresh.multihost_utils = types.SimpleNamespace(process_allgather=lambda _: service.barriers.append("collective"))
+    fresh.global_state = types.SimpleNamespace(client=service, process_id=0, num_processes=2)
+    fresh.Peers = lambda *_, **__: types.SimpleNamespace(start=lambda: None)
+    fresh.atexit = types.SimpleNamespace(register=lambda *_: None)
+    fresh.start()
+    fresh.start()  # has no effect
     (here, limit), (compiled, _), collective = service.barriers
     assert (limit >= 3600_000, collective) == (True, "collective")
     assert (here, compiled) == ("vit_jax/devices", "vit_jax/compiled"), "compiling takes long on a busy machine"
 
 
 @pytest.mark.parametrize("seconds", ["4", "100", "soon"])
-def test_an_invalid_time(alone, monkeypatch, seconds):
+def test_an_invalid_time(fresh, monkeypatch, seconds):
     monkeypatch.setenv("VIT_JAX_LOST_SECONDS", seconds)
     with pytest.raises(ValueError, match=f"VIT_JAX_LOST_SECONDS={seconds}: give 5 to 90"):
-        hosts.start()
+        fresh.start()
 
 
 def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
-    heard, process = [], Peers(None, 0, 1)
-    monkeypatch.setattr(process, "fail", heard.append)
-    monkeypatch.setattr(hosts, "_this_process", process)
+    heard = []
+    monkeypatch.setattr(hosts.this_process(), "fail", heard.append)
     with pytest.raises(KeyError), hosts.ends_together(KeyError):
         raise KeyError("all")
     assert heard == []
