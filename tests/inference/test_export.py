@@ -8,8 +8,10 @@ import sys
 
 import cv2
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 from tests.data.test_images import bilinear, resized
 from tests.inference.samples import (
@@ -25,8 +27,8 @@ from tests.inference.samples import (
 )
 from tests.weights.small_networks import HYBRID, RESNET
 from vit_jax.api import from_weights
+from vit_jax.arrays import ModelOutput
 from vit_jax.data.records import Record
-from vit_jax.inference import export as module
 from vit_jax.inference.export import export_onnx, export_stablehlo
 
 NETWORKS = {
@@ -128,16 +130,19 @@ CASES = {  # stored size, and what the words of the description come to
 
 @pytest.mark.parametrize(("preprocessing", "size", "prepare"), CASES.values(), ids=CASES)
 def test_the_words_on_preparation_are_true(preprocessing, size, prepare):
-    """Followed with arithmetic of one's own, to the rounding; of another filter they would be wrong."""
+    """Followed with arithmetic of one's own, to the rounding; the words themselves are in the next two tests."""
     model = from_weights(sample_weights(preprocessing=preprocessing))
     image = sample_pixels(1, size)[0]
     bgra = np.dstack([image[..., ::-1], np.full(size, 90, np.uint8)])
     found = model.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
     assert np.abs(found - prepare(image)).max() <= 1
-    words = module._description(model)["preprocessing"]
-    assert words["filter"].startswith("bilinear" if preprocessing is DIRECT else "area")
-    assert ("exif_orientation", "ignored") in words.items()
-    assert ("alpha", "dropped") in words.items()
+
+
+def test_the_words_on_direct_preparation(elsewhere):
+    words = json.loads((elsewhere[0] / "vit.stablehlo.json").read_text())["preprocessing"]
+    assert words.pop("filter").startswith("bilinear")
+    assert words.pop("meaning") == "both sides are resized to those of the input"
+    assert words == {"resize": "direct", "crop_fraction": 1, "exif_orientation": "ignored", "alpha": "dropped"}
 
 
 def test_the_description_beside_it_prepares_images(tmp_path):
@@ -233,9 +238,10 @@ def test_what_cannot_be_written_right_as_onnx_is_refused(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
     refuses("computes in float32", from_weights(sample_weights(), compute_dtype="bfloat16"))
-    monkeypatch.setitem(graph._ELEMENTWISE, "tanh", "Sigmoid")
+    own = Partial(lambda module, images: ModelOutput(jnp.sort(module(images).logits_BK)), model.module)
+    refuses("operation that is not written as ONNX here: sort. Use", dataclasses.replace(model, module=own))
+    convert = graph.to_onnx
+    monkeypatch.setattr(graph, "to_onnx", lambda program, size: convert(lambda images: program(images) / 2, size))
     refuses(r"ViT-custom/4 is not written as ONNX: .* would differ by .*, more than .*Use --to=stablehlo")
-    monkeypatch.delitem(graph._ELEMENTWISE, "tanh")
-    refuses("an operation that is not written as ONNX here: tanh. Use --to=stablehlo")
     monkeypatch.setitem(sys.modules, "onnx", None)
     refuses(r"pip install 'vit_jax\[onnx\]'")
