@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -144,31 +145,33 @@ class Stored:
         return f"image {index}"
 
 
+def evaluation_of(tally, source):
+    labelled = Labelled(source, "", [], plain_key(source.class_names))
+    return ClassEvaluation(labelled=labelled, tally=tally, unreadable=0, images_per_second=1.0, gflops_per_image=1.0)
+
+
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_pictures_of_odd_names_and_images(wrong):
-    names = Stored.class_names
     tally = Tally(2, np.arange(2))
     first = np.array([[1]] * wrong + [[0]] * (3 - wrong))
     tally.add(Answers(np.arange(3), np.zeros(3, int), first, np.full((3, 1), 0.75), np.zeros(3)), first == 0)
-    evaluation = ClassEvaluation(
-        labelled=Labelled(Stored(), "", [], plain_key(names)),
-        tally=tally,
-        unreadable=0,
-        images_per_second=1.0,
-        gflops_per_image=1.0,
-    )
+    evaluation = evaluation_of(tally, Stored())
     transform = EvaluationTransform((8, 8), "direct", 1.0)
     for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, transform)):
         assert draw(evaluation).startswith(b"\x89PNG")
 
 
-def test_a_large_matrix_keeps_its_single_cells():
-    shares = np.zeros((1000, 113))
-    shares[999, 112], shares[3, 5] = 0.5, 0.25
-    cells, blocks = figures._pool(shares)
-    assert (cells.shape, blocks) == ((250, 113), (4, 1))
-    assert (cells[249, 112], cells[0, 5], cells.sum()) == (0.5, 0.25, 0.75)
-    assert np.array_equal(figures._pool(np.eye(7))[0], np.eye(7))
+@pytest.mark.parametrize(("size", "shape", "words"), [(1000, (250, 113), ", the largest of 4 × 1"), (7, (7, 7), "")])
+def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
+    monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
+    tally = Tally(size, np.arange(shape[1]))
+    tally.first_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
+    tally.first_2LA[0, 3, 4] = 12
+    axes, bar = figures.draw_confusion(evaluation_of(tally, SimpleNamespace(class_names=("x",) * size))).axes
+    cells = axes.images[0].get_array()
+    assert (cells.shape, bar.get_ylabel()) == (shape, f"share of the class's images{words}")
+    row = 3 * shape[0] // size
+    assert (cells[-1, -1], cells[row, 5], cells[row, 4], cells.sum()) == (1, 0.25, 0.75, 2)
 
 
 def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
