@@ -196,14 +196,16 @@ def test_images_that_are_not_prepared_are_refused(seven, images, words):
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (19, 8), (37, 20)])
-def test_every_image_once_on_all_devices(seven, tmp_path, count, batch_size):
+def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, batch_size):
+    put, used = jax.device_put, set()
+    monkeypatch.setattr(jax, "device_put", lambda array, where: used.add(len(where.device_set)) or put(array, where))
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
     for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
         assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
         assert found == pytest.approx(expected, abs=1e-6)
-    assert len(seven._on_local_devices[0].devices.flat) == len(jax.local_devices()) == 8
+    assert used == {len(jax.local_devices())} == {8}
     tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
     assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
 
