@@ -61,15 +61,35 @@ def test_other_batches_are_compared_by_image(monkeypatch):
     assert rates == sorted(rates)
 
 
-def test_what_is_in_doubt_is_tried_last(found):
-    candidates = sorted(found.candidates, key=lambda c: c.needed_bytes)
-    usable = candidates[len(candidates) // 2].needed_bytes
-    order = module._in_order(candidates, usable, 1.15 * usable)
-    is_sure = [candidate.needed_bytes <= usable for candidate in order]
-    assert is_sure == sorted(is_sure, reverse=True)
-    assert max(candidate.needed_bytes for candidate in order) <= 1.15 * usable
-    sure = {c.config.model.remat for c in candidates if c.needed_bytes <= usable}
-    assert {candidate.config.model.remat for candidate in order[: len(sure)]} == sure
+def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
+    """Searches with a compiler that finds only these tries small enough; the result, and all tries in their order."""
+    tried, large = [], dataclasses.replace(plan.memory, temporary=10**12)
+
+    def compiled(config, *_, **__):
+        tried.append(config)
+        return dataclasses.replace(plan, config=config, memory=plan.memory if len(tried) in fitting else large)
+
+    monkeypatch.setattr(module, "make_plan", compiled)
+    found = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
+    return found, [next(c for c in found.candidates if c.config == config) for config in tried]
+
+
+def test_what_is_in_doubt_is_tried_last(monkeypatch, found):
+    found, order = search_compiled(monkeypatch, found.winner, "v100:4", 1, set())
+    sure, limit = found.usable_bytes, 1.15 * found.usable_bytes
+    num_sure, num_tried = (sum(c.needed_bytes <= most for c in found.candidates) for most in (sure, limit))
+    assert num_sure < num_tried < len(found.candidates), "or this proves nothing"
+    assert [c.needed_bytes <= sure for c in order] == [number < num_sure for number in range(num_tried)]
+    assert max(c.needed_bytes for c in order) <= limit
+    assert {c.config.model.remat for c in order[:4]} == set(module.REMAT)
+    assert found.winner is None
+
+
+def test_the_compiler_decides_between_the_best(monkeypatch, found):
+    found, order = search_compiled(monkeypatch, found.winner, "v100:2", 3, {2})
+    assert len(order) == 3
+    assert found.winner.config == order[1].config
+    assert "does not fit" in found_to_text(found)
 
 
 def test_own_code_cannot_be_ordered_by_arithmetic(monkeypatch):
@@ -84,22 +104,3 @@ def test_no_layout_is_possible():
     config = small.recipe("global_batch=3")
     with pytest.raises(ValueError, match="No layout of this recipe is possible on h100:8"):
         search(config, parse_topology("h100:8"), small.dataset(config), can_compile=False)
-
-
-def test_the_compiler_decides_between_the_best(monkeypatch, found):
-    """A compiler that finds the first choice too large."""
-    asked, real = [], module.make_plan
-
-    def compiled(config, topology, dataset, **options):
-        plan = real(config, topology, dataset, can_compile=False)
-        asked.append(config)
-        memory = dataclasses.replace(plan.memory, temporary=10**12) if len(asked) == 1 else plan.memory
-        return dataclasses.replace(plan, memory=memory)
-
-    monkeypatch.setattr(module, "make_plan", compiled)
-    monkeypatch.setattr(module, "_candidates", lambda *_: [dataclasses.replace(c, plan=None) for c in found.candidates])
-    found = search(load_recipe(H14), parse_topology("v5e:8x8"), JFT, num_tries=4)
-    assert len(asked) == 4
-    assert {config.model.remat for config in asked} == set(module.REMAT)
-    assert found.winner.config != asked[0]
-    assert "does not fit" in found_to_text(found)
