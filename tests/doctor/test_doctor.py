@@ -1,6 +1,5 @@
 """The verb doctor: every line on a machine where all is well, and with each fault that it knows, made up."""
 
-import importlib.metadata
 import json
 import pathlib
 import shutil
@@ -9,7 +8,6 @@ import sys
 import types
 
 import jax
-import numpy as np
 import pytest
 
 from tests.integration.commands import run
@@ -20,24 +18,17 @@ from vit_jax.doctor import examination, machine, together
 from vit_jax.doctor.machine import Finding
 
 ALWAYS = ["versions", "driver", "devices", "memory", "shared memory", "disk", "compilation", "all-reduce"]
-H100 = "550.54.14, NVIDIA H100 80GB HBM3\n"
+H100 = "1 x NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):
-    """A made-up system: its files below a folder, what nvidia-smi prints, and the plugins of JAX."""
-    made = types.SimpleNamespace(root=tmp_path, smi="", plugins={})
-
-    def smi(command, **_):
-        if not made.smi:
-            raise FileNotFoundError(command[0])
-        return types.SimpleNamespace(stdout=made.smi)
-
-    monkeypatch.setattr(machine, "_ROOT", tmp_path)
-    monkeypatch.setattr(machine.subprocess, "run", smi)
-    monkeypatch.setattr(machine, "_plugins", lambda: made.plugins)
+    """The root of a made-up system; packages and programs in it are the only ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    del sys.path[1:]  # the end of the test restores it
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    return made
+    return tmp_path
 
 
 def write(path, text):
@@ -45,40 +36,43 @@ def write(path, text):
     path.write_text(text)
 
 
-def test_a_machine_where_all_is_well(tmp_path, data_dir, monkeypatch):
-    monkeypatch.setattr(together, "_STEPS", 1)
+def install(monkeypatch, folder, *distributions):
+    """Packages as NAME-VERSION: their metadata alone, found before any others."""
+    for distribution in distributions:
+        text = "Name: {}\nVersion: {}\n".format(*distribution.split("-"))
+        write(folder / f"{distribution}.dist-info" / "METADATA", text)
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_a_machine_where_all_is_well(tmp_path, data_dir):
     short = ("total=3 steps", "schedule.warmup=1 steps")  # shorter than what is timed
     fields = (*SHRUNK, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
     words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *(f"--config.{field}" for field in fields)]
     outcome = run(["doctor", *words, "--json"])
-    assert outcome.code in (0, 1), "the speed of this machine decides"
     found = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    assert outcome.code == (1 if found["speed"]["remedy"] else 0), "the speed of this machine decides"
     assert list(found) == [*ALWAYS, "checkpoint", "speed"]
     assert [name for name, finding in found.items() if finding["remedy"] and name != "speed"] == []
+    assert found["speed"]["found"].startswith("input ")
     assert found["devices"]["found"] == "8 x cpu in 1 process(es), 8 of each"
     assert f"jax {jax.__version__}" in found["versions"]["found"]
-    assert found["disk"]["found"].endswith(
-        ", checkpoints take 0.00029"
-    )  # 4,858 parameters, 4 states of 4 arrays of them
+    # 4,858 parameters, 4 states of 4 arrays of them.
+    assert found["disk"]["found"].endswith(", checkpoints take 0.00029")
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
 def test_text_and_exit_code(tmp_path, monkeypatch):
-    assert [line[:22].split("  ")[0] for line in run(["doctor"]).out.splitlines()] == ["good"] * (len(ALWAYS) - 1)
-    monkeypatch.setattr(machine, "LEAST_DISK_BYTES", 2**80)  # of no recipe
-    outcome = run(["doctor", f"--workdir={tmp_path}"])
-    assert outcome.code == 1
-    assert "wrong  disk" in outcome.out
-    assert "\n                      → make room, or choose another workdir" in outcome.out
-    assert "good   checkpoint" in outcome.out, "it goes on"
-
-
-def test_a_workdir_that_cannot_be_written_is_a_line(tmp_path):
+    """The workdir has too little room for any checkpoint, and cannot be written either."""
+    monkeypatch.setattr(machine, "LEAST_DISK_BYTES", 2**80)
     (tmp_path / "file").write_text("")
     outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
     assert outcome.code == 1
-    assert "wrong  checkpoint" in outcome.out
+    heads = [line[:22].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
+    wrong = ("disk", "checkpoint")
+    assert heads == [f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")]
+    assert "\n                      → make room, or choose another workdir" in outcome.out
     assert "cannot be written" in outcome.out
+    assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")
 
 
 def test_overrides_need_a_recipe():
@@ -86,52 +80,55 @@ def test_overrides_need_a_recipe():
     assert (outcome.code, "without effect without --config=" in outcome.err) == (2, True)
 
 
-def test_a_plugin_of_another_version(monkeypatch):
-    monkeypatch.setattr(machine, "_plugins", lambda: {"jax-cuda12-plugin": "0.4.1"})
+def test_a_plugin_of_another_version(tmp_path, monkeypatch):
+    install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
     assert machine.versions().remedy.startswith(f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}")
-    monkeypatch.setattr(machine, "_plugins", lambda: {"jax-cuda12-plugin": jax.lib.__version__, "libtpu": "0.0.1"})
+    install(monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{jax.lib.__version__}", "libtpu-0.0.1")
     assert machine.versions().is_good
 
 
 @pytest.mark.parametrize(
-    ("smi", "plugins", "backend", "remedy"),
+    ("version", "plugins", "backend", "found", "remedy"),
     [
-        ("", {}, "cpu", ""),
-        (H100, {"jax-cuda12-plugin": "1"}, "gpu", ""),
-        (H100, {"jax-cuda13-plugin": "1"}, "gpu", "needs driver 580"),
-        (H100.replace("550", "470"), {"jax-cuda12-plugin": "1"}, "cpu", "needs driver 525"),
-        (H100, {}, "cpu", "pip install 'vit_jax[cuda]'"),
-        (H100, {"jax-cuda12-plugin": "1"}, "cpu", "another program may hold it"),
+        ("", "", "cpu", "neither GPU nor TPU; JAX computes on: cpu", ""),
+        ("550.5", "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1", "gpu", f"{H100}, jax-cuda12-plugin 1; JAX ", ""),
+        ("550.5", "jax_cuda13_plugin-1", "gpu", f"{H100}, jax-cuda13-plugin 1", "needs driver 580"),
+        ("470.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "needs driver 525"),
+        ("550.5", "", "cpu", f"{H100}; JAX computes on: cpu", "pip install 'vit_jax[cuda]'"),
+        ("550.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "another program may hold it"),
     ],
 )
-def test_drivers(system, monkeypatch, smi, plugins, backend, remedy):
-    system.smi, system.plugins = smi, plugins
+def test_drivers(system, monkeypatch, version, plugins, backend, found, remedy):
+    program = f"echo {version}, NVIDIA H100 80GB HBM3" if version else "exit 9"
+    write(system / "nvidia-smi", f"#!/bin/sh\n{program}\n")
+    (system / "nvidia-smi").chmod(0o755)
+    install(monkeypatch, system, *plugins.split())
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    finding = machine.driver()
+    finding = machine.driver(system)
+    assert finding.found.startswith(f"NVIDIA {version}, {found}" if version else found)
     assert (remedy in finding.remedy) if remedy else finding.is_good
-    assert ("H100" in finding.found) == bool(smi)
 
 
 @pytest.mark.parametrize("file", ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"])
 def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
-    write(system.root / file, "0x1ae0\n")
-    assert "pip install 'vit_jax[tpu]'" in machine.driver().remedy
-    system.plugins = {"libtpu": "0.0.42"}
-    assert "another program may hold it" in machine.driver().remedy
+    write(system / file, "0x1ae0\n")
+    assert "pip install 'vit_jax[tpu]'" in machine.driver(system).remedy
+    install(monkeypatch, system, "libtpu-0.0.42")
+    assert "another program may hold it" in machine.driver(system).remedy
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert machine.driver().is_good, "it was asked for"
-    assert machine.driver().found == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
+    assert machine.driver(system).is_good, "it was asked for"
+    assert machine.driver(system).found == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
 
 
 def test_memory_of_the_host_and_of_the_container(system):
-    write(system.root / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n")
-    assert machine.memory().found.startswith("4.0 of 8.0 GiB free")
-    write(system.root / "sys/fs/cgroup/memory.max", "max\n")
-    write(system.root / "sys/fs/cgroup/memory.current", f"{2**30}\n")
-    assert machine.memory().is_good
-    write(system.root / "sys/fs/cgroup/memory.max", f"{2 * 2**30}\n")
-    assert machine.memory().found.startswith("1.0 of 2.0 GiB free")
-    assert "needs 2 GiB" in machine.memory().remedy
+    write(system / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n")
+    assert machine.memory(system).found.startswith("4.0 of 8.0 GiB free")
+    write(system / "sys/fs/cgroup/memory.max", "max\n")
+    write(system / "sys/fs/cgroup/memory.current", f"{2**30}\n")
+    assert machine.memory(system).is_good
+    write(system / "sys/fs/cgroup/memory.max", f"{2 * 2**30}\n")
+    assert machine.memory(system).found.startswith("1.0 of 2.0 GiB free")
+    assert "needs 2 GiB" in machine.memory(system).remedy
 
 
 def test_shared_memory_of_a_container(monkeypatch):
@@ -144,10 +141,16 @@ def test_shared_memory_of_a_container(monkeypatch):
 
 
 def test_devices_that_compute_wrongly(monkeypatch):
-    monkeypatch.setattr(machine, "_product", lambda matrix: matrix)
-    assert "a wrong result" in machine.compilation().remedy
+    """One holds other numbers than it was given."""
+    put, make = jax.device_put, jax.make_array_from_callback
+    monkeypatch.setattr(jax, "device_put", lambda array, device: put(array + (device.id == 3), device))
+    assert machine.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
     assert [findings[0].name for findings in examination.examine(None, None)][-1] == "compilation", "the rest is left"
-    monkeypatch.setattr(together, "_array", lambda sharding: jax.device_put(np.ones((8, 4), np.float32), sharding))
+
+    def made(shape, sharding, row):
+        return make(shape, sharding, lambda index: row(index) + (index[0].start == 3))
+
+    monkeypatch.setattr(jax, "make_array_from_callback", made)
     assert "the sum is wrong" in together.all_reduce().remedy
 
 
@@ -165,7 +168,7 @@ def test_findings_of_several_processes(monkeypatch):
     others = [Finding("versions", "jax 1"), Finding("versions", "jax 2"), Finding("versions", "jax 1", "do this")]
     texts = [json.dumps(vars(finding)) for finding in others]
     monkeypatch.setattr(hosts, "gather", lambda own: texts)
-    findings = examination._gather(others[0])
+    findings = next(examination.examine(None, None))
     assert [finding.is_good for finding in findings] == [True, False, False]
     assert examination.lines(findings)[0].startswith("wrong  versions       process 1: jax 2\n")
     assert "process 0 has jax 1: make all processes the same" in examination.lines(findings)[0]
@@ -190,7 +193,8 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     outcome = run(["doctor"])
     assert outcome.code == 1
     assert outcome.err.startswith("vit-jax: <lambda>: StopIteration")
-    assert outcome.out.startswith("good   versions")
+    names = [line.removeprefix("good   ")[:15].rstrip() for line in outcome.out.splitlines()]
+    assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 2), (75, 75), (76, 76), (-9, 137)])
@@ -210,11 +214,3 @@ def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
     assert (outcome.code, bool(trained)) == ((0, True) if expected is None else (expected, False))
     assert run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"]).code == 2
     assert len(started) == 1, "the recipe is loaded before"
-
-
-def test_plugins_are_found_by_their_names(monkeypatch):
-    installed = [types.SimpleNamespace(name=name) for name in ("jax_cuda12_plugin", "jax-cuda12-pjrt", "libtpu", "jax")]
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
-    assert machine._plugins() == {"jax-cuda12-plugin": "1", "libtpu": "1"}
-    assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")

@@ -52,10 +52,13 @@ def versions() -> Finding:
     return Finding("versions", found, remedy if wrong else "")
 
 
-def driver() -> Finding:
-    """The accelerators that the system shows, their driver, and whether JAX uses them."""
+def driver(root: pathlib.Path = _ROOT) -> Finding:
+    """The accelerators that the system shows, their driver, and whether JAX uses them.
+
+    `root` is that of the file system.
+    """
     plugins, backend, chosen = _plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
-    gpus, has_tpu = _gpus(), _has_tpu()
+    gpus, has_tpu = _gpus(), _has_tpu(root)
     if not gpus and not has_tpu:
         return Finding("driver", f"neither GPU nor TPU; JAX computes on: {backend}")
     kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
@@ -80,9 +83,12 @@ def devices() -> Finding:
     return Finding("devices", f"{found}, {len(here)} of each", remedy)
 
 
-def memory() -> Finding:
-    """Memory of the host that is free to this process, and that of a device."""
-    total, free = _host_memory()
+def memory(root: pathlib.Path = _ROOT) -> Finding:
+    """Memory of the host that is free to this process, and that of a device.
+
+    `root` is that of the file system.
+    """
+    total, free = _host_memory(root)
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free, {available_cores()} core(s)"
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
@@ -156,19 +162,19 @@ def _too_old(version: str, plugins: dict[str, str]) -> str:
     return ""
 
 
-def _has_tpu() -> bool:
+def _has_tpu(root: pathlib.Path) -> bool:
     """As launch/environment.sh: a character device, or a PCI device of Google that is handed to programs."""
-    if any(_ROOT.glob("dev/accel[0-9]*")):
+    if any(root.glob("dev/accel[0-9]*")):
         return True
-    vendors = _ROOT.glob("sys/bus/pci/drivers/vfio-pci/*/vendor")
+    vendors = root.glob("sys/bus/pci/drivers/vfio-pci/*/vendor")
     return any(file.read_text().strip() == "0x1ae0" for file in vendors)
 
 
-def _host_memory() -> tuple[int, int]:
+def _host_memory(root: pathlib.Path) -> tuple[int, int]:
     """Total and free bytes, within the limit of the container."""
-    text = (_ROOT / "proc/meminfo").read_text()
+    text = (root / "proc/meminfo").read_text()
     total, free = (int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    group = _ROOT / "sys/fs/cgroup"
+    group = root / "sys/fs/cgroup"
     try:
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
     except (OSError, ValueError):  # another system, or "max": there is no limit
