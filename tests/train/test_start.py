@@ -5,7 +5,9 @@ import types
 
 import pytest
 
+from tests.rejections import rejects
 from tests.train import small_runs as runs
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.train import start
 from vit_jax.train.start import _require_same_network
 
@@ -32,12 +34,18 @@ def test_positions_added_elsewhere_are_of_another_network():
     run = runs.build("model.position_embedding=learned_1d")
     given = dataclasses.asdict(run.architecture)
     _require_same_network(run, {name: value for name, value in given.items() if name != "position_layers"}, "run")
-    with pytest.raises(ValueError, match="position_layers: there 'shared', here 'stem'"):
+    with rejects("position_layers", "'shared'.*'stem'"):
         _require_same_network(run, given | {"position_layers": "shared"}, "run")
 
 
 @pytest.mark.parametrize("name", FACTS | FILES)
 def test_other_data(name):
     other = 7 if isinstance((FACTS | FILES)[name], int) else "other"
-    with pytest.raises(ValueError, match=rf"trained with {name}=.*: continuing would not see the same images"):
+    with rejects(f"{name}=", "config.init_from"):
         restore(FACTS | FILES, FACTS | FILES | {name: other})
+
+
+def test_a_folder_without_checkpoints(tmp_path):
+    run, nothing = runs.build(f"resume_from={tmp_path}"), CheckpointReader(tmp_path)
+    with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):
+        start.start_state(run, nothing, {})
