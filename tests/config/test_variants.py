@@ -145,7 +145,7 @@ def test_a_hybrid_has_use_for_all_options():
         ({"width": 770}, "width=770.*divisible by.*num_heads=12"),
         *(({f: 0}, f"{f}=0.*at least 1") for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")),
         ({"num_classes": -1}, "num_classes=-1.*at least 0"),
-        *(({f: -0.1}, f"{f}=-0.1.*positive") for f in ("layer_norm_epsilon", "position_stddev")),
+        *(({f: 0.0}, f"{f}=0.0.*positive") for f in ("layer_norm_epsilon", "position_stddev")),
         ({"name": "R50x0.3"}, "name='R50x0.3'.*multiple of 0.5"),
         ({"name": "R50+B/7"}, r"name='R50\+B/7'.*total downsampling.*4, 8, 16, 32"),
         ({"name": "R50+B/16x8"}, r"name='R50\+B/16x8'.*total downsampling"),
