@@ -84,13 +84,6 @@ def test_files_may_be_anywhere(make_table, make_config, tmp_path):
         open_source(f"csv:{twice}", "all", make_config(), 0)
 
 
-def test_the_examples_that_the_config_chooses(make_table, make_config):
-    path = make_table(*lines_of())
-    source, names = open_names(path, "train", make_config(classes=("dog", "cat"), train_examples_per_class=3))
-    assert source.labels.tolist() == [1] * 3 + [0] * 3
-    assert [name[:3] for name in names] == ["cat"] * 3 + ["dog"] * 3
-
-
 SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' else 'test'}" for file in TEN_EACH)]
 
 

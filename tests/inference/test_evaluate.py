@@ -11,16 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.inference.samples import (
-    DIRECT,
-    NAMES,
-    SEVEN,
-    logits_of,
-    sample_pixels,
-    sample_weights,
-    softmax,
-    to_png,
-)
+from tests.inference.samples import DIRECT, NAMES, SEVEN, logits_of, sample_pixels, sample_weights, softmax, to_png
 from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.data.memory import MemorySource

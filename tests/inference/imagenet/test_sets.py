@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -332,14 +331,3 @@ def test_classes_of_another_set_are_rejected(here, unnamed):
     write_folder(here / "imagenet-r", others)
     with rejects("imagenet:r", IDS[others[0]]):
         open_family("imagenet:r", unnamed, data_dir=str(here))
-
-
-def test_every_image_once_on_one_device_and_on_eight(here, labels, monkeypatch):
-    prepare(here, "imagenet_r", examples(labels("R")))
-    found = []
-    for devices in (jax.devices(), jax.devices()[:1]):
-        monkeypatch.setattr(jax, "devices", lambda *_, devices=devices: devices)
-        values = evaluated(here, "--data=imagenet:r", "--global_batch=5")[0]["sets"]["r"]
-        found.append({name: values[name] for name in ("images", "top1_accuracy", "top5_accuracy")})
-    assert found[0] == found[1]
-    assert found[0]["images"] == COUNT
