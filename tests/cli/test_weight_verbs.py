@@ -9,21 +9,10 @@ import pathlib
 import sys
 
 import cv2
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.inference.samples import (
-    NAMES,
-    SEVEN,
-    logits_of,
-    sample_pixels,
-    sample_weights,
-    softmax,
-    to_png,
-    write_pngs,
-)
+from tests.inference.samples import NAMES, SEVEN, logits_of, sample_pixels, sample_weights, softmax, to_png, write_pngs
 from tests.integration.commands import run as run_words
 from tests.weights.small_networks import RESNET, SQUARE, arrays_of, assert_same
 from vit_jax import cli, pytree
@@ -98,26 +87,6 @@ def test_wrong_words(weights, here, words, message):
 
 
 # Predict.
-
-
-def test_predict_files_folders_and_patterns(weights, here):
-    pixels = sample_pixels(6)
-    write_pngs(here / "photos", pixels)
-    (here / "photos/deep").mkdir()
-    (here / "photos/005.png").rename(here / "photos/deep/x.png")
-    code, out, err = run("predict", "w.npz", "photos/deep", "photos/00[01].png", "photos/004.png", "--json", "--top=7")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [record["image"] for record in found] == [
-        "photos/deep/x.png",
-        "photos/000.png",
-        "photos/001.png",
-        "photos/004.png",
-    ]
-    expected = softmax(logits_of(from_weights(weights).module, pixels[[5, 0, 1, 4]]))
-    for record, row in zip(found, expected, strict=True):
-        assert [one["class"] for one in record["predictions"]] == [NAMES[k] for k in np.argsort(-row)]
-        assert probabilities(record) == pytest.approx(row, abs=1e-6)
 
 
 def test_predict_names_on_standard_input(weights, here, monkeypatch):
@@ -390,20 +359,6 @@ def test_exported_weights_read_back_to_the_bit(here, a, words, written):
     assert_same(read.parameters, weights.parameters)
 
 
-def test_exported_program_answers_as_predict(weights, here):
-    pixels = sample_pixels(3)
-    write_pngs(here, pixels)
-    code, out, _ = run("export", "w.npz", "--to=stablehlo")
-    assert (code, out) == (0, "w.stablehlo\nw.stablehlo.json\n")
-    program = jax.export.deserialize((here / "w.stablehlo").read_bytes())
-    answers = np.asarray(program.call(jnp.asarray(pixels)))
-    names = json.loads((here / "w.stablehlo.json").read_text())["class_names"]
-    predicted = [
-        probabilities(record, names) for record in json.loads(run("predict", "w.npz", ".", "--json", "--top=7")[1])
-    ]
-    assert answers == pytest.approx(np.array(predicted), abs=1e-5)
-
-
 def test_photographs_are_turned_where_it_is_asked_for(weights, here):
     """A picture that is stored on its side gives the answers of the upright one; not by default."""
     (pixels,) = sample_pixels(1)
@@ -421,15 +376,12 @@ def test_photographs_are_turned_where_it_is_asked_for(weights, here):
     assert answers() == answers("--exif_orientation=ignored") != [turned, upright]
 
 
-@pytest.mark.parametrize(
-    ("kind", "taken"), [("stablehlo", "w.stablehlo.json"), ("safetensors", "w.safetensors"), ("onnx", "w.onnx")]
-)
+@pytest.mark.parametrize(("kind", "taken"), [("stablehlo", "w.stablehlo.json"), ("safetensors", "w.safetensors")])
 def test_what_exists_is_kept(weights, here, kind, taken):
-    if kind == "onnx":
-        pytest.importorskip("onnxruntime")
     (here / taken).write_text("precious")
     assert f"{taken} exists: " in fails("export", "w.npz", f"--to={kind}")
     assert (here / taken).read_text() == "precious"
     assert sorted(path.name for path in here.iterdir()) == ["w.npz", taken]
-    assert run("export", "w.npz", f"--to={kind}", "--overwrite")[0] == 0
+    code, out, _ = run("export", "w.npz", f"--to={kind}", "--overwrite")
+    assert (code, taken in out) == (0, True)
     assert b"precious" not in (here / taken).read_bytes()
