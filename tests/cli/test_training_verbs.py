@@ -13,7 +13,7 @@ from vit_jax.cli import training
 from vit_jax.hosts import exits
 
 
-def refused(words):
+def rejected(words):
     """The message of a command whose words are wrong."""
     outcome = run(words)
     assert outcome.code == 2
@@ -28,8 +28,8 @@ def fails(data_dir, tmp_path):
     def fail(*words, workdir=tmp_path / "new" / "workdir"):
         given = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.input.data_dir={data_dir}"]
         before = sorted(tmp_path.rglob("*"))
-        message = refused(["pretrain", *given, *words])
-        assert sorted(tmp_path.rglob("*")) == before, "a refused command leaves nothing behind"
+        message = rejected(["pretrain", *given, *words])
+        assert sorted(tmp_path.rglob("*")) == before, "a rejected command leaves nothing behind"
         return message
 
     return fail
@@ -52,15 +52,15 @@ def test_a_check_reads_recipe_and_changes_and_nothing_else(tmp_path):
     cli.main(["pretrain", *words, "--config.data=folder:/not/here"])
     for override, rule in (
         ("model.dropout_fraction=2", "config.model.dropout_fraction=2"),
-        ("data=None", "config.data "),
+        ("data=None", "config.data"),
         ("schedule.warmup=100 epochs", "2245 of 2245 steps"),
     ):
-        assert rule in refused(["pretrain", *words, f"--config.{override}"])
+        assert rule in rejected(["pretrain", *words, f"--config.{override}"])
     part = "--config.input.train_split=train[:50%]"  # of which nobody knows how many they are
     cli.main(["pretrain", *words, "--config.schedule.warmup=100 epochs", part])
-    assert "vit-jax pretrain --config=" in refused(["finetune", *words])
+    assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
-    assert "config.init_from " in refused(["finetune", *words])
+    assert "config.init_from" in rejected(["finetune", *words])
     assert not list(tmp_path.iterdir())
 
 
@@ -72,7 +72,7 @@ def test_a_traceback_on_request(monkeypatch):
 
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
     assert "/nowhere" in fails("--config.init_from=/nowhere", workdir=tmp_path)
-    assert "both" in fails("--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path)
+    assert "resume_from" in fails("--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path)
     (tmp_path / "file").write_text("")
     assert f"{tmp_path}/file/run" in fails(workdir=tmp_path / "file" / "run")
     assert "resume_from='/nowhere'" in fails("--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path)
@@ -107,4 +107,4 @@ def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, mo
     ],
 )
 def test_prepare_takes_what_its_kind_of_data_needs(words, message):
-    assert message in refused(["prepare", *words])
+    assert message in rejected(["prepare", *words])

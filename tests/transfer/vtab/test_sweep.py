@@ -99,7 +99,7 @@ def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", outcome.err)
 
 
-def test_other_weights_are_refused(swept, weights, tmp_path):
+def test_other_weights_are_rejected(swept, weights, tmp_path):
     folder, _ = swept
     other = shutil.copytree(weights, tmp_path / "other")
     assert run(words_of(other, folder, "--dry-run")).code == 0  # only a plan
