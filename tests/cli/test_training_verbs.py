@@ -104,6 +104,7 @@ def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, mo
         (["folder:x", "--short_side=256", "--output=y", "--data_dir=z"], "--data_dir="),
         (["cifar10", "--short_side=256"], "--short_side="),
         (["folder:x", "--short_side=9", "--output=y", "--quality=101"], "--quality=101"),
+        (["folder:/nowhere", "--short_side=9", "--output=y"], "/nowhere"),
     ],
 )
 def test_prepare_takes_what_its_kind_of_data_needs(words, message):

@@ -195,6 +195,11 @@ def test_classes_that_the_weights_do_not_know(make):
         open_labelled(data, sample_weights())
 
 
+def test_a_folder_that_does_not_exist(make):
+    with rejects("'nowhere'", "folder:PATH"):
+        open_labelled("folder:nowhere", sample_weights())
+
+
 def test_names_that_weights_have_twice(make):
     weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
     with rejects("w.npz", "more than one class.*bee"):
