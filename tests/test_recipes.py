@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 import jax
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import FinetuneConfig, PretrainConfig, load_recipe, resolve, to_text
 from vit_jax.config.variants import parse_name
@@ -152,24 +153,23 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"),
+    ("recipe", "field", "rule"),
     [
-        ("pretrain_jft.py:ViT-H/16", r"no row ViT-H/16\. Its rows: ViT-B/16,epochs=7; .*R50\+ViT-L/16,epochs=14\."),
-        ("pretrain_imagenet1k.py:ViT-B/16,loss=hinge", "loss='hinge' is not one of sigmoid, softmax"),
-        ("digits.py:R26x0.5", r"'R26x0.5' is not one of ViT-mu/2, R14x0.5, .*override --config\.model\.name"),
-        ("finetune.py:cifar10", "model.name='cifar10' is not a known model"),
-        ("finetune.py:ViT-B/16,cifar", "task='cifar' is not one of cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt' is not one of paper, bit, quick"),
-        ("finetune.py:ViT-B/16,own,rule=bit", "goes by the number of training images: add examples=N"),
-        ("finetune.py:ViT-B/16,pets,crop=center", "crop='center' is not one of inception, resize, resize_short_side"),
-        ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize has no effect with rule=bit"),
-        ("finetune.py:ViT-B/16,pets,examples=5", "examples=N is for rule=bit"),
-        ("pretrain_own.py:ViT-Ti/16,examples=200000", "give 1 to 100,000; for more see pretrain_imagenet1k.py"),
-        ("digits_transfer.py:tune", "stage='tune' is not one of pretrain, untrained, finetune, scratch"),
+        ("pretrain_imagenet1k.py:ViT-B/16,loss=hinge", "loss='hinge'", "sigmoid, softmax"),
+        ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
+        ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
+        ("finetune.py:ViT-B/16,cifar", "task='cifar'", "cifar10, cifar100, pets, flowers, imagenet, vtab, "),
+        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick"),
+        ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
+        ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
+        ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),
+        ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
+        ("pretrain_own.py:ViT-Ti/16,examples=200000", "examples=200000", "1 to 100,000.*pretrain_imagenet1k"),
+        ("digits_transfer.py:tune", "stage='tune'", "pretrain, untrained, finetune, scratch"),
     ],
 )
-def test_bad_argument(recipe: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_argument(recipe: str, field: str, rule: str) -> None:
+    with rejects(field, rule):
         load(recipe)
 
 

@@ -21,6 +21,7 @@ from tests.inference.samples import (
     to_png,
     write_pngs,
 )
+from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, assert_same
 from vit_jax import pytree
 from vit_jax.api import from_weights
@@ -68,18 +69,9 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
     assert repr(model) == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"detph": 2}, "no field 'model.detph'.*depth"),
-        ({"compute_dtype": "float16"}, "compute_dtype='float16' is not allowed"),
-        ({"image_size": 30}, "do not divide the image"),
-        ({"resize": "direct"}, "no effect with resize=direct"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        vit_jax.create_model(**({"name": "ViT-mu/4"} | options))
+def test_an_option_that_does_not_exist():
+    with rejects("model.detph", "model.depth"):
+        vit_jax.create_model("ViT-mu/4", detph=2)
 
 
 # Made of weights.
@@ -117,12 +109,8 @@ def test_another_head_and_another_size(stored, seven):
     assert output.tokens_BND.shape == (2, 12, 16)
     features = vit_jax.load_model(stored, num_classes=0).features(sample_pixels(3))
     np.testing.assert_allclose(features, seven(sample_pixels(3)).pooled_BD, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="do not divide the image"):
-        vit_jax.load_model(stored, image_size=10)
-    with pytest.raises(TypeError, match="unknown options: heads; known are image_size"):
+    with pytest.raises(TypeError, match=r"heads.*image_size"):
         vit_jax.load_model(stored, facts={"heads": 2})
-    with pytest.raises(ValueError, match="num_heads=4 is given, but the file's metadata says 2"):
-        vit_jax.load_model(stored, facts={"num_heads": 4})
 
 
 @pytest.mark.parametrize(("destination", "to"), [("mine", None), ("w.npz", None), ("timm", "timm")])
@@ -178,17 +166,17 @@ def test_another_dtype_and_another_module(seven):
 
 
 @pytest.mark.parametrize(
-    ("images", "words"),
+    ("images", "rule"),
     [
-        (np.zeros((1, 12, 8, 3), np.uint8), r"uint8 \(1, 12, 8, 3\); give \(B, 8, 12, 3\)"),
+        (np.zeros((1, 12, 8, 3), np.uint8), r"uint8 \(1, 12, 8, 3\).*\(B, 8, 12, 3\)"),
         (np.zeros((1, 8, 12, 3), np.int32), "int32"),
-        (np.full((1, 8, 12, 3), 255, np.float32), "reach from 255 to 255"),
-        (np.full((1, 8, 12, 3), np.nan, np.float32), "reach from nan"),
+        (np.full((1, 8, 12, 3), 255, np.float32), "255 to 255"),
+        (np.full((1, 8, 12, 3), np.nan, np.float32), "nan"),
     ],
 )
-def test_images_that_are_not_prepared_are_refused(seven, images, words):
+def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
     for use in (seven, seven.predict):
-        with pytest.raises(ValueError, match=words):
+        with rejects("", rule):
             use(images)
 
 
@@ -223,7 +211,7 @@ def test_a_network_without_classes_gives_features(tmp_path):
         lambda: make_evaluate(model, global_batch=8, max_unreadable=0),
         lambda: export_stablehlo(model, tmp_path / "program"),
     ):
-        with pytest.raises(ValueError, match="has no classes, only features"):
+        with rejects("w.npz", "no classes"):
             use()
     assert vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names == ()
 
@@ -245,16 +233,16 @@ def test_images_that_cannot_be_read(seven, tmp_path):
     paths = write_pngs(tmp_path, sample_pixels(3))
     pathlib.Path(paths[1]).write_bytes(b"")
     for use in (seven.predict, seven.features, seven.preprocess):
-        with pytest.raises(ValueError, match=r"001.png: The file is empty"):
+        with rejects("001.png", "empty"):
             use(paths)
     found = list(seven.stream(paths))
     assert [isinstance(row, UnreadableImage) for row in found] == [False, True, False]
     for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
-        with pytest.raises(ValueError, match="list of images is empty"):
+        with rejects("images", "empty"):
             seven.predict(nothing)
-    with pytest.raises(ValueError, match="does not return token_BD: choose a field of ModelOutput"):
+    with rejects("token_BD", "ModelOutput"):
         next(seven.stream(paths, "token_BD"))
-    with pytest.raises(ValueError, match="batch_size=0"):
+    with rejects("batch_size=0"):
         seven.predict(paths, batch_size=0)
 
 
@@ -285,25 +273,25 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
     model = from_weights(sample_weights(preprocessing=stored))
     assert model.predict(sample_pixels(2)) == pytest.approx(seven.predict(sample_pixels(2)), abs=1e-6)
     for use in (model.preprocess, model.predict):
-        with pytest.raises(ValueError, match=r"w.npz .released. does not state how .* add --resize=direct"):
+        with rejects("w.npz", "--resize=direct"):
             use(list(sample_pixels(2)))
 
 
 @pytest.mark.parametrize(
-    ("stored", "options", "words"),
+    ("stored", "options", "rule"),
     [
-        (None, {"resize": "short_side"}, "does not state how .*--crop_fraction=0.875"),
-        (None, {"exif_orientation": True}, "does not state how .*--resize=direct"),
-        (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop' is unknown; it is direct or short_side"),
-        (None, {"resize": "direct", "crop_fraction": 0.9}, "0.9 has no effect with resize=direct"),
-        (CROPPED, {"resize": "direct"}, "resize=direct: the weights were trained with resize=short_side"),
-        ({"resize": ["direct"], "crop_fraction": 1}, {}, "resize=.* is unknown"),
-        ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most' must be a number above 0"),
-        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "must be a number above 0, up to 1"),
+        (None, {"resize": "short_side"}, "--crop_fraction="),
+        (None, {"exif_orientation": True}, "--resize=direct"),
+        (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop'.*direct or short_side"),
+        (None, {"resize": "direct", "crop_fraction": 0.9}, "crop_fraction=0.9.*no effect.*resize=direct"),
+        (CROPPED, {"resize": "direct"}, "resize=direct.*resize=short_side"),
+        ({"resize": ["direct"], "crop_fraction": 1}, {}, r"resize=\['direct'\].*direct or short_side"),
+        ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most'.*above 0, up to 1"),
+        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "crop_fraction=nan.*above 0, up to 1"),
     ],
 )
-def test_preparations_that_are_refused(stored, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_preparations_that_are_rejected(stored, options, rule):
+    with rejects("", rule):
         from_weights(sample_weights(preprocessing=stored), **options)
 
 

@@ -1,6 +1,7 @@
 """The verb plan: its words, its report, and its errors, without a compiler."""
 
 import json
+import re
 
 import pytest
 
@@ -54,33 +55,22 @@ def test_search():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "rule"),
     [
-        ([], "Missing: --topology="),
-        (["--topology=v5e:5x5"], "a slice of v5e is one of"),
-        (["--topology=h100:4", "--price=cheap"], "the price of one chip for one hour"),
-        (["--topology=h100:4", "--price=-1"], "0 or more"),
-        (["--topology=h100:4", "--tries=3"], "--tries has no effect without --search"),
-        (["--topology=h100:4", "--batches"], "--batches has no effect without --search"),
-        (["--topology=h100:4", "--search", "--hlo=x.txt"], "leave --search out"),
-        (["--topology=v5e:2x2", "--arithmetic", "--hlo=x.txt"], "--arithmetic compiles none"),
-        (["--topology=h100:4", "--hlo=x.txt"], "there is no program to write: compilers for GPUs need the GPU"),
-        (["--topology=v5e:2x2", "--hlo=no/such/folder/x.txt"], "must be a file in an existing folder"),
-        (["--topology=v5e:2x2", "--hlo=."], "must be a file in an existing folder"),
-        (["--topology=h100:4", "--slices=0"], "--slices=0"),
-        (["--topology=h100:4", "--num_classes=none"], "--num_classes=none"),
-        (["--topology=h100:3"], "is not divisible by 3 device(s)"),
+        (["--topology=h100:4", "--price=cheap"], "--price=cheap"),
+        (["--topology=h100:4", "--price=-1"], "--price=-1"),
+        (["--topology=h100:4", "--tries=3"], "--tries.*--search"),
+        (["--topology=h100:4", "--batches"], "--batches.*--search"),
+        (["--topology=h100:4", "--search", "--hlo=x.txt"], "--hlo.*--search"),
+        (["--topology=v5e:2x2", "--arithmetic", "--hlo=x.txt"], "--hlo.*--arithmetic"),
+        (["--topology=h100:4", "--hlo=x.txt"], "--hlo=x.txt.*compilers for GPUs"),
+        (["--topology=v5e:2x2", "--hlo=no/such/folder/x.txt"], "--hlo=no/such/folder/x.txt.*existing folder"),
+        (["--topology=v5e:2x2", "--hlo=."], "--hlo=.*existing folder"),
     ],
 )
-def test_what_is_refused(words, message, tmp_path, monkeypatch):
+def test_options_that_do_not_fit_each_other(words, rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = run([*COMMAND, *words])
     assert outcome.code == 2
-    assert message in outcome.err
+    assert re.search(rule, outcome.err)
     assert not list(tmp_path.iterdir())
-
-
-def test_fine_tuning_of_any_weights_names_no_network():
-    outcome = run(["plan", "--config=configs/finetune.py:any,cifar10", "--topology=h100:8"])
-    assert outcome.code == 2
-    assert "--config.model.name=ViT-B/16" in outcome.err

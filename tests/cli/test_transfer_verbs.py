@@ -48,25 +48,15 @@ def test_probe_knn_and_features(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments", "message"),
+    ("verb", "argument", "more"),
     [
-        ("fewshot", ["--shots=0"], "--shots=0: must be whole numbers from 1"),
-        ("fewshot", ["--shots=1,x"], "must be whole numbers"),
-        ("fewshot", ["--l2=-1"], "--l2=-1: must be a positive number"),
-        ("fewshot", ["--sampling=last"], "choose random or first"),
-        ("fewshot", ["--layer=logits"], "choose one of pre_logits"),
-        ("fewshot", ["--shot=5"], "Did you mean --shots="),
-        ("probe", ["--method=svm"], "choose logistic or least_squares"),
-        ("probe", ["--preprocessing=mine"], "choose fewshot or own"),
-        ("knn", ["--neighbours=500"], "too few for 500 neighbours"),
-        ("features", ["--output=f.txt"], "ends in .npz"),
-        ("fewshot", ["--sampling=first", "--seeds=1"], "--seeds=1: without effect"),
-        ("fewshot", ["--crop_fraction=0.5"], "--crop_fraction: without effect here"),
-        ("knn", ["--data_dir=x"], "--data_dir: without effect here"),
-        ("knn", ["--class_names=x"], "Unknown argument"),
+        ("features", "--output=f.txt", []),
+        ("fewshot", "--seeds=1", ["--sampling=first"]),
+        ("fewshot", "--crop_fraction=0.5", []),
+        ("knn", "--data_dir=x", []),
     ],
 )
-def test_mistakes(words, verb, arguments, message):
-    outcome = run_words([verb, *words, *arguments])
+def test_mistakes(words, verb, argument, more):
+    outcome = run_words([verb, *words, argument, *more])
     assert outcome.code == 2
-    assert message in outcome.err
+    assert outcome.err.startswith(f"vit-jax: {argument.partition('=')[0]}")

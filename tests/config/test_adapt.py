@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.config import ModelConfig, adapt_architecture, build_architecture
 from vit_jax.config.architecture import FINETUNE_DROPOUT, read_architecture
 from vit_jax.config.schema import AdaptConfig
@@ -53,8 +54,8 @@ def test_what_changes_and_what_stays():
         assert adapted(a, head=head).head == form
 
 
-def test_weights_of_another_network_are_refused_with_every_difference():
-    with pytest.raises(ValueError, match=r"config.model.name='ViT-L/32', .* another network, ViT-B/16:") as error:
+def test_weights_of_another_network_are_rejected_with_every_difference():
+    with rejects("config.model.name='ViT-L/32'", "ViT-B/16") as error:
         adapted(network("ViT-B/16"), name="ViT-L/32")
     assert str(error.value).splitlines()[1:] == [
         "  width: there 768, ViT-L/32 has 1024",
@@ -69,7 +70,7 @@ def test_weights_of_another_network_are_refused_with_every_difference():
         "ViT-B/16": "family: there resnet",
     }
     for name, difference in others.items():
-        with pytest.raises(ValueError, match=difference):
+        with rejects(f"config.model.name={name!r}", difference):
             adapted(network("R50x1"), name=name)
 
 
@@ -77,36 +78,36 @@ SINCOS = {"position_embedding": "sincos2d"}
 
 
 @pytest.mark.parametrize(
-    ("a", "options", "message"),
+    ("a", "options", "rule"),
     [
-        (network("R50x1"), {"dropout_fraction": 0.1}, "no transformer: dropout and stochastic depth have no effect"),
-        (network("R50x1"), {"stochastic_depth_fraction": 0.1}, "R50x1 has no transformer"),
-        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic' has no effect: R50x1 has no"),
-        (network("ViT-B/16", **SINCOS), {"position_resize": "lanczos3"}, r"Leave it at 'corners'"),
-        (network("R50x1"), {"head": "zero_keep_hidden"}, "no hidden layer to keep: use head='zero'"),
+        (network("R50x1"), {"dropout_fraction": 0.1}, "transformer.*dropout.*no effect"),
+        (network("R50x1"), {"stochastic_depth_fraction": 0.1}, "transformer.*stochastic depth.*no effect"),
+        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic'.*no effect.*'corners'"),
+        (network("ViT-B/16", **SINCOS), {"position_resize": "lanczos3"}, "position_resize='lanczos3'.*no effect"),
+        (network("R50x1"), {"head": "zero_keep_hidden"}, "head='zero_keep_hidden'.*hidden layer.*'zero'"),
     ],
 )
-def test_an_option_without_effect_is_refused(a, options, message):
+def test_an_option_without_effect_is_rejected(a, options, rule):
     adapted(network("ViT-B/16", position_embedding="learned_2d"), **options)
-    with pytest.raises(ValueError, match=message):
+    with rejects("config.model", rule):
         adapted(a, **options)
 
 
 def test_relative_positions_are_resized_and_have_no_kernel():
     a = network("ViT-B/16", position_embedding="relative")
     assert adapted(a, image_size=(384, 384), position_resize="bicubic").grid == (24, 24)
-    with pytest.raises(ValueError, match="attention='pallas' computes no relative positions: use auto or xla"):
+    with rejects("attention='pallas'", "relative positions"):
         adapted(a, attention="pallas")
 
 
 def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
     a = network("ViT-H/14")
-    with pytest.raises(ValueError, match=r"378 or 392, or another patch size, or .* model\.uncovered_border=drop"):
+    with rejects("model.name='ViT-H/14'", "384.*378 or 392.*model.uncovered_border=drop"):
         adapted(a, image_size=(384, 384))
     b = adapted(a, image_size=(384, 384), uncovered_border="drop")
     assert (b.image_size, b.grid, b.sequence_length) == ((384, 384), (27, 27), 730)
     assert read_architecture(dataclasses.asdict(b)) == b
     assert adapted(b, image_size=(384, 384)).grid == (27, 27)  # weights of such a network stay what they are
     for other, size in (("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))):
-        with pytest.raises(ValueError, match="do not divide the image height"):
+        with rejects(f"model.name={other!r}", f"height.*{size[0]}"):
             adapted(network(other), image_size=size, uncovered_border="drop")

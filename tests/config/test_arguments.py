@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.config import choose_row, parse_argument
 
 DEFAULTS = {"model": "ViT-B/16", "epochs": 300, "rate": 1e-3, "average": False}
@@ -27,19 +28,19 @@ def test_values_by_position_and_by_name(argument, changed):
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("argument", "field", "rule"),
     [
-        ("epoch=14", "no argument 'epoch'. Did you mean 'epochs'. It takes model, epochs, rate, average"),
-        ("zzz=14", "no argument 'zzz'. It takes"),
-        ("a,1,2,true,extra", "'extra' is one value too many"),
-        ("epochs=1.5", "epochs='1.5' is not of type int"),
-        ("rate=fast", "rate='fast' is not of type float"),
-        ("average=yes", "average='yes': write true or false"),
-        ("epochs=7,epochs=14", "gives epochs twice"),
+        ("epoch=14", "'epoch'", "did you mean 'epochs'.*model, epochs, rate, average"),
+        ("zzz=14", "'zzz'", "model, epochs, rate, average"),
+        ("a,1,2,true,extra", "'extra'", "too many"),
+        ("epochs=1.5", "epochs='1.5'", "int"),
+        ("rate=fast", "rate='fast'", "float"),
+        ("average=yes", "average='yes'", "true or false"),
+        ("epochs=7,epochs=14", "epochs", "twice"),
     ],
 )
-def test_bad_argument(argument, message):
-    with pytest.raises(ValueError, match=message.replace(".", ".*")):
+def test_bad_argument(argument, field, rule):
+    with rejects(field, rule):
         parse_argument(argument, **DEFAULTS)
 
 
@@ -50,13 +51,13 @@ def test_row():
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("argument", "rule"),
     [
-        ("ViT-L/16", "several lengths: add epochs=7 or epochs=14"),
-        ("ViT-B/16,epochs=14", "no row ViT-B/16,epochs=14. Its rows: ViT-B/16,epochs=7; ViT-L/16,epochs=7; ViT-L/16"),
-        ("B/32", "no row B/32. Its rows"),
+        ("ViT-L/16", "epochs=7 or epochs=14"),
+        ("ViT-B/16,epochs=14", "ViT-B/16,epochs=7; ViT-L/16,epochs=7; ViT-L/16,epochs=14"),
+        ("B/32", "ViT-B/16,epochs=7; "),
     ],
 )
-def test_no_such_row(argument, message):
-    with pytest.raises(ValueError, match=message):
+def test_no_such_row(argument, rule):
+    with rejects(argument, rule):
         choose_row(argument, ROWS)

@@ -2,10 +2,10 @@
 
 import json
 import pathlib
-import re
 
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.config import PretrainConfig, from_dict, load_recipe, to_dict, to_text
 from vit_jax.config.load import flatten
 
@@ -61,35 +61,30 @@ def test_what_counts_last():
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "rule"),
     [
-        (
-            "model.wdith=3",
-            r"There is no field 'model.wdith' in the config. Did you mean model.width or model.depth.*\?$",
-        ),
-        ("zzzz=3", "no field 'zzzz' in the config. `vit-jax show --config=RECIPE` prints all fields.$"),
-        ("epochs=90", r"There is no field 'epochs' in the config. Did you mean total=\"N epochs\"\?$"),
-        ("model.batch_size=8", r"Did you mean global_batch\?$"),
-        ("model=ViT-B/16", "config.model is a section: set one of its fields, such as config.model.name=ViT-B/16.$"),
-        ("model.width", "--config.model.width needs a value: --config.model.width=VALUE"),
-        ("seed=1.5", "config.seed='1.5' has the wrong type: int is needed"),
-        ("model.width=wide", "config.model.width='wide' has the wrong type: int or None is needed"),
-        ("input.mixup_alpha=nan", "config.input.mixup_alpha=nan is not allowed: a finite number is needed"),
-        ("input.flip=maybe", "config.input.flip='maybe' has the wrong type: bool is needed"),
-        ("input.image_size=(1,2,3)", r"image_size=\(1, 2, 3\) has the wrong type: a tuple \(int, int\) is needed"),
-        ("model.pool=max", "config.model.pool='max' is not allowed: one of 'token', 'gap', 'map' or None is needed"),
-        ("total=90", "config.total: '90' is not a duration: write a number and a unit"),
-        ("model.pool=cls", "one of 'token', 'gap', 'map' or None is needed. Did you mean 'token'?"),
-        ("optimizer.name=AdamW", "a reference package.module:name is needed. Did you mean 'adam'?"),
-        ("optimizer.name=lion", "name='lion' is not allowed: one of 'adam', 'sgd' or a reference package.module:name"),
-        ("model.network=resnet", "config.model.network='resnet' has the wrong type: a reference package.module:name"),
-        ("optimizer.arguments.x={1, 2}", r"config.optimizer.arguments.x=\{1, 2\} cannot be written to config.json"),
-        ("optimizer.learning_rate_multipliers.head/*=fast", "'fast' has the wrong type: float is needed"),
-        ("evaluation.evaluators.v2.spilt=x", "no field 'evaluation.evaluators.v2.spilt' .* evaluation.evaluators.NAME"),
+        ("model.wdith=3", "did you mean model.width"),
+        ("zzzz=3", "vit-jax show"),
+        ("model=ViT-B/16", "section.*config.model.name=ViT-B/16"),
+        ("model.width", "value"),
+        ("seed=1.5", "='1.5'.*int"),
+        ("model.width=wide", "='wide'.*int or None"),
+        ("input.mixup_alpha=nan", "=nan.*finite"),
+        ("input.flip=maybe", "='maybe'.*bool"),
+        ("input.image_size=(1,2,3)", r"=\(1, 2, 3\).*\(int, int\)"),
+        ("total=90", "'90'.*duration"),
+        ("model.pool=max", "='max'.*'token', 'gap', 'map' or None"),
+        ("model.pool=cls", "did you mean 'token'"),
+        ("optimizer.name=AdamW", "did you mean 'adam'"),
+        ("optimizer.name=lion", "='lion'.*'adam', 'sgd'.*package.module:name"),
+        ("model.network=resnet", "='resnet'.*package.module:name"),
+        ("optimizer.arguments.x={1, 2}", r"=\{1, 2\}.*config.json"),
+        ("optimizer.learning_rate_multipliers.head/*=fast", "='fast'.*float"),
+        ("evaluation.evaluators.v2.spilt=x", "did you mean evaluation.evaluators.NAME.split"),
     ],
 )
-def test_bad_override(override, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_override(override, rule):
+    with rejects(override.partition("=")[0], rule):
         load(override)
 
 
@@ -108,20 +103,20 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
 
 
 @pytest.mark.parametrize(
-    ("path", "source", "message"),
+    ("path", "source", "rule"),
     [
-        ("configs/digit.py", None, r"There is no recipe 'configs/digit\.py'\. Did you mean digits\?"),
-        ("nowhere/at_all.txt", None, r"no recipe 'nowhere/at_all\.txt'\. Give the path of a file, or one of digits, "),
-        ("", None, "There is no recipe ''"),
-        ("mine.py", "x = 1", r"mine\.py is not a recipe: it defines no get_config\(argument\)"),
-        ("mine.py", "def get_config(_): return {}", "get_config returned dict, not a dataclass such as PretrainConfig"),
-        ("mine.py", f"def get_config(_): return dataclasses.replace({WRONG})", "batch='many' has the wrong type"),
+        ("configs/digit.py", None, "'configs/digit.py'.*Did you mean digits"),
+        ("nowhere/at_all.txt", None, "'nowhere/at_all.txt'.*one of digits, "),
+        ("", None, "no recipe ''"),
+        ("mine.py", "x = 1", "mine.py.*get_config"),
+        ("mine.py", "def get_config(_): return {}", "mine.py.*dict.*PretrainConfig"),
+        ("mine.py", f"def get_config(_): return dataclasses.replace({WRONG})", "config.global_batch='many'.*int"),
     ],
 )
-def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, message):
+def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, rule):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.py").write_text(f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n")
-    with pytest.raises(ValueError, match=message):
+    with rejects("", rule):
         load_recipe(path)
 
 
@@ -151,29 +146,24 @@ def test_round_trip(overrides):
 def test_missing_fields_are_those_without_a_default():
     values = to_dict(load())
     del values["total"], values["model"], values["seed"]
-    message = "These fields have no default and must be given: total, model."
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with rejects("total, model") as error:
         from_dict(PretrainConfig, values)
-    with pytest.raises(ValueError, match=r"must be given: model\.name\.$"):
+    assert "seed" not in str(error.value)
+    with rejects("model.name"):
         from_dict(PretrainConfig, to_dict(load()) | {"model": {"width": 3}})
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "field", "rule"),
     [
-        ({"sed": 1}, r"no field 'sed' in the config\. Did you mean seed"),
-        (
-            {"model": {"name": "ViT-B/16", "widht": 3}},
-            r"no field 'model\.widht' in the config. Did you mean model\.width",
-        ),
-        ({"seed": True}, "config.seed=True has the wrong type: int is needed"),
-        ({"total": 90}, "config.total=90 has the wrong type: a duration such as '500 steps' or '90 epochs' is needed"),
-        ({"polyak": 0.9}, "config.polyak=0.9 is not a section of fields, such as config.polyak.factor"),
-        ({"optimizer": {"arguments": 3}}, "config.optimizer.arguments=3 .*: a section of names and values is needed"),
-        ({"optimizer": {"arguments": {"f": print}}}, "config.optimizer.arguments.f=.* cannot be written"),
-        ({"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": "x"}}}}, "no field 'evaluation.evaluators"),
+        ({"model": {"name": "ViT-B/16", "widht": 3}}, "model.widht", "did you mean model.width"),
+        ({"seed": True}, "config.seed=True", "int"),
+        ({"total": 90}, "config.total=90", "duration.*'90 epochs'"),
+        ({"polyak": 0.9}, "config.polyak=0.9", "section.*config.polyak.factor"),
+        ({"optimizer": {"arguments": 3}}, "config.optimizer.arguments=3", "section"),
+        ({"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": 3}}}}, "evaluation.evaluators.v2.splt", ""),
     ],
 )
-def test_wrong_names_and_types(fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_names_and_types(fields, field, rule):
+    with rejects(field, rule):
         from_dict(PretrainConfig, to_dict(load()) | fields)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import re
 
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.config import VIT_SIZES, ModelConfig, build_architecture
 from vit_jax.config.architecture import read_architecture
 from vit_jax.config.variants import parse_name
@@ -39,14 +39,13 @@ NEAREST = {
     "R50": ("R51", "ResNet50", "R50x0.0", "R050", "R50+", "R50x", "R"),
     r"R50\+ViT-": ("R50+B/0", "R50+ViT-B16", "R50+ViT-X/16", "R50x1-B/32"),
     r"R\d*\+ViT-": ("R+B/0", "R+Tiny/16"),
-    "A name is ViT-SIZE/PATCH with SIZE one of mu, Ti": ("",),
+    "mu, Ti": ("",),
 }
 
 
 @pytest.mark.parametrize(("nearest", "name"), [(nearest, name) for nearest in NEAREST for name in NEAREST[nearest]])
 def test_unknown_name_offers_the_nearest(name, nearest):
-    message = rf"model\.name='{re.escape(name)}' is not a known model\. Nearest: .*{nearest}"
-    with pytest.raises(ValueError, match=message):
+    with rejects(f"model.name={name!r}", f"nearest.*{nearest}"):
         parse_name(name)
 
 
@@ -119,20 +118,17 @@ RESNET_ONLY = {
     ("name", "part", "options"),
     [("R50x1", "transformer", TRANSFORMER_ONLY), ("ViT-B/16", "ResNet", RESNET_ONLY)],
 )
-def test_options_of_a_part_that_is_not_there_are_refused(name, part, options):
+def test_options_of_a_part_that_is_not_there_are_rejected(name, part, options):
     for field, value in options.items():
-        message = rf"config\.model\.{field}={value!r} has no effect: {name} has no {part}\. Leave it"
-        with pytest.raises(ValueError, match=message):
+        with rejects(f"config.model.{field}={value!r}", f"no effect.*{part}"):
             build(name, **{field: value})
 
 
 @pytest.mark.parametrize("positions", ["sincos2d", "none"])
-def test_a_spread_of_positions_that_are_not_learned_is_refused(positions):
+def test_a_spread_of_positions_that_are_not_learned_is_rejected(positions):
     assert build("ViT-B/16", position_stddev=0.051).position_stddev == 0.051
-    with pytest.raises(ValueError, match=rf"position_stddev=0.1 has no effect: the positions \({positions}\) are not"):
+    with rejects("config.model.position_stddev=0.1", f"no effect.*{positions}"):
         build("ViT-B/16", position_embedding=positions, position_stddev=0.1)
-    with pytest.raises(ValueError, match=r"position_stddev=-0\.1: must be positive"):
-        build("ViT-B/16", position_stddev=-0.1)
 
 
 def test_a_hybrid_has_use_for_all_options():
@@ -143,35 +139,35 @@ def test_a_hybrid_has_use_for_all_options():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "rule"),
     [
-        ({"image_size": (8, 8)}, "image height of 8: use an input.image_size of 16, or another patch size"),
-        ({"width": 770}, "model.width=770 is not divisible by model.num_heads=12"),
-        *(
-            ({f: 0}, f"model.{f}=0: must be at least 1")
-            for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")
+        ({"image_size": (8, 8)}, "name='ViT-B/16'.*height.*8.*image_size of 16"),
+        ({"width": 770}, "width=770.*divisible by.*num_heads=12"),
+        *(({f: 0}, f"{f}=0.*at least 1") for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")),
+        ({"num_classes": -1}, "num_classes=-1.*at least 0"),
+        *(({f: 0.0}, f"{f}=0.0.*positive") for f in ("layer_norm_epsilon", "position_stddev")),
+        ({"name": "R50x0.3"}, "name='R50x0.3'.*multiple of 0.5"),
+        ({"name": "R50+B/7"}, r"name='R50\+B/7'.*total downsampling.*4, 8, 16, 32"),
+        ({"name": "R50+B/16x8"}, r"name='R50\+B/16x8'.*total downsampling"),
+        ({"name": "R+B/15"}, r"name='R\+B/15'.*even"),
+        ({"name": "R50+B/16", "image_size": (224, 230)}, r"name='R50\+B/16'.*width.*230.*224 or 240"),
+        ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "='sincos2d'.*divisible by 4.*6"),
+        ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "='learned_2d'.*even.*7"),
+        ({"block": "axial", "pool": "token"}, "pool='token'.*axial.*gap or map"),
+        ({"position_embedding": "none", "position_layers": "shared"}, "layers='shared'.*'none'.*'stem'"),
+        ({"position_embedding": "relative", "position_layers": "every"}, "layers='every'.*relative.*'stem'"),
+        ({"position_embedding": "sincos2d", "position_layers": "every"}, "layers='every'.*sincos2d.*'shared'"),
+        ({"position_embedding": "relative", "block": "mine:Block"}, "embedding='relative'.*mine:Block"),
+        (
+            {"position_embedding": "relative", "attention": "cudnn"},
+            "attention='cudnn'.*relative positions.*auto or xla",
         ),
-        ({"num_classes": -1}, "model.num_classes=-1: must be at least 0"),
-        ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon=0.0: must be positive"),
-        ({"name": "R50x0.3"}, "model.name='R50x0.3'.*width factor of 0.3 makes 19.2 channels.*multiple of 0.5"),
-        ({"name": "R50+B/7"}, "model.name='R50\\+B/7': the number of a hybrid is its total downsampling: 4, 8, 16, 32"),
-        ({"name": "R50+B/16x8"}, "total downsampling"),
-        ({"name": "R+B/15"}, "an even number where the ResNet is the root alone"),
-        ({"name": "R50+B/16", "image_size": (224, 230)}, "patches of 16 pixels.*image width of 230.*of 224 or 240"),
-        ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "needs a width divisible by 4, not 6"),
-        ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "needs an even width, not 7"),
-        ({"block": "axial", "pool": "token"}, "class token has no place in the rows and columns.*use gap or map"),
-        ({"position_embedding": "none", "position_layers": "shared"}, "adds nothing. Leave it at 'stem'"),
-        ({"position_embedding": "relative", "position_layers": "every"}, "attention has its own. Leave it at 'stem'"),
-        ({"position_embedding": "sincos2d", "position_layers": "every"}, "has no parameters.*use 'shared'"),
-        ({"position_embedding": "relative", "block": "mine:Block"}, "our own blocks' attention, not of mine:Block"),
-        ({"position_embedding": "relative", "attention": "cudnn"}, "'cudnn' computes no relative positions: use auto"),
-        ({"name": "R50", "pool": "token"}, "model.pool='token': R50 averages over positions: use gap"),
-        ({"name": "R50+B/16", "residual_unit": "preactivation"}, "the stem of a hybrid has post-activation units"),
+        ({"name": "R50", "pool": "token"}, "pool='token'.*gap"),
+        ({"name": "R50+B/16", "residual_unit": "preactivation"}, "residual_unit='preactivation'.*hybrid"),
     ],
 )
-def test_numbers_that_do_not_fit(fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_numbers_that_do_not_fit(fields, rule):
+    with rejects("model.", rule):
         build(**fields)
 
 
@@ -183,20 +179,20 @@ def test_architecture_survives_json(name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "rule"),
     [
-        ({"colour": 3}, "no field 'architecture.colour'"),
-        ({"name": None}, "must be given: architecture.name"),
-        ({"units": None}, "lacks units"),
-        ({"family": "cnn"}, "architecture.family='cnn' is not allowed"),
-        ({"units": [3, 0]}, r"units \(3, 0\).* make no hybrid"),
-        ({"width_factor": float("inf")}, "a finite number is needed"),
-        ({"residual_unit": "preactivation"}, "preactivation units make no hybrid"),
-        ({"family": "vit"}, "make no vit"),
+        ({"colour": 3}, "architecture.colour"),
+        ({"name": None}, "given.*architecture.name"),
+        ({"units": None}, "units"),
+        ({"family": "cnn"}, "architecture.family='cnn'"),
+        ({"units": [3, 0]}, r"\(3, 0\).*no hybrid"),
+        ({"width_factor": float("inf")}, "architecture.width_factor=inf.*finite"),
+        ({"residual_unit": "preactivation"}, "preactivation.*no hybrid"),
+        ({"family": "vit"}, "no vit"),
     ],
 )
-def test_stored_architecture_that_cannot_be(changes, message):
+def test_stored_architecture_that_cannot_be(changes, rule):
     """None takes a field away."""
     values = json.loads(json.dumps(dataclasses.asdict(build("R50+ViT-B/16")))) | changes
-    with pytest.raises(ValueError, match=message):
+    with rejects("stored description of the network", rule):
         read_architecture({name: value for name, value in values.items() if value is not None})

@@ -4,10 +4,12 @@ import hashlib
 import inspect
 import os
 import pickle
+import re
 import sys
 
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import holds_out, open_source
 
@@ -107,51 +109,48 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
 
 
 @pytest.mark.parametrize(
-    ("files", "split", "fields", "message"),
+    ("files", "split", "fields", "rule"),
     [
-        ({"a.png": 1}, "train", {}, "at least two classes; it has none"),
-        ({"cat/a.png": 1}, "train", {}, "only one, 'cat'"),
-        ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*has no images"),
-        ({**flat(), "emu/a.png": 1}, "train", {}, "with one image, .*: emu"),
-        ({}, "train", {}, "There is no folder"),
+        ({"a.png": 1}, "train", {}, "two classes.*none"),
+        ({"cat/a.png": 1}, "train", {}, "two classes.*'cat'"),
+        ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*no images"),
+        ({**flat(), "emu/a.png": 1}, "train", {}, "one image.*emu"),
+        ({}, "train", {}, "no folder"),
         (flat(), "val", {}, "'val'.*'train', 'test', 'all'"),
-        (flat(), "train", {"test_split": "train"}, "must differ"),
-        (flat(), "all", {"test_split": "all"}, "must differ"),
+        (flat(), "train", {"test_split": "train"}, "differ"),
+        (flat(), "all", {"test_split": "all"}, "differ"),
         *(
-            (flat(), split, {"train_split": split}, r"write parts in percent, such as 'train\[:99%\]'")
+            (flat(), split, {"train_split": split}, rf"{re.escape(split)}.*percent.*'train\[:99%\]'")
             for split in ("train[:90]", "train[50%:50%]", "train[:101%]", "train[::2]", "train[")
         ),
-        (flat(), "train", {"holdout_fraction": 0.0}, "holdout_fraction is 0.0"),
-        (TRAIN, "test", {}, r"no split 'test'; it has \['train'\]\. Give folder:.*images/train, and a part of it"),
-        (TRAIN | TEST, "tset", {}, r"no split 'tset'.*Did you mean 'test'\?"),
-        (below("fit", flat()) | TEST, "train", {}, "no split 'train'"),
-        (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "does not have: emu"),
-        (TRAIN | {"test/cat/a.txt": b""}, "test", {}, "cat.*has no images"),
-        ({"train/cat/a.png": 1, "test/cat/a.png": 1}, "train", {}, "only one, 'cat'"),
+        *((flat(), "train", {"holdout_fraction": x}, f"config.input.holdout_fraction.*{x}") for x in (0.0, 1.0)),
+        (TRAIN, "test", {}, r"'test'.*\['train'\].*folder:.*images/train"),
+        (TRAIN | TEST, "tset", {}, "'tset'.*did you mean 'test'"),
+        (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "'test'.*'train'.*emu"),
     ],
 )
-def test_mistakes_are_named(make_folder, make_config, files, split, fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_mistakes_are_named(make_folder, make_config, files, split, fields, rule):
+    with rejects("", rule):
         open_source(f"folder:{make_folder(files)}", split, make_config(**fields), 0)
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "rule"),
     [
-        (("cat", "Cat", "dog"), "'Cat' and 'cat' of .* differ only in upper and lower case"),
-        (("Ärger", "ärger"), "differ only in upper and lower case"),
-        (("K\u00e4tzchen", "Ka\u0308tzchen"), r"their Unicode form, 'Ka\\u0308tzchen' and 'K\\xe4tzchen'"),
-        (("K\u00e4tzchen", "ka\u0308tzchen"), "differ only in upper and lower case"),
+        (("cat", "Cat", "dog"), "'Cat' and 'cat'.*upper and lower case"),
+        (("Ärger", "ärger"), "upper and lower case"),
+        (("K\u00e4tzchen", "Ka\u0308tzchen"), r"unicode form.*'Ka\\u0308tzchen' and 'K\\xe4tzchen'"),
+        (("K\u00e4tzchen", "ka\u0308tzchen"), "upper and lower case"),
     ],
 )
 @pytest.mark.parametrize("layout", ["flat", "train", "split"])
-def test_names_that_clash(make_folder, make_config, names, message, layout):
+def test_names_that_clash(make_folder, make_config, names, rule, layout):
     files = {f"{name}/{i}.png": 1 for name in names for i in range(2)}
     if layout == "train":
         files = below("train", files) | {"test/dog/a.png": 1, "test/emu/a.png": 1}
     if layout == "split":  # one spelling in train, another in test
         files = {f"train/{name}/0.png": 1 for name in (names[0], "zebra")} | {f"test/{n}/0.png": 1 for n in names[1:]}
-    with pytest.raises(ValueError, match=message):
+    with rejects("", rule):
         open_source(f"folder:{make_folder(files)}", "test", make_config(), 0)
 
 

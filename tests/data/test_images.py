@@ -103,7 +103,7 @@ def test_cmyk_is_paper_white_less_ink(file, expected):
     assert np.abs(images.decode(file) - expected).max() <= 3
 
 
-def test_cmyk_that_may_be_inverted_or_not_is_refused():
+def test_cmyk_that_may_be_inverted_or_not_is_rejected():
     marker = slice(2, 2 + 2 + 14)
     assert CMYK_JPEG[marker].startswith(b"\xff\xee\0\x0eAdobe")
     unmarked = CMYK_JPEG[: marker.start] + CMYK_JPEG[marker.stop :]

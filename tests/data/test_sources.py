@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.data.memory import CachedSource
 from vit_jax.data.sources import open_source
 
@@ -70,23 +71,23 @@ def test_own_source(own, make_config):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "rule"),
     [
-        ("out_of_range", "record 1 has the label 2, but classes are 0 to 1"),
-        ("plain_list", "labels are list; give an array of 2 integers"),
-        ("not_integers", r"labels are float64 \(2,\); give an array of 2 integers"),
-        ("column", r"labels are int64 \(2, 1\); give an array"),
-        ("no_rows", r"labels are int64 \(8,\); give an array of 8 x 2 integers, one for each record and class"),
-        ("three", r"record 1 has the label \[1 3\], but each is 0 or 1"),
-        ("empty", "it has no records"),
-        ("one_class", r"class_names is \('dark',\); give a tuple of at least two different names"),
-        ("twice", "class_names is"),
-        ("no_tuple", "class_names is"),
-        ("nothing", "NoneType has no class_names, num_classes, labels.*return a vit_jax.data.records.Source"),
+        ("out_of_range", "record 1.*label 2.*0 to 1"),
+        ("plain_list", "labels.*list.*2 integers"),
+        ("not_integers", r"labels.*float64 \(2,\).*2 integers"),
+        ("column", r"labels.*int64 \(2, 1\).*2 integers"),
+        ("no_rows", r"labels.*int64 \(8,\).*8 x 2 integers"),
+        ("three", r"record 1.*label \[1 3\].*0 or 1"),
+        ("empty", "no records"),
+        ("one_class", r"class_names.*\('dark',\).*two"),
+        ("twice", r"class_names.*\('dark', 'dark'\).*different"),
+        ("no_tuple", "class_names.*tuple"),
+        ("nothing", "NoneType.*class_names, num_classes, labels.*vit_jax.data.records.Source"),
     ],
 )
-def test_own_source_is_validated_when_opened(own, make_config, name, message):
-    with pytest.raises(ValueError, match=f"config.data='own_data:{name}', split 'train': {message}"):
+def test_own_source_is_validated_when_opened(own, make_config, name, rule):
+    with rejects(f"config.data='own_data:{name}', split 'train'", rule):
         open_source(f"own_data:{name}", "train", make_config(), 0)
 
 
@@ -97,20 +98,20 @@ def test_an_own_source_may_have_several_labels(own, make_config):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "rule"),
     [
-        ("folders:/x", "allowed are .* Did you mean 'folder'"),
-        ("cifar10", "allowed are .* Did you mean 'tfds:cifar10'"),
-        ("tfds:", "allowed are"),
-        ("folder:", "allowed are"),
-        ("", "allowed are"),
-        ("digit", "Did you mean 'digits'"),
-        ("{}", "Did you mean 'folder:{}'"),
-        ("tdfs:cifar10", "there is no such module.* Did you mean 'tfds'"),
-        ("own_data:Level", "own_data has no 'Level'; it has .*Levels"),
-        ("own_data:np", "is module; give a function"),
+        ("folders:/x", "folder:PATH.*did you mean 'folder'"),
+        ("cifar10", "did you mean 'tfds:cifar10'"),
+        ("tfds:", "tfds:NAME"),
+        ("folder:", "folder:PATH"),
+        ("", "digits"),
+        ("digit", "did you mean 'digits'"),
+        ("{}", "did you mean 'folder:{}'"),
+        ("tdfs:cifar10", "module.*did you mean 'tfds'"),
+        ("own_data:Level", "'Level'.*Levels"),
+        ("own_data:np", "module.*function"),
     ],
 )
-def test_unknown_kind_of_data(own, make_config, tmp_path, data, message):
-    with pytest.raises(ValueError, match=message.format(tmp_path)):
+def test_unknown_kind_of_data(own, make_config, tmp_path, data, rule):
+    with rejects(repr(data.format(tmp_path)), rule.format(tmp_path)):
         open_source(data.format(tmp_path), "train", make_config(), 0)

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.data.memory import CachedSource, MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource, classes_without_examples, hold_out
@@ -29,8 +30,8 @@ def numbers(source):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (IMAGES.astype(np.float32), [0, 0, 0], "give uint8"),
-        (IMAGES[0], [0, 0, 0], "give uint8"),
+        (IMAGES.astype(np.float32), [0, 0, 0], "uint8"),
+        (IMAGES[0], [0, 0, 0], "uint8"),
         (IMAGES, [0, 0], "one integer for each"),
         (IMAGES, [0.0, 0.0, 1.0], "one integer for each"),
         (IMAGES, [0, 0, 2], "record 2 has the label 2, but classes are 0 to 1"),
@@ -175,27 +176,27 @@ def test_few_examples_in_all_of_training(folder, make_config):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "field", "rule"),
     [
-        ({"train_examples": 16}, "train_examples=16: there are 15"),
-        ({"classes": ("cat", "bea")}, r"names 'bea', which the data does not have\. Nearest: 'bee'"),
-        ({"classes": ("cat", "zebra")}, "'zebra'.*It has 'ant', 'bee', 'cat'"),
-        ({"classes": ("cat",)}, "only 'cat'; give at least two"),
-        ({"classes": ("cat", "ant", "cat")}, "'cat' more than once"),
-        ({"train_examples_per_class": 5}, r"needs 5 example\(s\) of each class; 'ant' has 4\."),
-        ({"train_examples_per_class": 6, "classes": ("cat", "bee")}, "'cat' has 5"),
+        ({"train_examples": 16}, "config.input.train_examples=16", "15"),
+        ({"classes": ("cat", "bea")}, "config.input.classes", "'bea'.*nearest.*'bee'"),
+        ({"classes": ("cat", "zebra")}, "config.input.classes", "'zebra'.*'ant', 'bee', 'cat'"),
+        ({"classes": ("cat",)}, "config.input.classes", "'cat'.*at least two"),
+        ({"classes": ("cat", "ant", "cat")}, "config.input.classes", "'cat' more than once"),
+        ({"train_examples_per_class": 5}, "", "5.*'ant' has 4.*config.input.train_examples_per_class"),
+        ({"train_examples_per_class": 6, "classes": ("cat", "bee")}, "", "6.*'cat' has 5"),
     ],
 )
-def test_mistakes_of_a_selection(folder, make_config, fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_mistakes_of_a_selection(folder, make_config, fields, field, rule):
+    with rejects(field, rule):
         open_names(folder, "train", make_config(**fields))
 
 
 def test_split_without_the_classes(data_dir, make_config):
     label = open_source("digits", "test[:1]", make_config(data_dir=data_dir), 0)[0].label
     others = tuple(str(digit) for digit in range(10) if digit != label)
-    with pytest.raises(ValueError, match="No example of this split"):
+    with rejects("", "no example"):
         open_source("digits", "test[:1]", make_config(data_dir=data_dir, classes=others), 0)
     config = make_config(data_dir=data_dir, classes=(str(label), others[0]), train_split="test[:1]")
-    with pytest.raises(ValueError, match=f"'{others[0]}' has 0"):
+    with rejects("", f"1.*'{others[0]}' has 0"):
         open_source("digits", "test[:1]", config, 0)

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.rejections import rejects
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.stream import EvaluationStream
@@ -79,70 +80,54 @@ def test_files_may_be_anywhere(make_table, make_config, tmp_path):
     assert located(f"csv:{table.parent}/../images/{table.name}") == located(f"csv:{table}")
     assert listing_of("csv:") is listing_of("digits") is None
     twice = make_table("image,label", f"{tmp_path}/images/cat/0.png,cat", "cat/0.png,dog")
-    with pytest.raises(ValueError, match="2 lines name an image that another line names too"):
+    with rejects(str(twice), "2 lines name an image"):
         open_source(f"csv:{twice}", "all", make_config(), 0)
-
-
-def test_the_examples_that_the_config_chooses(make_table, make_config):
-    path = make_table(*lines_of())
-    source, names = open_names(path, "train", make_config(classes=("dog", "cat"), train_examples_per_class=3))
-    assert source.labels.tolist() == [1] * 3 + [0] * 3
-    assert [name[:3] for name in names] == ["cat"] * 3 + ["dog"] * 3
 
 
 SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' else 'test'}" for file in TEN_EACH)]
 
 
 @pytest.mark.parametrize(
-    ("lines", "split", "message"),
+    ("lines", "split", "rule"),
     [
-        (["file,label", "cat/0.png,cat"], "train", r"no columns 'image': its first line is 'file', 'label'"),
-        (["image,class", "cat/0.png,cat"], "train", "no columns 'label'"),
+        (["file,label", "cat/0.png,cat"], "train", "'image'.*'file', 'label'"),
+        (["image,class", "cat/0.png,cat"], "train", "'label'"),
         (["image,label,label", "cat/0.png,cat,cat"], "train", "2 columns 'label'"),
-        (["image,label,labels", "cat/0.png,cat,cat"], "train", "both columns 'label' and 'labels'"),
-        ([""], "train", "no columns 'image'"),
-        (["image,label", "cat/0.png"], "train", "line 2: 1 cells under 2 columns"),
-        (["image,label", "cat/0.png,cat, tabby"], "train", "line 2: 3 cells under 2 columns.*quotes"),
-        (["image,label", 'cat/0.png,"cat'], "train", "cannot be read as CSV"),
-        ([*lines_of(), "cat/new.png,", ",cat"], "train", r"1 lines have no image: line 23 \(empty\)"),
-        ([*lines_of(), "cat/new.png, "], "train", r"1 lines have no label: line 22 \(cat/new.png\)"),
-        (
-            [*lines_of(), "cat/../cat/0.png,dog"],
-            "train",
-            r"2 lines name an image that .*: line 2 .*, line 22 ",
-        ),
+        (["image,label,labels", "cat/0.png,cat,cat"], "train", "'label' and 'labels'"),
+        ([""], "train", "'image'"),
+        (["image,label", "cat/0.png"], "train", "line 2.*1 cells.*2 columns"),
+        (["image,label", "cat/0.png,cat, tabby"], "train", "line 2.*3 cells.*2 columns.*quotes"),
+        (["image,label", 'cat/0.png,"cat'], "train", "CSV"),
+        ([*lines_of(), "cat/new.png,", ",cat"], "train", r"1 lines.*no image.*line 23 \(empty\)"),
+        ([*lines_of(), "cat/new.png, "], "train", r"1 lines.*no label.*line 22 \(cat/new.png\)"),
+        ([*lines_of(), "cat/../cat/0.png,dog"], "train", "2 lines name an image.*line 2 .*line 22 "),
         (
             [*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))],
             "train",
-            r"5 lines name files that do not exist: line 22 \(cat/0.jpg\), .*\(cat/2.jpg\) and 2 more\.",
+            r"5 lines.*not exist.*line 22 \(cat/0.jpg\), .*\(cat/2.jpg\) and 2 more",
         ),
-        ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines of no known split \(.*train.*\): line 22 \(trian\)"),
-        ([*SPLITS, "dog/10.png,dog,"], "train", r"1 lines have no split, and others have one: line 22"),
-        (SPLITS, "tset", r"no split 'tset'; it has \['test', 'train'\]\. Did you mean 'test'"),
-        ([line for line in SPLITS if "test" not in line], "test", "Remove the column 'split', and a part of it"),
-        ([*SPLITS, "dog/10.png,emu,test"], "test", "'train' does not have: emu.*leave the lines out"),
-        (lines_of(), "val", "'val' of .*, which has no column 'split'; allowed"),
-        (
-            ["image,label", *(f"{file},cat" for file in TEN_EACH)],
-            "train",
-            "needs labels of at least two .*only one, 'cat'",
-        ),
-        ([*lines_of(), "cat/../table.csv,Cat"], "train", "'Cat' and 'cat' .*upper and lower case. Write one of them"),
-        ([*lines_of(), "table.csv,emu"], "train", "with one image, .*: emu"),
+        ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines.*no known split.*train.*line 22 \(trian\)"),
+        ([*SPLITS, "dog/10.png,dog,"], "train", "1 lines have no split.*line 22"),
+        ([line for line in SPLITS if "test" not in line], "test", "'test'.*column 'split'"),
+        ([*SPLITS, "dog/10.png,emu,test"], "test", "'train'.*emu.*lines"),
+        (lines_of(), "val", "'val'.*column 'split'"),
+        (["image,label", *(f"{file},cat" for file in TEN_EACH)], "train", "labels.*two.*'cat'"),
+        ([*lines_of(), "cat/../table.csv,Cat"], "train", "'Cat' and 'cat'.*write one"),
     ],
 )
-def test_mistakes_are_named(make_table, make_config, lines, split, message):
-    with pytest.raises(ValueError, match=message):
-        open_source(f"csv:{make_table(*lines)}", split, make_config(), 0)
+def test_mistakes_are_named(make_table, make_config, lines, split, rule):
+    table = make_table(*lines)
+    with rejects("", rule):
+        open_source(f"csv:{table}", split, make_config(), 0)
 
 
-def test_other_files_are_refused(make_table, make_config, tmp_path):
-    with pytest.raises(ValueError, match=r"There is no file .*nowhere\.csv'; give csv:FILE with the columns"):
+def test_other_files_are_rejected(make_table, make_config):
+    with rejects("nowhere.csv", "csv:FILE"):
         open_source("csv:nowhere.csv", "train", make_config(), 0)
     path = make_table(*lines_of(), encoding="utf-16")
-    with pytest.raises(ValueError, match="cannot be read as CSV in UTF-8"):
+    with rejects(str(path), "UTF-8"):
         open_source(f"csv:{path}", "train", make_config(), 0)
-    with pytest.raises(ValueError, match=rf"Did you mean 'csv:{path}'\?"):
+    with rejects(f"data {str(path)!r}", f"did you mean 'csv:{path}'"):
         open_source(str(path), "train", make_config(), 0)
 
 
@@ -196,15 +181,6 @@ def test_batches_of_several_labels(make_table, make_config):
     assert np.concatenate([batch.mask for batch in found]).tolist() == [1] * 20 + [0] * 4
 
 
-@pytest.mark.parametrize(
-    ("lines", "fields", "message"),
-    [
-        (["image,label,labels", "cat/0.png,cat,cat"], {}, "both columns 'label' and 'labels'"),
-        (many("cat/0.png,cat", "dog/0.png,"), {}, "needs labels of at least two classes .*only one, 'cat'"),
-        (SEVERAL, {"train_examples_per_class": 2}, r"several labels, .*Use config\.input\.train_examples"),
-        (many(*SEVERAL[1:10], "dog/9.png,later"), {"classes": ("even", "dog")}, "names 'dog', which the data does not"),
-    ],
-)
-def test_mistakes_in_several_labels_are_named(make_table, make_config, lines, fields, message):
-    with pytest.raises(ValueError, match=message):
-        open_source(f"csv:{make_table(*lines)}", "train", make_config(**fields), 0)
+def test_a_number_of_images_of_each_class_needs_one_class_an_image(make_table, make_config):
+    with rejects("config.input.train_examples_per_class=2", "several labels.*config.input.train_examples"):
+        open_source(f"csv:{make_table(*SEVERAL)}", "train", make_config(train_examples_per_class=2), 0)

@@ -15,6 +15,7 @@ import pytest
 import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
+from tests.rejections import rejects
 from vit_jax.data import digits, images
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds_source import prepare
@@ -73,11 +74,11 @@ def test_preparing_again_changes_nothing(data_dir):
 
 def test_names_that_cannot_be_prepared(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name, message in (
-        ("cifar1O", r"no dataset .cifar1O.\. Nearest: cifar10"),
-        ("cifar10", r"needs TensorFlow.*pip install 'vit_jax\[prepare\]'"),
+    for name, rule in (
+        ("cifar1O", "nearest.*cifar10"),
+        ("cifar10", r"TensorFlow.*pip install 'vit_jax\[prepare\]'"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with rejects(name, rule):
             prepare(name, data_dir=str(tmp_path))
 
 
@@ -119,28 +120,28 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
 
 
 def test_names_that_cannot_be_opened(tmp_path, make_config):
-    for name, message in (
-        ("cifar1O", "Nearest: cifar10"),
-        ("cifar10:9.9.9", r"cannot open 'cifar10:9\.9\.9'"),
+    for name, rule in (
+        ("cifar1O", "nearest.*cifar10"),
+        ("cifar10:9.9.9", ""),
         ("cifar10", f"vit-jax prepare cifar10 --data_dir={tmp_path}$"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with rejects(name, rule):
             open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "message"),
+    ("file", "before", "after", "rule"),
     [
-        ("dataset_info.json", "array_record", "tfrecord", r"as tfrecord.*vit-jax prepare vit_jax_digits --data_dir="),
-        ("features.json", '"label"', '"number"', r"has the features .*'number'.* needs 'image'"),
+        ("dataset_info.json", "array_record", "tfrecord", "tfrecord.*vit-jax prepare vit_jax_digits --data_dir="),
+        ("features.json", '"label"', '"number"', "features.*'number'.*'image'"),
     ],
 )
-def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, before, after, message):
+def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, before, after, rule):
     copy = shutil.copytree(data_dir, tmp_path / "tfds")
     path = next(copy.glob(f"**/{file}"))
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
-    with pytest.raises(ValueError, match=message):
+    with rejects("vit_jax_digits", rule):
         open_source("tfds:vit_jax_digits", "train", make_config(data_dir=str(copy)), 0)
 
 
@@ -157,7 +158,7 @@ def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_conf
     else:
         train_file.write_bytes(train_file.read_bytes()[:length])
     config = make_config(data_dir=str(train_file.parents[2]))
-    with pytest.raises(ValueError, match=rf"{train_file.name}' is missing, cut off or damaged \(.*copy it again"):
+    with rejects(train_file.name, "missing, cut off or damaged"):
         open_source("digits", "train", config, 0)
     assert len(open_source("digits", "test", config, 0)) == 360
 
@@ -182,8 +183,8 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
 
 
 @pytest.mark.parametrize(
-    ("split", "message"), [("valid", "'train': 1437"), ("train[:x%]", "no split"), ("train[:0]", "no examples")]
+    ("split", "rule"), [("valid", "'train': 1437"), ("train[:x%]", "'train': 1437"), ("train[:0]", "no examples")]
 )
-def test_unknown_split_lists_the_known(data_dir, make_config, split, message):
-    with pytest.raises(ValueError, match=message):
+def test_unknown_split_lists_the_known(data_dir, make_config, split, rule):
+    with rejects(split, rule):
         open_source("digits", split, make_config(data_dir=data_dir), 0)

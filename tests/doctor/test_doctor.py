@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests.integration.commands import run
-from tests.train.small_runs import RECIPE, SHRUNK
+from tests.tiny import RECIPE, RUN, flags
 from vit_jax import cli, hosts
 from vit_jax.cli import training
 from vit_jax.doctor import examination, machine, together
@@ -44,10 +44,11 @@ def install(monkeypatch, folder, *distributions):
     monkeypatch.syspath_prepend(folder)
 
 
+@pytest.mark.slow
 def test_a_machine_where_all_is_well(tmp_path, data_dir):
     short = ("total=3 steps", "schedule.warmup=1 steps")  # shorter than what is timed
-    fields = (*SHRUNK, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
-    words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *(f"--config.{field}" for field in fields)]
+    fields = flags(*RUN, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
+    words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *fields]
     outcome = run(["doctor", *words, "--json"])
     found = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
     assert outcome.code == (1 if found["speed"]["remedy"] else 0), "the speed of this machine decides"

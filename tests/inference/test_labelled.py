@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.inference.samples import NAMES, sample_weights
+from tests.rejections import rejects
 from vit_jax.config import InputConfig
 from vit_jax.data.sources import located, open_source
 from vit_jax.data.subset import held_up_to
@@ -86,24 +87,14 @@ def test_names_of_the_run_are_names_here(make):
     assert len(held_out[0]) == 6
     assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
     assert judged(data, weights, split="fit") == judged(data, weights, split="train")
-    with pytest.raises(ValueError, match=r"--split=vla: .* choose one of train, test, all, fit, val\."):
+    with rejects("--split=vla", "train, test, all, fit, val"):
         open_labelled(data, weights, SplitChoice(split="vla"))
 
 
 def test_classes_of_the_run_are_those_judged(make):
     data = make("my-images", [*TEN_EACH, "emu/0.png", "emu/1.png"])
     assert len(judged(data, trained_on(data, classes=NAMES[:2]))[0]) == 6
-    with pytest.raises(ValueError, match="does not know: emu"):
-        open_labelled(data, trained_on(data))
     assert len(judged(data, trained_on(data), classes=("bee", "ant"))[0]) == 6
-
-
-def test_a_split_that_does_not_exist(make):
-    with pytest.raises(ValueError, match=r"--split=trian: .* choose one of train, test, all\."):
-        open_labelled(make("images"), sample_weights(), SplitChoice(split="trian"))
-    data = make("splits", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
-    with pytest.raises(ValueError, match=r"no split 'trian'; it has \['test', 'train'\]\. Did you mean 'train'"):
-        open_labelled(data, sample_weights(), SplitChoice(split="trian"))
 
 
 def test_an_option_asks_for_a_holdout(make):
@@ -112,8 +103,6 @@ def test_an_option_asks_for_a_holdout(make):
     assert (len(names), notes) == (4, [])
     assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
     assert len(judged(data, sample_weights(), split="test")[0]) == 2
-    with pytest.raises(ValueError, match=r"holdout_fraction is 1\.0"):
-        open_labelled(data, sample_weights(), SplitChoice(holdout_fraction=1.0))
 
 
 @pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
@@ -176,41 +165,44 @@ def test_split_folders(make):
     own = trained_on(data, train_split="Train", test_split="test", holdout_fraction=0.1)
     assert open_labelled(data, own).words == "test of folder:splits, 20 of 20 images"
     assert len(open_labelled(data, own, SplitChoice(split="Train")).source) == 20
-    with pytest.raises(ValueError, match="has classes that 'Train' does not have: cat"):
-        open_labelled(data, own, SplitChoice(split="val"))
 
 
 @pytest.mark.parametrize(
-    ("data", "choice", "message"),
+    ("data", "choice", "options"),
     [
-        ("folder:flat", {"data_dir": "/nowhere"}, "--data_dir: without effect on folder:flat"),
-        ("folder:flat", {"train_split": "train"}, "--train_split: without effect on folder:flat, which has no split"),
-        ("folder:flat", {"split": "all", "seed": 1}, "--seed: without effect on all of folder:flat"),
-        ("folder:splits", {"seed": 7, "holdout_fraction": 0.5}, r"--seed, --holdout_fraction: .* \['test'\] in it"),
-        ("folder:splits", {"data_dir": "/nowhere"}, "--data_dir: without effect on folder:splits"),
-        ("digits", {"holdout_fraction": 0.1}, "--holdout_fraction: without effect on digits"),
-        ("digits", {"train_split": "train", "seed": 0}, "--train_split, --seed: without effect on digits"),
+        ("folder:flat", {"data_dir": "/nowhere"}, "--data_dir"),
+        ("folder:flat", {"train_split": "train"}, "--train_split"),
+        ("folder:flat", {"split": "all", "seed": 1}, "--seed"),
+        ("folder:splits", {"seed": 7, "holdout_fraction": 0.5}, "--seed, --holdout_fraction"),
+        ("folder:splits", {"data_dir": "/nowhere"}, "--data_dir"),
+        ("digits", {"holdout_fraction": 0.1}, "--holdout_fraction"),
+        ("digits", {"train_split": "train", "seed": 0}, "--train_split, --seed"),
     ],
 )
-def test_options_without_effect_are_refused(make, data, choice, message):
+def test_options_without_effect_are_rejected(make, data, choice, options):
     make("flat")
     make("splits", [f"test/{file}" for file in TEN_EACH])
-    with pytest.raises(ValueError, match=message):
+    with rejects(options, f"effect.*{data}"):
         open_labelled(data, sample_weights(), SplitChoice(**choice))
 
 
 def test_classes_that_the_weights_do_not_know(make):
     data = make("four", [f"{name}/0.png" for name in ("bee", "emu", "gnat", "gnu")])
-    with pytest.raises(ValueError, match=r"has classes that .* does not know: emu, gnat\. It knows ant, bee, cat"):
+    with rejects("folder:four", r"classes.*: emu, gnat\..*ant, bee, cat"):
         open_labelled(data, sample_weights())
     data = make("many", [f"class{number:02}/0.png" for number in range(12)])
-    with pytest.raises(ValueError, match=r"class09 and 2 more\."):
+    with rejects("class09 and 2 more"):
         open_labelled(data, sample_weights())
+
+
+def test_a_folder_that_does_not_exist(make):
+    with rejects("'nowhere'", "folder:PATH"):
+        open_labelled("folder:nowhere", sample_weights())
 
 
 def test_names_that_weights_have_twice(make):
     weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
-    with pytest.raises(ValueError, match="more than one class named bee: names cannot match"):
+    with rejects("w.npz", "more than one class.*bee"):
         open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
     assert open_labelled(make("else", ["cat/0.png", "dog/0.png"]), weights).source.labels.tolist() == [2, 3]
 
@@ -220,7 +212,7 @@ def test_weights_without_names_are_matched_by_number_and_that_is_told(make):
     source, _, notes, _ = open_labelled(make("seven", [f"{name}/0.png" for name in "gfedcba"]), weights)
     assert source.labels.tolist() == list(range(7))
     assert notes == ["the weights do not name their classes: matched by number with the data's."]
-    with pytest.raises(ValueError, match=r"has 2 classes, .* 7, and no names to match them by"):
+    with rejects("folder:two", "2 classes.*7.*names"):
         open_labelled(make("two"), weights)
 
 
@@ -240,7 +232,3 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     assert not {*TEN_EACH[:14]} & {*after} - {*before}
     assert "No image has changed sides" in notes[0]
     assert "If folder:my-images holds the same images, say --split=test." in judged(folder, weights)[1][0]
-    with pytest.raises(
-        ValueError, match=r"--split=vla: csv:.*, which has no column 'split'; choose one of train, test"
-    ):
-        open_labelled(f"csv:{table}", weights, SplitChoice(split="vla"))

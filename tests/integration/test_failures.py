@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.integration import commands
-from tests.integration.commands import finish, pretraining, spoken, start, start_all
+from tests.integration.commands import finish, pretraining, spoken, start_all
 from tests.integration.launchers import explicit, jobset, open_mpi, slurm
 
 pytestmark = pytest.mark.processes
@@ -102,23 +102,3 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(data_d
     assert end.endswith("The run ends; start the same command again.")
     assert "is after step 10; its Python stacks:" in second.err
     assert "in troubled" in second.err
-
-
-COMPILES_FOREVER = """
-import time
-from vit_jax.train.assemble import Assembly
-
-Assembly.compile_train_step = lambda self: time.sleep(100000)
-"""
-
-
-def test_sigterm_before_the_first_step(data_dir, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(COMPILES_FOREVER)
-    process = start(pretraining(data_dir, tmp_path / "run", *FOREVER), devices=1, PYTHONPATH=str(tmp_path))
-    assert any("starting from scratch" in line for line in process.stdout)  # and next it compiles
-    process.send_signal(signal.SIGTERM)
-    (outcome,) = finish([process])
-    assert outcome.code == 75
-    assert outcome.err == (
-        "vit-jax: stopped before the first step: there is nothing to save; the same command starts again\n"
-    )

@@ -42,7 +42,7 @@ def test_a_workdir_that_is_not_shared_is_noticed(data_dir, tmp_path):
         assert "is not the same folder in every process" in outcome.err
 
 
-def test_a_workdir_that_the_first_process_refuses_ends_both(data_dir, tmp_path):
+def test_a_workdir_that_the_first_process_rejects_ends_both(data_dir, tmp_path):
     (tmp_path / "file").write_text("")
     outcomes = finish(start_all(pretraining(data_dir, tmp_path / "file" / "run"), explicit(2)))
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.rejections import rejects
 from tests.train import small_runs as runs
 from tests.weights.small_networks import NETWORKS, RESNET, VIT, weights_of
 from vit_jax import pytree
@@ -86,20 +87,20 @@ def test_a_whole_head_stays_where_the_config_asks(save, names):
 
 
 @pytest.mark.parametrize(
-    ("names", "here", "message"),
+    ("names", "here", "rule"),
     [
-        (("a", "b", "c"), ("a", "b"), r"has 3 classes \(\['a', 'b', 'c'\]\) and the data 2 \(\['a', 'b'\]\)"),
-        (("a", "b", "c"), ("a", "c", "b"), r"has 3 classes .* and the data 3 \(\['a', 'c', 'b'\]\)"),
-        (None, ("a", "b"), r"has 3 classes \(not named\) and the data 2"),
+        (("a", "b", "c"), ("a", "b"), r"3 .*\['a', 'b', 'c'\].*2 .*\['a', 'b'\].*head=zero"),
+        (("a", "b", "c"), ("a", "c", "b"), r"3 .*3 .*\['a', 'c', 'b'\].*head=zero"),
+        (None, ("a", "b"), "3 .*not named.*2 .*head=zero"),
     ],
 )
-def test_a_head_of_other_classes_cannot_stay(save, names, here, message):
-    with pytest.raises(ValueError, match=message + r".* For other classes use config\.model\.head=zero"):
+def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):
+    with rejects("config.model.head='keep'", rule):
         adapt(config(save(VIT, class_names=names), head="keep"), source(*here))
 
 
 def test_no_weights():
-    with pytest.raises(ValueError, match=r"config.init_from is not set: .* --config.init_from=PATH"):
+    with rejects("config.init_from", "--config.init_from=PATH"):
         adapt(config(None), source("a", "b"))
 
 
@@ -127,7 +128,7 @@ def test_parameters_of_another_network_are_all_named():
     named = dict(pytree.named_leaves(run.abstract_state.model))
     given = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named.items() if name != "encoder/norm/bias"}
     given["head/linear/bias"] = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match=r"^here does not fit ViT-mu/2:") as error:
+    with rejects("here", "ViT-mu/2") as error:
         state_of_parameters(run, given, "here")
     assert "missing: encoder/norm/bias (16,)" in str(error.value)
     assert "shape: head/linear/bias is (3,), the model has (10,)" in str(error.value)

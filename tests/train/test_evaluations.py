@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.integration import commands
+from tests.rejections import rejects
 from tests.tiny import source
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
@@ -135,20 +136,20 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "rule"),
     [
-        ([f"kind={PIXELS}", "arguments.f=1"], r"called with \(split, run\) and arguments=\{'f': 1\}: .*'f'"),
-        ([f"kind={__name__}:NoRun"], "kind='.*:NoRun' gives NoRun, which has no method run"),
-        (["kind=knn", "arguments.neighbours=99"], "mine: 99 neighbours of 20 training images"),
+        ([f"kind={PIXELS}", "arguments.f=1"], r"arguments=\{'f': 1\}"),
+        ([f"kind={__name__}:NoRun"], "NoRun'.*method run"),
+        (["kind=knn", "arguments.neighbours=99"], "99 neighbours.*20 training images"),
         (["kind=knn", "arguments.temperature=abc"], "temperature='abc'"),
-        (["kind=fewshot", "arguments.shots=0"], "shots"),
-        (["kind=knn", "arguments.layer=block:9"], "has 2 blocks"),
+        (["kind=fewshot", "arguments.shots=0"], "shots=.*whole numbers.*1"),
+        (["kind=knn", "arguments.layer=block:9"], "layer='block:9'.*2 blocks"),
     ],
 )
-def test_what_is_no_evaluator_is_refused(options, message):
+def test_what_is_no_evaluator_is_rejected(options, rule):
     run = runs.build(*(f"evaluation.evaluators.mine.{option}" for option in options))
     both = dataclasses.replace(DATA, supports={"mine": DATA.others["mine"]})
-    with pytest.raises(ValueError, match=message):
+    with rejects("", rule):
         build_evaluations(run, both, "test", lambda: None)
 
 
@@ -174,7 +175,7 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
     data = open_datasets(dataclasses.replace(config, evaluation=evaluation))
     assert (len(data.supports["few"]), len(data.others["few"])) == (718, 360)
     other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
-    with pytest.raises(ValueError, match=r"splits of .* have different classes"):
+    with rejects("splits", "different classes"):
         open_datasets(dataclasses.replace(config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})))
 
 

@@ -12,7 +12,6 @@ from tests.integration import commands
 from tests.tiny import flags
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
-from vit_jax.config.validate import validate
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.start import adapt
@@ -115,27 +114,3 @@ def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
     found = load_weights(str(tmp_path / "w.npz"), image_size=(8, 8), num_heads=2)
     assert (found.architecture.num_classes, found.architecture.patch_outputs) == (0, 0)
     assert not [name for name in found.parameters if name.startswith("head/mask")]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["input.mixup_alpha=0.4"], "mixup_alpha=0.4 has no effect without objective.kind='classification'"),
-        (["objective.label_smoothing_fraction=0.1"], "label_smoothing_fraction=0.1 has no effect"),
-        (["objective.loss=sigmoid"], "masked_patch has a loss of its own"),
-        (["objective.corrupted_fraction=0.0"], "must lie between 0 and 1"),
-        (["objective.corruption_shares=0.5,0.1,0.1"], "sum to 1"),
-        (["objective.patch_target=pixels"], "best_metric='test_accuracy' is no result .*: test_loss."),
-        (["optimizer.trained=head"], "head alone would learn"),
-    ],
-)
-def test_mistakes(options, message):
-    with pytest.raises(ValueError, match=message):
-        validate(runs.config(*MASKED, *options))
-
-
-def test_options_of_masking_need_it():
-    with pytest.raises(ValueError, match=r"corrupted_fraction=0.3 has no effect without objective.kind='masked_patch'"):
-        validate(runs.config("objective.corrupted_fraction=0.3"))
-    with pytest.raises(ValueError, match="only pre-training predicts patches"):
-        validate(load_recipe("digits_transfer:finetune", flags("objective.kind=masked_patch")))

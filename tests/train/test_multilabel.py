@@ -12,6 +12,7 @@ from jax import export
 
 import vit_jax
 from tests.integration.commands import run, succeed
+from tests.rejections import rejects
 from tests.tiny import RECIPE, RUN, flags
 from tests.train import small_runs as runs
 from vit_jax.arrays import Batch
@@ -151,22 +152,18 @@ def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ([], "objective.loss='softmax' .* use config.objective.loss=sigmoid"),
-        ([SIGMOID, "input.sampling=balanced"], "input.sampling='balanced' .*use uniform"),
-        ([SIGMOID, "objective.class_weights=1,1,5"], "objective.class_weights=.*Leave it out"),
-        (
-            [SIGMOID, "evaluation.evaluators.few.kind=fewshot"],
-            "evaluation.evaluators.few.kind='fewshot' .*Leave it out",
-        ),
-        ([SIGMOID, "input.train_examples_per_class=1"], "input.train_examples_per_class=1.*train_examples"),
+        ([], "objective.loss='softmax'"),
+        ([SIGMOID, "input.sampling=balanced"], "input.sampling='balanced'"),
+        ([SIGMOID, "objective.class_weights=1,1,5"], "objective.class_weights=(1.0, 1.0, 5.0)"),
+        ([SIGMOID, "evaluation.evaluators.few.kind=fewshot"], "evaluation.evaluators.few.kind='fewshot'"),
     ],
 )
-def test_what_asks_for_the_one_class_is_refused(data, fields, message):
+def test_what_asks_for_the_one_class_is_rejected(data, fields, named):
     config = load_recipe(str(RECIPE), flags(f"data={data}", *fields))
     validate(config)
-    with pytest.raises(ValueError, match=rf"config\.{message}"):
+    with rejects(f"config.{named}", "several labels"):
         open_datasets(config)
 
 
@@ -177,13 +174,13 @@ def test_tasks_of_a_sweep_have_one_label(data):
 
 
 @pytest.mark.slow
-def test_the_other_kind_of_data_is_refused(trained, data, tmp_path):
+def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
     """By verbs that judge or learn one class, and of data with one label by what is for several."""
     folder = data.removeprefix("csv:").removesuffix("table.csv")
     lines = [f"{folder}{number}.png,{CLASSES[number % 3]},{'train' if number % 2 else 'test'}" for number in range(12)]
     (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
     for words, message in (
-        (["evaluate", str(trained), f"--data=csv:{tmp_path}/one.csv"], "of images that may have several labels, csv:"),
+        (["evaluate", str(trained), f"--data=csv:{tmp_path}/one.csv"], "several labels"),
         (
             ["fewshot", str(trained), f"--data={data}", f"--cache={tmp_path}/cache"],
             "a classifier of features gives one",
@@ -197,7 +194,7 @@ def test_the_other_kind_of_data_is_refused(trained, data, tmp_path):
         flags(f"data=csv:{tmp_path}/one.csv", SIGMOID, "checkpoint.best_metric=test_f1_macro"),
     )
     validate(config)
-    with pytest.raises(ValueError, match="best_metric='test_f1_macro': the images have one label each"):
+    with rejects("config.checkpoint.best_metric='test_f1_macro'", "one label"):
         open_datasets(config)
 
 

@@ -5,7 +5,9 @@ import types
 
 import pytest
 
+from tests.rejections import rejects
 from tests.train import small_runs as runs
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.train import start
 
 FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
@@ -31,12 +33,18 @@ def test_positions_added_elsewhere_are_of_another_network():
     there = dataclasses.asdict(runs.build().architecture)
     assert there.pop("position_layers") == "stem"
     assert restore(FACTS | {"architecture": there}, FACTS) == 5
-    with pytest.raises(ValueError, match="position_layers: there 'shared', here 'stem'"):
+    with rejects("position_layers", "'shared'.*'stem'"):
         restore(FACTS | {"architecture": there | {"position_layers": "shared"}}, FACTS)
 
 
 @pytest.mark.parametrize("name", FACTS | FILES)
 def test_other_data(name):
     other = 7 if isinstance((FACTS | FILES)[name], int) else "other"
-    with pytest.raises(ValueError, match=rf"trained with {name}=.*: continuing would not see the same images"):
+    with rejects(f"{name}=", "config.init_from"):
         restore(FACTS | FILES, FACTS | FILES | {name: other})
+
+
+def test_a_folder_without_checkpoints(tmp_path):
+    run, nothing = runs.build(f"resume_from={tmp_path}"), CheckpointReader(tmp_path)
+    with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):
+        start.start_state(run, nothing, {})

@@ -8,6 +8,7 @@ import pytest
 
 from tests.inference.imagenet.small_sets import NAMES_FILE
 from tests.inference.samples import SEVEN, sample_weights
+from tests.rejections import rejects
 from vit_jax.inference.imagenet.classes import (
     class_names,
     classes,
@@ -44,7 +45,7 @@ def test_which_networks_get_imagenets_names():
     for weights in (weights_with(None), weights_with(None, 21_843, format="released"), weights_with(None, 7)):
         assert readable_names(weights) is None
         assert not is_unnamed(weights)
-        with pytest.raises(ValueError, match=r"does not name its .* classes, .*--class_names=FILE"):
+        with rejects("classes", "--class_names=FILE"):
             outputs_of(weights)
     assert readable_names(weights_with(IDS)) == class_names()
     mixed = ("n01440764", "n99999999", "cat")
@@ -76,7 +77,7 @@ def test_outputs_in_another_order_and_classes_that_a_head_lacks():
     for count in (1, 10):
         found = outputs_of(weights_with(tuple(names[count:]), 1000 - count))
         assert np.array_equal(np.flatnonzero(found < 0), np.sort(order[:count]))
-    with pytest.raises(ValueError, match=r"has 989 of ImageNet's 1,000 classes; it lacks .* and 1 more"):
+    with rejects("989 of ImageNet's 1,000", "and 1 more"):
         outputs_of(weights_with(tuple(names[11:]), 989))
-    with pytest.raises(ValueError, match=r"has 3 of ImageNet's 1,000 classes; it lacks tench, goldfish"):
+    with rejects("3 of ImageNet's 1,000", "tench, goldfish"):
         outputs_of(sample_weights())  # ants, bees, eels

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,6 +11,7 @@ from tests.inference.imagenet.small_sets import prepare
 from tests.inference.imagenet.test_classes import IDS, weights_with
 from tests.inference.samples import logits_of, sample_pixels, to_png
 from tests.integration.commands import run, succeed
+from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.inference.imagenet import classes
 from vit_jax.inference.imagenet.sets import SETS, open_family
@@ -212,19 +212,19 @@ def test_real_by_hand(here, logits, labels, form):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "rule"),
     [
-        ("no json", r"real.json cannot be read as JSON"),
-        ('{"a": 1}', "it is no list of lists of classes, 0 to 999"),
-        ("[[1], [1000]]", "it is no list of lists of classes, 0 to 999"),
-        ("[[1], [2]]", r"ILSVRC2012_val_00000003.JPEG has no place in .*real.json, whose 2 lists are"),
+        ("no json", "real.json.*JSON"),
+        ('{"a": 1}', "real.json.*0 to 999"),
+        ("[[1], [1000]]", "real.json.*0 to 999"),
+        ("[[1], [2]]", "ILSVRC2012_val_00000003.JPEG.*real.json.*2 lists"),
         ("[" + ", ".join(["[]"] * COUNT) + "]", "no image has a label"),
     ],
 )
-def test_files_that_are_not_reals(here, unnamed, content, message):
+def test_files_that_are_not_reals(here, unnamed, content, rule):
     write_folder(here / "val", np.arange(COUNT))
     (here / "real.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with rejects("", rule):
         open_family("imagenet:real", unnamed, data_dir=str(here), real=str(here / "real.json"))
 
 
@@ -275,16 +275,16 @@ def test_objectnet(here, unnamed, logits):
 def test_objectnet_without_its_mappings(here, unnamed):
     write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
     mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
-    for content, message in (
-        ('{"Banana": "bananas"}', "the mappings beside it are not those of ObjectNet's release"),
-        ('{"Banana": 7}', "the mappings beside it are not those of ObjectNet's release"),
-        ("{}", "has no class that ImageNet has too"),
+    for content, rule in (
+        ('{"Banana": "bananas"}', "mappings"),
+        ('{"Banana": 7}', "mappings"),
+        ("{}", "no class that ImageNet has"),
     ):
         mapping.write_text(content)
-        with pytest.raises(ValueError, match=message):
+        with rejects("objectnet", rule):
             open_family("imagenet:objectnet", unnamed, data_dir=str(here))
     shutil.rmtree(mapping.parent)
-    with pytest.raises(ValueError, match=r"folder_to_objectnet_label.json cannot be read"):
+    with rejects("folder_to_objectnet_label.json", "read"):
         open_family("imagenet:objectnet", unnamed, data_dir=str(here))
 
 
@@ -292,7 +292,7 @@ def test_objectnet_without_its_mappings(here, unnamed):
 
 
 def test_nothing_is_there(here, unnamed):
-    with pytest.raises(ValueError, match="imagenet:a is not there") as error:
+    with rejects("imagenet:a") as error:
         open_family("imagenet", unnamed, data_dir=str(here))
     lines = str(error.value).splitlines()
     assert len(lines) == len(SETS)
@@ -311,14 +311,11 @@ def test_nothing_is_there(here, unnamed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data=imagenet:sketsh"], "there is no such set. Did you mean 'sketch'? Known: validation, real, v2/"),
+        (["--data=imagenet:sketsh"], "Did you mean 'sketch'? Known: validation, real, v2/"),
         (["--data=imagenet:a", "--real=r.json"], "--real=r.json: without effect on imagenet:a"),
         (["--data=imagenet:a", "--split=test", "--seed=1"], "--split, --seed: without effect on imagenet:a"),
-        (["--data=digits", "--real=r.json"], "--real=r.json: without effect on digits, only on imagenet"),
-        (
-            ["--data=imagenet:a,r", "--csv=x.csv"],
-            "--csv= is the table of one dataset, and imagenet:a,r are 2: use --rep",
-        ),
+        (["--data=digits", "--real=r.json"], "--real=r.json: without effect on digits"),
+        (["--data=imagenet:a,r", "--csv=x.csv"], "--csv="),
     ],
 )
 def test_wrong_words(here, labels, words, message):
@@ -329,19 +326,8 @@ def test_wrong_words(here, labels, words, message):
     assert message in err
 
 
-def test_classes_of_another_set_are_refused(here, unnamed):
+def test_classes_of_another_set_are_rejected(here, unnamed):
     others = np.setdiff1d(np.arange(1000), classes.members("R"))[:COUNT]
     write_folder(here / "imagenet-r", others)
-    with pytest.raises(ValueError, match=f"has classes that imagenet:r does not have: {IDS[others[0]]}"):
+    with rejects("imagenet:r", IDS[others[0]]):
         open_family("imagenet:r", unnamed, data_dir=str(here))
-
-
-def test_every_image_once_on_one_device_and_on_eight(here, labels, monkeypatch):
-    prepare(here, "imagenet_r", examples(labels("R")))
-    found = []
-    for devices in (jax.devices(), jax.devices()[:1]):
-        monkeypatch.setattr(jax, "devices", lambda *_, devices=devices: devices)
-        values = evaluated(here, "--data=imagenet:r", "--global_batch=5")[0]["sets"]["r"]
-        found.append({name: values[name] for name in ("images", "top1_accuracy", "top5_accuracy")})
-    assert found[0] == found[1]
-    assert found[0]["images"] == COUNT

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.rejections import rejects
 from tests.transfer.vtab import small_suite
 from vit_jax.data.vtab import TASKS
 from vit_jax.transfer.vtab.suite import PUBLISHED, VTAB, load_suite, select_tasks
@@ -34,29 +35,25 @@ def test_names_in_the_order_of_the_suite():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "rule"),
     [
-        ("pet", r"no task or group 'pet'\. Nearest: pets"),
-        ("svhn,specialised", r"'specialised'\. Nearest: specialized"),
-        ("xyz", r"There are all, natural, specialized, structured, caltech101, "),
-        (",", "names no task; give all, a group, or names"),
+        ("pet", "'pet'.*nearest.*pets"),
+        ("svhn,specialised", "'specialised'.*nearest.*specialized"),
+        ("xyz", "'xyz'.*all, natural, specialized, structured, caltech101, "),
+        (",", "no task"),
     ],
 )
-def test_names_that_there_are_not(words, message):
-    with pytest.raises(ValueError, match=message):
+def test_names_that_there_are_not(words, rule):
+    with rejects(f"--tasks={words}", rule):
         select_tasks(VTAB, words)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("missing", "has no 'missing'"),
-        ("NOT_A_SUITE", "give a list of vit_jax.transfer.vtab.suite.Task"),
-        ("TWICE", "'dull' names two tasks"),
-    ],
+    ("name", "rule"),
+    [("missing", "has no 'missing'"), ("NOT_A_SUITE", "vit_jax.transfer.vtab.suite.Task"), ("TWICE", "'dull'.*two")],
 )
-def test_suites_that_are_none(name, message):
-    with pytest.raises(ValueError, match=message):
+def test_suites_that_are_none(name, rule):
+    with rejects("--suite=", rule):
         load_suite(f"tests.transfer.vtab.small_suite:{name}")
 
 
