@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from vit_jax.config import load_recipe, to_text
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -29,4 +31,4 @@ def test_an_installed_package_finds_its_recipes_anywhere(tmp_path):
     result = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
     file, text = result.stdout.split("\n", 1)
     assert pathlib.Path(file) == target / "vit_jax" / "__init__.py"
-    assert text == (ROOT / "tests" / "golden" / "recipes" / "digits.txt").read_text()
+    assert text == to_text(load_recipe("configs/digits.py"))

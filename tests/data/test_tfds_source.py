@@ -38,7 +38,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 def test_tensorflow_is_never_imported(data_dir, tmp_path):
     """On the complete path of the data: a module of that name, found first, ends whichever process imports it."""
     (tmp_path / "script.py").write_text(SCRIPT)

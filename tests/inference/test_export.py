@@ -100,7 +100,6 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch"), [(name, batch) for name in BATCHES for batch in BATCHES[name]])
 def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     """Programs of half precision may round to eight bits at other places: probabilities move by a few of 2**-8."""

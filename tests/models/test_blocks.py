@@ -145,7 +145,6 @@ def gradient(**options):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize("options", NEW, ids=str)
 def test_every_parameter_learns(options):
     """Rows of tables one by one: no token, offset or class token is left out."""

@@ -47,7 +47,6 @@ def assert_near(found, expected):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_size", "unit"),
     [
@@ -148,7 +147,6 @@ def test_initial_values(form):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)

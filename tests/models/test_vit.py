@@ -102,7 +102,6 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(*(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change)))

@@ -65,7 +65,6 @@ RUNS = {
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
     losses = RUNS[name](data_dir, tmp_path)

@@ -39,7 +39,6 @@ def one_device():
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize(("parameters", "replicas", "model", "attention"), LAYOUTS)
 def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replicas, model, attention):
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")
@@ -59,7 +58,6 @@ def test_resnet_and_transformer_in_one_likewise():
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 def test_axial_blocks_and_relative_positions_likewise():
     options = ("model.block=axial", "model.position_embedding=relative")
     one, curve_of_one = runs.train(runs.build(*options), 5)

@@ -38,7 +38,6 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 def test_resumes_to_the_bit(finished, tmp_path, monkeypatch):
     workdir, summary = finished
     shutil.copytree(workdir, tmp_path / "run")

@@ -18,7 +18,6 @@ def assert_trees_close(a, b, atol):
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 @pytest.mark.parametrize("masked", [(), (0, 5, 6)])
 def test_accumulation_equals_the_large_batch_of_one_device(masked):
     """Also where examples are masked unevenly over the micro-batches, with mixup, and spread over devices."""
@@ -121,7 +120,6 @@ def test_polyak_average_is_what_is_evaluated():
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_parameters():
     state, curve = runs.train(runs.build("model.compute_dtype=bfloat16"), 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype("float32")}
@@ -161,7 +159,6 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
 
 
 @pytest.mark.newest
-@pytest.mark.slow
 def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
     run = runs.build("model.dropout_fraction=0.1", devices=2)
     (batch,) = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 1))
