@@ -1,15 +1,18 @@
 import gc
 import itertools
+import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint.utils import to_shape_dtype_struct
 
-from vit_jax.checkpoint import CheckpointReader, CheckpointStore
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore, workarounds
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.sharding import build_mesh
 
@@ -158,3 +161,20 @@ def test_no_program_is_compiled_to_save_a_small_array_that_all_devices_hold(open
     with jax.log_compiles():
         open_store().save(1, {"model": {"kernel": kernel}}, metadata={}, metrics={})
     assert not [message for message in caplog.messages if "slice" in message]
+
+
+def test_errors_in_threads_of_orbax_are_not_printed(monkeypatch):
+    """The store raises them itself; Python would print a hundred lines of tracebacks."""
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", lambda report: printed.append(report.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    workarounds.apply.__wrapped__()  # wraps the hook above, too
+
+    def end_of_loop():
+        raise RuntimeError("Event loop is closed")
+
+    for target in (lambda: ocp.type_handlers.get_type_handler(complex), end_of_loop, lambda: 1 / 0):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+    assert printed == [ZeroDivisionError]
