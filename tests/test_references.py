@@ -1,11 +1,15 @@
 """Texts that name a user's own code: which are such, and what is said of those that name nothing."""
 
+import copy
+import dataclasses
 import importlib
+import pickle
 import sys
 
 import pytest
 
-from vit_jax.references import is_reference, resolve
+from tests.weights.small_networks import VIT
+from vit_jax.references import CodeNotAllowed, StoredReference, allowed_code, is_reference, mark_stored, resolve
 
 SOURCE = """
 class Net:
@@ -86,3 +90,73 @@ def test_what_names_nothing_is_refused(modules, text, message):
     )
     with pytest.raises(ValueError, match=message):
         resolve(text, "config.x")
+
+
+def stored(text, *allowed):
+    return mark_stored({"part": [text]}, "w.npz", allowed)["part"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("mine:value", ()),
+        ("mine:value", ("min", "mine2", "mine.sub", "minelib", "mine:Net")),
+        ("minelib.sub:value", ("minelib.su", "mine", "sub")),
+        ("mine:sys.exit", ("mine",)),  # what an allowed module imports
+        ("mine:exit", ("mine",)),
+        ("mine:Net.build.__globals__.clear", ("mine",)),
+        ("mine:Net.__class__", ("mine",)),
+    ],
+)
+def test_a_file_names_no_code_that_is_not_allowed(modules, text, allowed):
+    modules(mine=f"from sys import exit\nimport sys\n{SOURCE}", minelib__sub="value = 7")
+    with pytest.raises(CodeNotAllowed, match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --allow_code=\S*\1 "):
+        resolve(stored(text, *allowed), "config.x")
+    assert (text.partition(":")[0] in sys.modules) == (allowed == ("mine",))
+
+
+def test_a_file_names_allowed_code(modules):
+    modules(mine=f"from sys import exit\n{SOURCE}", minelib__sub="value = 7")
+    assert resolve(stored("mine:Net.build", "other", "mine"), "config.x")() == 3
+    assert resolve(stored("minelib.sub:value", "minelib"), "config.x") == 7
+    assert resolve(stored("minelib.sub:value", "minelib.sub"), "config.x") == 7
+    assert resolve(stored("mine:exit", "mine", "sys"), "config.x") is sys.exit
+    assert resolve(stored("mine:exit", "mine:exit"), "config.x") is sys.exit  # the very reference, named by the user
+
+
+def test_marks_stay():
+    """Every text of metadata that can be resolved is marked, in copies too; its value is unchanged."""
+    metadata = {"a": "x:y", "b": {"c": ["x:y", 3, None, "plain", {"d": "x.z:y.w"}]}, "e": "tfds:cifar10"}
+    marked = mark_stored(copy.deepcopy(metadata), "w.npz", ("x",))
+    assert marked == metadata
+    references = [marked["a"], marked["b"]["c"][0], marked["b"]["c"][4]["d"], marked["e"]]
+    assert [reference.field for reference in references] == ["a", "b.c.0", "b.c.4.d", "e"]
+    assert type(marked["b"]["c"][3]) is str
+    a = dataclasses.replace(VIT, block=references[0])
+    for again in (
+        copy.deepcopy(a).block,
+        pickle.loads(pickle.dumps(a)).block,
+        dataclasses.asdict(a)["block"],
+        dataclasses.replace(a, depth=3).block,
+    ):
+        assert isinstance(again, StoredReference)
+        assert (again, again.file, again.field, again.allowed) == ("x:y", "w.npz", "a", ("x",))
+    assert StoredReference("x:y").allowed == ()
+
+
+def test_packages():
+    assert allowed_code("") == allowed_code(()) == ()
+    assert allowed_code("a,b.c") == allowed_code(["a", "b.c"]) == ("a", "b.c")
+    for wrong in ("a-b", "a b", ".", "a.", "*", "a:", ["a", 3]):
+        with pytest.raises(ValueError, match=r"^allow_code=.*: must be the name of a package\."):
+            allowed_code(wrong)
+
+
+def test_the_working_directory_is_not_searched_for_an_installed_package(modules):
+    """Nor for what that package lacks, later in this process."""
+    modules(minelib="value = 3")
+    resolve("fractions:Fraction", "config.x")
+    assert "minelib" not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("minelib")
+    assert resolve("minelib:value", "config.x") == 3

@@ -1,17 +1,91 @@
 """References to a user's own code: the text "package.module:name" in a config, and the object that it names.
 
 Wherever a config names a part of ours, it also takes such a reference. Nothing is imported until a run starts.
+
+Who wrote a reference decides whether it is imported. Text of the user (recipe, command line, Python) is. Text of a file
+of weights is not, unless the caller allows its package: readers of metadata mark it with `mark_stored`.
 """
 
 import contextlib
 import importlib
+import importlib.util
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class CodeNotAllowed(ValueError):
+    """A file names code of a package that the caller does not allow."""
+
+
+class StoredReference(str):
+    """A reference in the metadata of a file. `resolve` imports it only from an allowed package.
+
+    Copies by `dataclasses`, `copy` and `pickle` stay marked. `str(reference)` is plain text: do not resolve that.
+    """
+
+    file: str = "a file"
+    field: str = ""  # where the metadata has it, "architecture.network"
+    allowed: tuple[str, ...] = ()  # as from `allowed_code`
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the caller allows this very reference, so it need not be defined in an allowed package."""
+        return self in self.allowed
+
+    def require_allowed(self, module: str | None = None) -> None:
+        """Raises CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
+        module = self.partition(":")[0] if module is None else module
+        if self.is_exact or any(f"{module}.".startswith(f"{package}.") for package in self.allowed):
+            return
+        package = module.partition(".")[0]
+        packages = [name for name in self.allowed if ":" not in name] + [package]
+        raise CodeNotAllowed(
+            f"{self.field}={self!r}: {self.file} names code of {package}, which is not an allowed package. If you "
+            f"trust that code, add --allow_code={','.join(packages)} (in Python: allow_code={tuple(packages)!r})."
+        )
+
+
+def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
+    """Packages whose code files may name: a tuple, or text with commas between them. A reference allows itself alone.
+
+    Raises:
+      ValueError: an entry is neither a package nor a reference.
+    """
+    names = allow_code.split(",") if isinstance(allow_code, str) else list(allow_code)
+    for name in filter(None, names):
+        if not isinstance(name, str) or not (_PACKAGE.fullmatch(name) or is_reference(name)):
+            raise ValueError(
+                f"allow_code={name!r}: must be the name of a package. Write it as in an import: mypackage."
+            )
+    return tuple(filter(None, names))
+
+
+def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
+    """Marks every reference in metadata that was read from a file, at any depth and in place; returns the metadata.
+
+    Args:
+      metadata: dictionaries and lists, from JSON.
+      file: for errors.
+      allowed: packages that the caller allows, from `allowed_code`.
+    """
+    pending: list[tuple[str, Any]] = [("", metadata)]
+    while pending:
+        prefix, part = pending.pop()
+        for key, value in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            if isinstance(value, dict | list):
+                pending.append((f"{prefix}{key}.", value))
+            elif is_reference(value):
+                part[key] = reference = StoredReference(value)
+                reference.file, reference.field, reference.allowed = file, f"{prefix}{key}", allowed
+    return metadata
 
 
 def is_reference(text: object) -> bool:
@@ -34,14 +108,17 @@ def resolve(text: str, field: str) -> Any:
     The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 
     Raises:
+      CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is imported.
       ValueError: not of this form; no such module; the module fails to import; it has no such name.
     """
     if not is_reference(text):
         raise ValueError(f"{field}={text!r} is not a reference: write package.module:name.")
+    if isinstance(text, StoredReference):
+        text.require_allowed()
     module_name, _, name = text.partition(":")
     try:
         folder = os.getcwd()
-        if folder not in sys.path:
+        if folder not in sys.path and not _is_installed(module_name):
             sys.path.append(folder)  # last, so that a file here never hides an installed package
         found: Any = importlib.import_module(module_name)
     except Exception as error:
@@ -59,4 +136,24 @@ def resolve(text: str, field: str) -> Any:
             raise ValueError(
                 f"{field}={text!r}: {module_name} has no {name!r}; it has {public or 'nothing'}."
             ) from None
+        if isinstance(text, StoredReference) and (home := _home(found)) is not None:
+            text.require_allowed(home)  # an allowed module may import others: mypackage:os.system
     return found
+
+
+def _is_installed(module_name: str) -> bool:
+    """Whether the package is found without the working directory, which then need not be searched at all."""
+    try:
+        spec = importlib.util.find_spec(module_name.partition(".")[0])  # imports nothing: it is the first part alone
+    except ValueError:  # as for __main__
+        return False
+    return spec is not None and spec.origin is not None  # a folder without __init__.py may go on in the other one
+
+
+def _home(found: Any) -> str | None:
+    """The module that defines a module, class or function; None for other objects, which do not know it."""
+    if isinstance(found, types.ModuleType):
+        return found.__name__
+    if inspect.isclass(found) or inspect.isroutine(found):
+        return getattr(found, "__module__", None) or "builtins"
+    return None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,7 @@ def load_model(
     image_size: int | tuple[int, int] | None = None,
     class_names: Sequence[str] | None = None,
     polyak: bool = True,
+    allow_code: str | Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Model:
@@ -84,13 +85,15 @@ def load_model(
       image_size: resizes learned positions to this size in pixels, one side of a square or (height, width).
       class_names: for a file that does not hold them.
       polyak: of a workdir, take the Polyak average where there is one.
+      allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
       facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
       **options: as `from_weights`: compute_dtype, resize, crop_fraction, exif_orientation, position_resize.
 
     Raises:
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
+      CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
-    weights = load_weights(source, polyak=polyak, class_names=class_names, **(facts or {}))
+    weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **(facts or {}))
     return from_weights(weights, num_classes=num_classes, image_size=image_size, **options)
 
 

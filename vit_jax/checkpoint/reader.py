@@ -20,6 +20,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.files import first_line
+from vit_jax.references import mark_stored
 
 T = TypeVar("T")
 
@@ -40,9 +41,11 @@ class DamagedCheckpoint(ValueError):
 class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
-    def __init__(self, workdir: str | pathlib.Path):
+    def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
+        """Packages `allowed`, from `references.allowed_code`, are those whose code the metadata may name."""
         workarounds.apply()
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        self._allowed = allowed
         self._described: dict[int, dict[str, Any]] = {}  # metadata with digests, by step
 
     def all_steps(self) -> list[int]:
@@ -127,7 +130,7 @@ class CheckpointReader:
         digest = metadata.pop(METADATA_DIGEST, None)
         if digest is not None and digest != metadata_digest(metadata):
             raise self._damaged(step, f"other bytes than were written in {METADATA}")
-        self._described[step] = {DIGESTS: {}} | metadata
+        self._described[step] = {DIGESTS: {}} | mark_stored(metadata, str(folder), self._allowed)
         return self._described[step]
 
     def _damaged(self, step: int, problem: str) -> DamagedCheckpoint:
@@ -173,6 +176,7 @@ def read_workdir(
     shapes_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]],
     *,
     polyak: bool = True,
+    allowed: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
     """Reads a run's parameters into this machine's memory, whatever devices they were saved from.
 
@@ -182,6 +186,7 @@ def read_workdir(
       folder: a workdir that has checkpoints.
       shapes_of: from the checkpoint's metadata, name and shape of every parameter.
       polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
+      allowed: packages whose code the metadata may name, from `references.allowed_code`.
 
     Returns:
       Parameters by name, the metadata, and what they are: "Polyak average of step 5".
@@ -189,7 +194,7 @@ def read_workdir(
     Raises:
       ValueError: no checkpoint is complete, or names or shapes differ from what is stored; differences are listed.
     """
-    reader = CheckpointReader(folder)
+    reader = CheckpointReader(folder, allowed)
     problems: list[str] = []
     for step in _steps_to_read(reader):
         try:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.cli.verb import ALLOW_CODE
 from vit_jax.cli.words import UsageError, fraction, whole
 from vit_jax.files import printable
 from vit_jax.weights import OPTIONS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 CHECKPOINT = {"CHECKPOINT": "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"}
 NAMES = {"[--class_names=FILE]": "names of the classes, one a line, where the weights do not state them"}
 _FACTS = {f"[--{name}={form}]": f"{what}, where the file does not state it" for name, (form, what) in OPTIONS.items()}
-OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | _FACTS
+OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | ALLOW_CODE | _FACTS
 READING = OF_WEIGHTS | {
     "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
@@ -81,7 +82,7 @@ def open_model(
 
 def weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Options about weights whose file does not state everything, in the types that `load_weights` takes."""
-    given: dict[str, Any] = {name: options[name] for name in OPTIONS if name in options}
+    given: dict[str, Any] = {name: options[name] for name in (*OPTIONS, "allow_code") if name in options}
     kinds = {"num_heads": int} | {name: float for name in OPTIONS if name.endswith("epsilon")}
     try:
         given |= {name: kind(given[name]) for name, kind in kinds.items() if name in given}

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
-from vit_jax.cli.verb import verb
+from vit_jax.cli.verb import ALLOW_CODE, verb
 from vit_jax.cli.words import Given, UsageError
 from vit_jax.files import printable
 
@@ -44,6 +44,7 @@ def plot(given: Given) -> None:
         "[--without_data]": "read no images: only what is in the workdir",
         "[--data_dir=FOLDER]": "of TFDS",
     }
+    | ALLOW_CODE
     | OF_LIMITS,
     "runs/digits",
     "runs/pod --without_data --output=pod.html",
@@ -70,7 +71,8 @@ def report(given: Given) -> None:
     require_drawing()
     parts: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
     if has_checkpoints(folder):
-        model, weights = load_placed_model({"CHECKPOINT": str(folder)}, needs_classes=False, needs_transform=False)
+        of_weights = {"CHECKPOINT": str(folder)} | {name: options[name] for name in ("allow_code",) if name in options}
+        model, weights = load_placed_model(of_weights, needs_classes=False, needs_transform=False)
         parts["model"] = model
         if "without_data" not in options:
             parts |= look_at_data(model, weights, options.get("data_dir"), **numbers)

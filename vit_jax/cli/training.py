@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.cli.verb import RECIPE, verb
+from vit_jax.cli.verb import ALLOW_CODE, RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
 from vit_jax.files import printable_lines
 
@@ -286,6 +286,7 @@ def bench(given: Given) -> None:
         "[--workdir=FOLDER]": "tries a checkpoint there, too, and says how much room there is",
         "[--config=RECIPE[:ARGUMENT]]": "compares the speed of its input with that of its step, too",
         "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
+        **ALLOW_CODE,
         "[--json]": "print what each process found as JSON",
     },
     "--workdir=runs/imagenet",

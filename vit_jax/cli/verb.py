@@ -9,9 +9,11 @@ from vit_jax.cli.words import Given, split
 
 _WIDTH = 120
 _INDENT = 32  # of what an argument means
+ALLOW_CODE = {"[--allow_code=PACKAGE,…]": "run code of these packages where the weights name it; none by default"}
 RECIPE = {
     "--config=RECIPE[:ARGUMENT]": "a file (configs/digits.py), or a recipe that is installed (digits)",
     "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe; `vit-jax show` prints them all",
+    **ALLOW_CODE,
 }
 SHARE = {
     "[--index=I]": "of this machine, from 0, among those that divide the runs",

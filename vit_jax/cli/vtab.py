@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.cli.training import preemptible, run_training
-from vit_jax.cli.verb import SHARE, verb
+from vit_jax.cli.verb import ALLOW_CODE, SHARE, verb
 from vit_jax.cli.words import Given, UsageError, positive, share
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
         "[--suite=package.module:name]": "tasks of one's own",
         "[--config=RECIPE]": "of the fine-tuning, finetune:any,vtab by default",
         "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
+        **ALLOW_CODE,
     },
     "ViT-B_16.npz --tasks=all --workdir=runs/vtab",
     "runs/imagenet --tasks=natural --workdir=runs/vtab --available --index=0 --count=4",

@@ -26,7 +26,7 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
 
     The forms: `NAME` and `NAME…` are positional, one word or several, and a last `[NAME]` may be left out;
     `--name=VALUE` must be given, `[--name=VALUE]` and the switch `[--name]` may be; `--name=a|b` is one of these;
-    `[--config.…]` stands for all overrides. Users may write "-" for "_".
+    `[--config.…]` stands for all overrides, and with it `--allow_code=` is one of them. Users may write "-" for "_".
 
     Raises:
       UsageError: a word that is none of them, a value that is not allowed, or something missing.
@@ -47,6 +47,8 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
         elif name not in named or (equals and "=" not in named[name]):
             hint = _hint(name, named, takes_overrides)
             raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
+        elif name == "allow_code" and takes_overrides:
+            given.overrides.append(f"--config.{name}={_value(name, named[name], value)}")
         else:
             given.options[name] = _value(name, named[name], value)
     several = [form for form in positional if form.endswith("…")]

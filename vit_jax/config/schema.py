@@ -296,6 +296,7 @@ class _AnyRun:
     total: Duration
     global_batch: int
     init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors
+    allow_code: tuple[str, ...] = ()  # packages whose code the weights of init_from may name; --allow_code
     model: ModelConfig | AdaptConfig
     input: InputConfig
     objective: ObjectiveConfig
@@ -336,6 +337,7 @@ class FinetuneConfig(_AnyRun):
 RunConfig = PretrainConfig | FinetuneConfig
 
 RUNTIME_FIELDS = (
+    "allow_code",
     "checkpoint",
     "evaluation",
     "stop_early",

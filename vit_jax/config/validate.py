@@ -20,7 +20,7 @@ from vit_jax.config.schema import (
     ScheduleConfig,
 )
 from vit_jax.files import refuse_bucket
-from vit_jax.references import is_reference, resolve
+from vit_jax.references import allowed_code, is_reference, resolve
 
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
     (0, 1, False, "model.dropout_fraction model.stochastic_depth_fraction objective.label_smoothing_fraction"),
@@ -59,6 +59,10 @@ def validate(config: RunConfig) -> None:
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
         raise ValueError(f"config.{problem}")
+    try:
+        allowed_code(config.allow_code)
+    except ValueError as error:
+        raise ValueError(f"config.{error}") from None
     for name, value in references(config):
         resolve(value, f"config.{name}")
 

@@ -7,6 +7,7 @@ import difflib
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,12 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
 
     Raises:
       NotPrepared: it is of the catalogue, and is not there.
-      ValueError: TFDS knows no such dataset or version; otherwise as `TfdsSource`.
+      ValueError: TFDS knows no such dataset or version, or would download its code; otherwise as `TfdsSource`.
     """
+    if re.match(r"[^/:]+:[^\d*]", name):
+        raise ValueError(
+            f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name of its catalogue."
+        )
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
@@ -116,7 +121,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
             + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
         ) from None
-    except (AssertionError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
+    except (AssertionError, TypeError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
 

@@ -53,7 +53,7 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
-        kind = BLOCKS.get(a.block) or resolve(str(a.block), "config.model.block")
+        kind = BLOCKS.get(a.block) or resolve(a.block or "", "config.model.block")
 
         def build_block(key: jax.Array) -> nnx.Module:
             block = kind(a, rngs=nnx.Rngs(key))

@@ -15,7 +15,8 @@ import numpy as np
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
-from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, adapt_architecture
+from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
+from vit_jax.config.load import references
 from vit_jax.data.records import Source
 from vit_jax.files import printable
 from vit_jax.train.assemble import Assembly
@@ -78,10 +79,21 @@ def first_state(assembly: Assembly) -> tuple[TrainState, str]:
     """
     config = assembly.config
     if config.init_from is not None:
-        weights = load_weights(config.init_from)
+        weights = initial_weights(config)
         _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
         return _begin(assembly, weights.parameters, weights.source)
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
+
+
+def initial_weights(config: RunConfig) -> Weights:
+    """The weights of `config.init_from`, which may name the code that the config allows, or names itself.
+
+    Raises:
+      ValueError: they do not exist or cannot be read, or need other code.
+    """
+    assert config.init_from is not None, "the caller checks it"
+    named = [text for name, text in references(config) if name.startswith("model.")]
+    return load_weights(config.init_from, allow_code=[*config.allow_code, *named])
 
 
 def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
@@ -199,7 +211,7 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
             "config.init_from is not set: give the weights to fine-tune, --config.init_from=PATH with a workdir, an "
             ".npz or a .safetensors."
         )
-    weights = load_weights(config.init_from)
+    weights = initial_weights(config)
     if config.model.head == "keep":
         _require_same_classes(weights, train)
     else:

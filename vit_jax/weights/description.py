@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
+from vit_jax.config.load import references
+from vit_jax.references import StoredReference
 
 FORMAT_VERSION = 1  # of the metadata that we write
 MOST_LAYERS, MOST_STAGES = 10_000, 8
@@ -93,8 +95,16 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted."""
+    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted.
+
+    Raises:
+      CodeNotAllowed: a part of it is code that the caller does not allow.
+      ValueError: fields are missing or unknown, do not fit together, or are too large.
+    """
     a = read_architecture(fields)
+    for _, reference in references(a):
+        if isinstance(reference, StoredReference):  # here, before anything asks for shapes, which builds the network
+            reference.require_allowed()
     if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
         raise ValueError(
             f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"

@@ -6,7 +6,7 @@ compared before any data is read. Numbers stay as they are; half precision becom
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import read_bounded
+from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
@@ -66,7 +67,12 @@ class Weights:
 
 
 def load_weights(
-    source: str | pathlib.Path, *, polyak: bool = True, class_names: Sequence[str] | None = None, **options: Any
+    source: str | pathlib.Path,
+    *,
+    polyak: bool = True,
+    class_names: Sequence[str] | None = None,
+    allow_code: str | Iterable[str] = (),
+    **options: Any,
 ) -> Weights:
     """Reads weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
@@ -75,33 +81,38 @@ def load_weights(
         of ours; or "hf://owner/name".
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
+      allow_code: packages whose code the metadata may name and this program may run; (): none.
       **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
         the file nor an option gives.
+      CodeNotAllowed: the network needs code of a package that is not allowed.
     """
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
+    allowed = allowed_code(allow_code)
     path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else pathlib.Path(source).expanduser()
     if has_checkpoints(path):
-        weights = _load_workdir(path, polyak, options)
+        weights = _load_workdir(path, polyak, options, allowed)
     else:
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), options)
+        weights = _load_file(file, _beside(path, file), options, allowed)
     return _with_class_names(weights, class_names)
 
 
-def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any]) -> Weights:
+def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:
     def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
         with naming(str(path)):
             architecture = stored_architecture(metadata)
             refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
             return architecture
 
-    parameters, metadata, what = read_workdir(path, lambda found: stacked_shapes(architecture_of(found)), polyak=polyak)
+    parameters, metadata, what = read_workdir(
+        path, lambda found: stacked_shapes(architecture_of(found)), polyak=polyak, allowed=allowed
+    )
     return Weights(
         architecture_of(metadata),
         parameters,
@@ -133,8 +144,8 @@ def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
     return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
 
 
-def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any]) -> Weights:
-    with open_arrays(path) as file:
+def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:
+    with open_arrays(path, allowed=allowed) as file:
         with naming(str(path)):
             sidecar = Sidecar() if file.metadata else sidecar
             found = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)

@@ -1,7 +1,7 @@
 """Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,7 @@ def convert(
     polyak: bool = True,
     overwrite: bool = False,
     class_names: Sequence[str] | None = None,
+    allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
     """Reads weights and writes them in another format.
@@ -161,6 +162,7 @@ def convert(
       polyak: of a workdir, take the Polyak average where there is one.
       overwrite: replace what is at the destination.
       class_names: of a file that does not state them.
+      allow_code: packages whose code the source may name, as in `load_weights`.
       **options: what the source does not state: image_size, num_heads, gelu, ...
 
     Raises:
@@ -168,7 +170,7 @@ def convert(
         hold the network.
     """
     _require_destination(destination, to, overwrite)
-    weights = load_weights(source, polyak=polyak, class_names=class_names, **options)
+    weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options)
     return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
 
 

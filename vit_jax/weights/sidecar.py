@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.files import read_bounded
+from vit_jax.references import mark_stored
 from vit_jax.weights.formats.arrays import naming, shown
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
@@ -56,7 +57,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not readable JSON: {error}.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} is no JSON object but {type(value).__name__}.")
-    return value
+    return mark_stored(value, str(path), ())  # type: ignore[no-any-return]
 
 
 def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Sidecar:

@@ -19,9 +19,9 @@ from vit_jax.train.finetune import tune
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.series import run_once
+from vit_jax.train.start import initial_weights
 from vit_jax.transfer.vtab.runs import Outcome, Part, Setting, choose, config_of_run, folder_of_run, outcome_of
 from vit_jax.transfer.vtab.suite import Task
-from vit_jax.weights import load_weights
 
 WEIGHTS_FILE = "weights.json"
 
@@ -160,7 +160,7 @@ def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
 
 def _require_same_weights(sweep: Sweep) -> None:
     """Records the weights when the sweep begins; they must be the same when it goes on."""
-    weights = load_weights(str(sweep.config.init_from))
+    weights = initial_weights(sweep.config)
     file, digest = sweep.folder / WEIGHTS_FILE, parameters_sha256(weights.parameters)
     if hosts.is_first():
         sweep.folder.mkdir(parents=True, exist_ok=True)

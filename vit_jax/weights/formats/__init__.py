@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from vit_jax.references import mark_stored
 from vit_jax.weights.formats import npz, safetensors
 from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, naming
 from vit_jax.weights.formats.npz import write_npz
@@ -41,12 +42,15 @@ _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.t
 
 
 @contextlib.contextmanager
-def open_arrays(path: str | os.PathLike[str], *, memory_bytes: int | None = None) -> Iterator[ArrayFile]:
+def open_arrays(
+    path: str | os.PathLike[str], *, memory_bytes: int | None = None, allowed: tuple[str, ...] = ()
+) -> Iterator[ArrayFile]:
     """Opens a file of weights, of whichever format its content is, and reads its headers; closes it at the end.
 
     Args:
       path: the file; its suffix does not matter.
       memory_bytes: the arrays must not need more; None for the physical memory of this machine.
+      allowed: packages whose code the metadata may name, from `references.allowed_code`.
 
     Raises:
       ValueError: it is no such file (the message names what it is), or it is damaged, or too large.
@@ -62,6 +66,7 @@ def open_arrays(path: str | os.PathLike[str], *, memory_bytes: int | None = None
                 raise ValueError(f"this is {words}. {_READ}")
             opened = (safetensors if is_safetensors else npz).read_headers(path, resources)
             check_fits(opened.arrays.values(), memory_bytes)
+            mark_stored(opened.metadata, str(path), allowed)
         yield opened
 
 

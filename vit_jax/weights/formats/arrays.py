@@ -19,6 +19,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
 
+from vit_jax.references import CodeNotAllowed
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = (
     *map(np.dtype, ("float16", "float32", "float64", "int8", "int16", "int32", "int64")),
@@ -40,6 +42,8 @@ def naming(subject: str) -> Iterator[None]:
     """Turns whatever goes wrong inside into a ValueError whose message starts with the subject: a file, or a part."""
     try:
         yield
+    except CodeNotAllowed:  # it names the file
+        raise
     except _PARSERS as error:
         raise ValueError(f"{subject}: {_reason(error)}") from error
 
