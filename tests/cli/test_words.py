@@ -112,3 +112,19 @@ def test_shares_of_several_machines():
     for options, rule in (({"index": "3", "count": "3"}, "from 0"), ({"index": "0"}, "both"), ({"count": "2"}, "both")):
         with rejects("--index=", f"--count=.*{rule}"):
             share(options)
+
+
+def test_allowed_code_is_a_field_of_a_recipe():
+    """A verb that takes a recipe passes it on as an override; the others have it as an option."""
+    table = {"[--allow_code=PACKAGE,…]": ""}
+    assert split(["--allow-code=a,b.c"], table, "verb").options == {"allow_code": "a,b.c"}
+    given = split(["--allow_code=a,b.c"], table | {"[--config.SECTION.FIELD=VALUE]": ""}, "verb")
+    assert (given.options, given.overrides) == ({}, ["--config.allow_code=a,b.c"])
+    with_weights = [
+        verb for verb in cli.VERBS.values() if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*verb.arguments}
+    ]
+    with_recipe = [
+        verb for verb in cli.VERBS.values() if any(form.strip("[").startswith("--config=") for form in verb.arguments)
+    ]
+    assert len(with_weights) >= 11
+    assert all(table.keys() <= verb.arguments.keys() for verb in with_weights + with_recipe)

@@ -187,3 +187,12 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
 def test_unknown_split_lists_the_known(data_dir, make_config, split, rule):
     with rejects(split, rule):
         open_source("digits", split, make_config(data_dir=data_dir), 0)
+
+
+@pytest.mark.parametrize("name", ["kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"])
+def test_no_namespace_for_which_tfds_downloads_code(name, monkeypatch):
+    from vit_jax.data import tfds_source
+
+    monkeypatch.setattr(tfds_source.tfds, "builder", None)
+    with pytest.raises(ValueError, match=rf"^data='tfds:{name}': TFDS downloads and runs code for a namespace\."):
+        tfds_source.open_tfds(name, "train", None)

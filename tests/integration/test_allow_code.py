@@ -139,6 +139,22 @@ def test_allowed_code_runs(here, source):
     assert (here / "ran").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["finetune", "vtab"])
+def test_allowed_code_is_trained(here, verb):
+    """The same command resumes; without the option it fails."""
+    (here / "mine.py").write_text(SUITE)
+    overrides = flags("data=mine:open_data", "search.learning_rates=", "schedule.learning_rate=0.1")
+    overrides = overrides if verb == "finetune" else ["--lengths=2:1", "--learning_rates=0.1"]
+    overrides += flags("logging.tensorboard=False", "global_batch=8", "input.image_size=8,12")
+    words = [word.replace("W", "run") if "=W" in word or word == "W" else word for word in VERBS[verb]] + overrides
+    succeed([*words, "--allow_code=evil"])
+    assert (here / "ran").exists()
+    succeed([*words, "--config.allow_code=other,evil"])
+    assert re.search(refused("evil:Block", "run"), run(words).err)
+    sys.modules.pop("mine", None)
+
+
 def test_a_model_of_allowed_code_is_used_and_saved(here):
     model = vit_jax.load_model("run", allow_code=("evil",))
     assert model.predict(sample_pixels(2)).shape == (2, len(NAMES))
