@@ -1,5 +1,6 @@
-"""Photographs that are stored turned: OpenCV's own reading of the same files is the formula."""
+"""Photographs that are stored turned, against OpenCV's reading (JPEG) and against pixels written by hand."""
 
+import functools
 import struct
 import zlib
 
@@ -51,24 +52,82 @@ def test_a_crop_of_the_upright_image(orientation):
         np.testing.assert_array_equal(turn(cut(decode(file), stored), orientation), cut(whole, box))
 
 
-def exif(order):
-    """Of orientation 6, in either order of bytes."""
-    return struct.pack(f"{order}2sHIHHHIHHI", b"MM" if order == ">" else b"II", 42, 8, 1, 274, 3, 1, 6, 0, 0)
+STORED = np.array([[1, 2, 3], [4, 5, 6]])
+UPRIGHT = {
+    1: [[1, 2, 3], [4, 5, 6]],
+    2: [[3, 2, 1], [6, 5, 4]],
+    3: [[6, 5, 4], [3, 2, 1]],
+    4: [[4, 5, 6], [1, 2, 3]],
+    5: [[1, 4], [2, 5], [3, 6]],
+    6: [[4, 1], [5, 2], [6, 3]],
+    7: [[6, 3], [5, 2], [4, 1]],
+    8: [[3, 6], [2, 5], [1, 4]],
+}
 
 
-def png(order):
-    start, data = cv2.imencode(".png", PIXELS)[1].tobytes(), b"eXIf" + exif(order)
-    return start[:33] + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data)) + start[33:]
+def coloured(grid):
+    """Pixels of another red, green and blue for each number of a grid."""
+    return np.stack([np.multiply(grid, factor) for factor in (40, 25, 7)], axis=-1).astype(np.uint8)
 
 
-def webp(order):
-    return b"RIFF\0\0\0\0WEBPVP8X" + bytes(14) + b"EXIF" + struct.pack("<I", 26) + exif(order)
+def exif(order, orientation):
+    """Exif data in either order of bytes."""
+    start = struct.pack(f"{order}2sHIH", b"MM" if order == ">" else b"II", 42, 8, 1)
+    return start + struct.pack(f"{order}HHIHHI", 274, 3, 1, orientation, 0, 0)
+
+
+def png(order, orientation):
+    file, data = cv2.imencode(".png", coloured(STORED)[..., ::-1])[1].tobytes(), b"eXIf" + exif(order, orientation)
+    return file[:33] + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data)) + file[33:]
+
+
+def webp(order, orientation):
+    options = (cv2.IMWRITE_WEBP_QUALITY, 101)
+    pixels = cv2.imencode(".webp", coloured(STORED)[..., ::-1], options)[1].tobytes()[12:]
+    head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])  # 8: with Exif; 3 x 2 pixels
+    data = exif(order, orientation)
+    chunks = b"WEBP" + head + pixels + b"EXIF" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def tiff(order, orientation, is_big=False, bits=8):
+    """An uncompressed TIFF or BigTIFF in one strip."""
+    samples = (coloured(STORED).astype(int) * (257 if bits == 16 else 1)).astype(f"{order}u{bits // 8}")
+    pixels_at, word, count = (16, "Q", "Q") if is_big else (8, "I", "H")
+    bits_at = pixels_at + samples.nbytes
+    three_bits = struct.pack(f"{order}3H", bits, bits, bits)
+    short = {256: 3, 257: 2, 259: 1, 262: 2, 273: pixels_at, 274: orientation, 277: 3, 278: 2, 279: samples.nbytes}
+    values = {tag: (1, struct.pack(f"{order}H", value)) for tag, value in short.items()}
+    values[258] = (3, three_bits if is_big else struct.pack(f"{order}I", bits_at))
+    entries = [
+        struct.pack(f"{order}HH{word}", tag, 3, size) + value.ljust(8 if is_big else 4, b"\0")
+        for tag, (size, value) in sorted(values.items())
+    ]
+    start = struct.pack(f"{order}HHHQ", 43, 8, 0, bits_at + 6) if is_big else struct.pack(f"{order}HI", 42, bits_at + 6)
+    directory = struct.pack(order + count, len(entries)) + b"".join(entries) + bytes(8)
+    return (b"MM" if order == ">" else b"II") + start + samples.tobytes() + three_bits + directory
+
+
+FORMATS = {
+    "PNG": png,
+    "WebP": webp,
+    "TIFF": tiff,
+    "BigTIFF": functools.partial(tiff, is_big=True),
+    "TIFF of 16 bits": functools.partial(tiff, bits=16),
+}
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_other_formats_state_it_too(order):
-    assert orientation_of(png(order)) == orientation_of(webp(order)) == orientation_of(exif(order)) == 6
-    np.testing.assert_array_equal(decode(png(order), exif_orientation=True), np.rot90(PIXELS, -1)[..., ::-1])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_other_formats_by_hand(kind, order):
+    """Stored pixels by default, whatever OpenCV does with the tag; upright pixels where they are wanted."""
+    for orientation, upright in UPRIGHT.items():
+        file = FORMATS[kind](order, orientation)
+        assert orientation_of(file) == orientation
+        np.testing.assert_array_equal(decode(file), coloured(STORED))
+        np.testing.assert_array_equal(decode(file, exif_orientation=True), coloured(upright))
+        planned = plan_crop(file, lambda height, width: Box(0, 0, height, width), (1, 1), exif_orientation=True)
+        np.testing.assert_array_equal(planned(), coloured(upright))
 
 
 @pytest.mark.parametrize(

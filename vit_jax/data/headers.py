@@ -79,20 +79,26 @@ def _extended_webp(file: bytes) -> int:
     return (int.from_bytes(file[24:27], "little") + 1) * (int.from_bytes(file[27:30], "little") + 1)
 
 
-def tiff_tags(file: bytes) -> dict[int, int]:
-    """The first value of each tag of a TIFF's first directory that is a whole number; of several the largest."""
+def tiff_entries(file: bytes) -> Iterator[tuple[int, str, int]]:
+    """Tag, `struct` layout and offset of each value in a TIFF's first directory that is a whole number."""
     order = "<" if file.startswith(b"II") else ">"
     is_big = struct.unpack_from(f"{order}H", file, 2) == (43,)
     count, word, start, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
     (directory,) = struct.unpack_from(order + word, file, start)
     (entries,) = struct.unpack_from(order + count, file, directory)
-    tags: dict[int, int] = {}
     for entry in range(entries):
         place = directory + struct.calcsize(count) + entry * size
         tag, kind = struct.unpack_from(f"{order}HH", file, place)
         if kind in _TIFF_TYPES:
-            (value,) = struct.unpack_from(order + _TIFF_TYPES[kind], file, place + size - struct.calcsize(word))
-            tags[tag] = max(tags.get(tag, 0), value)
+            yield tag, order + _TIFF_TYPES[kind], place + size - struct.calcsize(word)
+
+
+def tiff_tags(file: bytes) -> dict[int, int]:
+    """The first value of each tag of a TIFF's first directory that is a whole number; of several the largest."""
+    tags: dict[int, int] = {}
+    for tag, layout, place in tiff_entries(file):
+        (value,) = struct.unpack_from(layout, file, place)
+        tags[tag] = max(tags.get(tag, 0), value)
     return tags
 
 

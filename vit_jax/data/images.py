@@ -9,7 +9,7 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data import jpeg
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
-from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back
+from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back, without_orientation
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
@@ -64,7 +64,7 @@ def decode(
     stated = stated_pixels(image)
     _require_size(stated, max_image_megapixels)
     try:
-        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), _DECODE_FLAGS) if stated else None
+        pixels = cv2.imdecode(np.frombuffer(without_orientation(image), np.uint8), _DECODE_FLAGS) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
     if pixels is None:

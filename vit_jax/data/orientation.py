@@ -6,9 +6,10 @@ import struct
 import numpy as np
 
 from vit_jax.data.crops import Box
-from vit_jax.data.headers import jpeg_segments, tiff_tags
+from vit_jax.data.headers import jpeg_segments, tiff_entries, tiff_tags
 
 _ORIENTATION = 274  # tag
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _JPEG_EXIF, _EXIF = 0xE1, b"Exif\0\0"
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)  # in this order to be upright
 
@@ -29,11 +30,25 @@ def _exif(file: bytes) -> bytes:
     if file.startswith(b"\xff\xd8\xff"):
         places = (place for marker, place in jpeg_segments(file) if marker == _JPEG_EXIF)
         return next((file[place + len(_EXIF) :] for place in places if file.startswith(_EXIF, place)), b"")
-    if file.startswith((b"II*\0", b"MM\0*")):
+    if file.startswith(_TIFF):
         return file
     kinds = {b"\x89PNG": rb"eXIf", b"RIFF": rb"EXIF.{4}(?:Exif\0\0)?"}
     found = re.search(kinds.get(file[:4], rb"(?!)"), file, re.DOTALL)
     return file[found.end() :] if found else b""
+
+
+def without_orientation(file: bytes) -> bytes:
+    """Set the orientation of a TIFF to upright; return any other file unchanged.
+
+    OpenCV turns a TIFF by this tag, also with `IMREAD_IGNORE_ORIENTATION`.
+    """
+    if not file.startswith(_TIFF) or orientation_of(file) == 1:
+        return file
+    changed = bytearray(file)
+    for tag, layout, place in tiff_entries(file):
+        if tag == _ORIENTATION:
+            struct.pack_into(layout, changed, place, 1)
+    return bytes(changed)
 
 
 def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
