@@ -64,7 +64,6 @@ def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(b
     assert all(len(set(images)) > len(images) // 2 for images in seen.values())
 
 
-@pytest.mark.slow
 def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
     """Three of one class, none of another: pure in the position, as any order."""
     labels = np.array([0] * 20 + [2] * 3 + [3] * 14)
@@ -87,6 +86,34 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
     assert len(rare) == 40
     assert len({*rare}) > 30, "augmented anew each time"
     assert_same(balanced([5, 0, 11], 9, 30), [HostBatch(*(array[[5, 0, 11]] for array in one)) for one in batches[9:]])
+
+
+@pytest.mark.parametrize(("num_classes", "size"), [(1, 3), (2, 40), (10, 4), (300, 5), (1030, 2), (2, 1100)])
+def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
+    """A short order is made once, and grain's `index_shuffle`, slow for few elements, only shuffles many."""
+    shuffled, shuffle = [], stream.index_shuffle
+    monkeypatch.setattr(
+        stream, "index_shuffle", lambda *place, **options: shuffled.append(options) or shuffle(*place, **options)
+    )
+    stream._short_order.cache_clear()
+    labels = np.repeat(np.arange(num_classes), size)
+    source = MemorySource(np.zeros((len(labels), 1, 1, 3), np.uint8), labels, tuple(map(str, range(num_classes))))
+    items = TrainStream(source, TRAIN, 7, BATCH, np.arange(BATCH), 0, 10**6, is_balanced=True)
+    turns = min(size, 20)
+    index = np.array([items._record_of(position)[1] for position in range(turns * num_classes)])
+    assert len(np.unique(index)) == len(index), "each record once in one pass over its class"
+    assert np.array_equal(np.sort(labels[index].reshape(turns, -1)), np.tile(np.arange(num_classes), (turns, 1)))
+    assert all(options["max_index"] >= 1023 for options in shuffled)
+    assert stream._short_order.cache_info().misses <= turns + num_classes
+    assert len(shuffled) <= 2 * 2 * len(index)
+
+
+def test_balanced_orders_of_classes_and_of_the_first_class_differ():
+    """With as many classes as images of the first one, and more than enough places to tell them apart."""
+    source = MemorySource(np.zeros((900, 1, 1, 3), np.uint8), np.repeat(np.arange(30), 30), tuple(map(str, range(30))))
+    items = TrainStream(source, TRAIN, 7, BATCH, np.arange(BATCH), 0, 10**6, is_balanced=True)
+    index = np.array([items._record_of(position)[1] for position in range(900)])
+    assert not np.array_equal(source.labels[index[:30]], index[source.labels[index] == 0])
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
