@@ -152,10 +152,12 @@ def compiled_once():
 
 @pytest.fixture(scope="session")
 def tiny_run(data_dir, tmp_path_factory):
-    """The tiny run, finished: its config, its workdir, which no test may change, and its summary."""
+    """The tiny run, trained by the verb: its config, its workdir, which no test may change, and its summary."""
     from tests import tiny
-    from vit_jax.train.pretrain import pretrain
+    from tests.integration import commands
 
-    config, workdir = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}"), tmp_path_factory.mktemp("tiny") / "run"
+    workdir = tmp_path_factory.mktemp("tiny") / "run"
     with shared_programs():
-        return types.SimpleNamespace(config=config, workdir=workdir, summary=pretrain(config, str(workdir)))
+        commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
+    config = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}")
+    return types.SimpleNamespace(config=config, workdir=workdir, summary=commands.summary(workdir))
