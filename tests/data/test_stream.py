@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import images
+from vit_jax.data import images, stream
 from vit_jax.data.memory import MemorySource
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
@@ -90,29 +90,26 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
 
 @pytest.mark.parametrize(("num_classes", "size"), [(1, 3), (2, 40), (10, 4), (300, 5), (1030, 2), (2, 1100)])
 def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
-    """A short order is made once, and grain's `index_shuffle`, slow for few elements, only shuffles many."""
+    """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
     shuffled, shuffle = [], stream.index_shuffle
     monkeypatch.setattr(
-        stream, "index_shuffle", lambda *place, **options: shuffled.append(options) or shuffle(*place, **options)
+        stream, "index_shuffle", lambda *a, **options: shuffled.append(options) or shuffle(*a, **options)
     )
-    stream._short_order.cache_clear()
     labels = np.repeat(np.arange(num_classes), size)
     source = MemorySource(np.zeros((len(labels), 1, 1, 3), np.uint8), labels, tuple(map(str, range(num_classes))))
-    items = TrainStream(source, TRAIN, 7, BATCH, np.arange(BATCH), 0, 10**6, is_balanced=True)
     turns = min(size, 20)
-    index = np.array([items._record_of(position)[1] for position in range(turns * num_classes)])
-    assert len(np.unique(index)) == len(index), "each record once in one pass over its class"
-    assert np.array_equal(np.sort(labels[index].reshape(turns, -1)), np.tile(np.arange(num_classes), (turns, 1)))
+    one = TrainStream(source, TRAIN, 7, num_classes, np.arange(num_classes), 0, turns, is_balanced=True)
+    index = np.stack([one[turn].record_index for turn in range(turns)])
+    assert len(np.unique(index)) == index.size, "each record once in one pass over its class"
+    assert np.array_equal(np.sort(labels[index]), np.tile(np.arange(num_classes), (turns, 1)))
     assert all(options["max_index"] >= 1023 for options in shuffled)
-    assert stream._short_order.cache_info().misses <= turns + num_classes
-    assert len(shuffled) <= 2 * 2 * len(index)
+    assert len(shuffled) <= 2 * 2 * index.size
 
 
 def test_balanced_orders_of_classes_and_of_the_first_class_differ():
     """With as many classes as images of the first one, and more than enough places to tell them apart."""
     source = MemorySource(np.zeros((900, 1, 1, 3), np.uint8), np.repeat(np.arange(30), 30), tuple(map(str, range(30))))
-    items = TrainStream(source, TRAIN, 7, BATCH, np.arange(BATCH), 0, 10**6, is_balanced=True)
-    index = np.array([items._record_of(position)[1] for position in range(900)])
+    index = TrainStream(source, TRAIN, 7, 900, np.arange(900), 0, 1, is_balanced=True)[0].record_index
     assert not np.array_equal(source.labels[index[:30]], index[source.labels[index] == 0])
 
 
