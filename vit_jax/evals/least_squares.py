@@ -2,7 +2,9 @@
 
 Targets are +1 for the class and -1 for the others. Each feature is standardised over the examples that are fitted, and
 has a constant feature of 100 beside it as bias, which is nearly free of the penalty. Standardised features sum to zero,
-so the bias separates from the rest and is known by formula; what is left is well conditioned in float32.
+so the bias separates from the rest and is known by formula. What is left is ill conditioned with small penalties, or
+where examples are about as many as numbers of a feature. So NumPy and SciPy solve it in float64 on the host. Only the
+products of very many examples are computed in float32, on the device. Their sum keeps what rounding loses.
 
 Source: the released few-shot evaluator of ViT (big_vision, `fewshot_lsr`).
 
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from vit_jax.evals.features import parts_of
 
@@ -24,6 +27,8 @@ BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
 L2 = 1024.0
 CHUNK = 4096  # examples at a time
+DOUBLE_PRODUCTS = 2**37  # N x D x D; up to here the host computes products of features in float64, in seconds
+SCORE_ERROR = 2e-5  # bound on the rounding of scores; where float32 exceeds it, they are computed in float64
 _precise = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -33,22 +38,29 @@ class LinearClassifier:
 
     Attributes:
       mean_D, scale_D: float64, of the fitted examples.
-      weight_DK, bias_K: float32.
+      weight_DK, bias_K: float64.
     """
 
     mean_D: np.ndarray
     scale_D: np.ndarray
-    weight_DK: jax.Array
+    weight_DK: np.ndarray
     bias_K: np.ndarray
 
-    def scores(self, feature_ND: np.ndarray) -> Iterator[jax.Array]:
-        """Scores (C, K) of one part of the examples after another."""
+    def scores(self, feature_ND: np.ndarray) -> Iterator[jax.Array | np.ndarray]:
+        """Scores (C, K) of one part of the examples after another; in float64 where float32 loses too much."""
+        largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
+        length = len(self.mean_D) ** 0.5  # of a standardised feature
+        if not largest * length * np.finfo(np.float32).eps < SCORE_ERROR:
+            for part in _parts(feature_ND):
+                yield _in_double(part, self.mean_D, self.scale_D) @ self.weight_DK + self.bias_K
+            return
+        weight_DK, bias_K = jnp.asarray(self.weight_DK, jnp.float32), jnp.asarray(self.bias_K, jnp.float32)
         for part in _parts(feature_ND):
-            yield _score(_standardised(part, self.mean_D, self.scale_D), self.weight_DK, self.bias_K)
+            yield _score(_standardised(part, self.mean_D, self.scale_D), weight_DK, bias_K)
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """The class of each example, (N,)."""
-        return np.concatenate([np.asarray(jnp.argmax(part, axis=1)) for part in self.scores(feature_ND)])
+        return np.concatenate([np.asarray(part.argmax(axis=1)) for part in self.scores(feature_ND)])
 
 
 class LeastSquares:
@@ -67,47 +79,58 @@ class LeastSquares:
         """
         self._num, width = feature_ND.shape
         self._is_dual = self._num <= width
-        size, columns = (self._num, self._num + num_classes) if self._is_dual else (width, width + 2 * num_classes)
-        _require_memory(4 * (2 * size * columns + width * num_classes), min(self._num, width), num_classes)
+        side = min(self._num, width)
+        features = self._num * width if self._is_dual else 0
+        _require_memory(8 * (2 * side * (side + num_classes) + width * num_classes + features), side, num_classes)
         self._mean_D, self._scale_D = _moments(feature_ND)
         self._counts_K = np.bincount(label_N, minlength=num_classes)
+        self._precision = float(np.finfo(np.float64).eps)
         if self._is_dual:  # the kernel matrix (N, N), and targets (N, K)
-            self._feature_ND = _standardised(feature_ND, self._mean_D, self._scale_D)
-            self._matrix = _precise(self._feature_ND, self._feature_ND.T)
-            self._target = 2.0 * jax.nn.one_hot(label_N, num_classes) - 1.0
-        else:  # the products of features (D, D), and with targets (D, K)
-            self._matrix = jnp.zeros((width, width), jnp.float32)
-            for part in _parts(feature_ND):
-                self._matrix = _add_products(self._matrix, _standardised(part, self._mean_D, self._scale_D))
-            self._target = jnp.asarray(2.0 * self._class_sums(feature_ND, label_N).T)
+            self._feature_ND = _in_double(feature_ND, self._mean_D, self._scale_D)
+            self._matrix = self._feature_ND @ self._feature_ND.T
+            # The mean of the targets is the bias. Features cannot fit it: small penalties would amplify its rounding.
+            self._target = np.tile(-2.0 * self._counts_K / self._num, (self._num, 1))
+            self._target[np.arange(self._num), label_N] += 2.0
+        elif self._num * width**2 <= DOUBLE_PRODUCTS:  # the products of features (D, D), and with targets (D, K)
+            self._matrix, sums_KD = np.zeros((width, width)), np.zeros((num_classes, width))
+            for part, label in self._labelled_parts(feature_ND, label_N):
+                standardised = _in_double(part, self._mean_D, self._scale_D)
+                self._matrix += standardised.T @ standardised
+                _add_class_sums(sums_KD, standardised, label)
+            self._target = 2.0 * sums_KD.T
+        else:
+            self._precision = float(np.finfo(np.float32).eps)
+            total = rest = jnp.zeros((width, width), jnp.float32)
+            sums_KD = np.zeros((num_classes, width))
+            for part, label in self._labelled_parts(feature_ND, label_N):
+                device_part = _standardised(part, self._mean_D, self._scale_D)
+                total, rest = _add_products(total, rest, device_part)
+                _add_class_sums(sums_KD, np.asarray(device_part), label)
+            self._matrix = np.asarray(total, np.float64) + np.asarray(rest)
+            self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
         """The minimiser of the squared error plus `l2` times the squares of the weights."""
-        weight = _solve(self._matrix, self._target, l2)
-        weight_DK = _precise(self._feature_ND.T, weight) if self._is_dual else weight
+        weight = _solve(self._matrix, self._target, l2, self._precision)
+        weight_DK = self._feature_ND.T @ weight if self._is_dual else weight
         square = BIAS_FEATURE**2
         bias_K = square * (2.0 * self._counts_K - self._num) / (square * self._num + l2)
-        return LinearClassifier(self._mean_D, self._scale_D, weight_DK, bias_K.astype(np.float32))
+        return LinearClassifier(self._mean_D, self._scale_D, weight_DK, bias_K)
 
-    def _class_sums(self, feature_ND: np.ndarray, label_N: np.ndarray) -> np.ndarray:
-        """Standardised features of each class, added up, (K, D) in float32."""
-        sums_KD = np.zeros((len(self._counts_K), feature_ND.shape[1]), np.float32)
-        first = 0
-        for part in _parts(feature_ND):
-            standardised = np.asarray(_standardised(part, self._mean_D, self._scale_D))
-            label = label_N[first : first + len(part)]
-            order = np.argsort(label, kind="stable")
-            present, starts = np.unique(label[order], return_index=True)
-            sums_KD[present] += np.add.reduceat(standardised[order], starts, axis=0)
-            first += len(part)
-        return sums_KD
+    @staticmethod
+    def _labelled_parts(feature_ND: np.ndarray, label_N: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return zip(_parts(feature_ND), _parts(label_N), strict=True)
+
+
+def _add_class_sums(sums_KD: np.ndarray, feature_CD: np.ndarray, label_C: np.ndarray) -> None:
+    """Adds the standardised features of each example to the float64 sum of its class."""
+    order = np.argsort(label_C, kind="stable")
+    present, starts = np.unique(label_C[order], return_index=True)
+    sums_KD[present] += np.add.reduceat(feature_CD[order], starts, axis=0)
 
 
 def memory_bytes() -> int:
-    """Memory of the device that solves; of a CPU that of the machine."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
+    """Memory of the machine, which solves."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -115,7 +138,7 @@ def _require_memory(needed: int, side: int, num_classes: int) -> None:
     if needed > (available := memory_bytes()):
         raise ValueError(
             f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
-            f"{needed / 2**30:.1f} GiB, and the device has {available / 2**30:.1f} GiB. Lower --shots=, "
+            f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower --shots=, "
             "take a layer with fewer numbers (--layer=), or fewer --classes=."
         )
 
@@ -131,6 +154,13 @@ def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
 
 
+def _in_double(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
+    """Standardised features in float64."""
+    standardised = feature_CD - mean_D
+    standardised /= scale_D
+    return standardised
+
+
 def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> jax.Array:
     """Float32; the mean is subtracted in two parts, since features may be far from zero and close together."""
     near_D = mean_D.astype(np.float32)
@@ -143,8 +173,12 @@ def _standardise(feature_CD: jax.Array, near_D: jax.Array, rest_D: jax.Array, sc
 
 
 @jax.jit
-def _add_products(total_DD: jax.Array, feature_CD: jax.Array) -> jax.Array:
-    return total_DD + _precise(feature_CD.T, feature_CD)
+def _add_products(total_DD: jax.Array, rest_DD: jax.Array, feature_CD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Adds products to a sum in two parts; `rest_DD` collects the rounding errors of `total_DD`."""
+    products = _precise(feature_CD.T, feature_CD)
+    new = total_DD + products
+    kept = new - total_DD
+    return new, rest_DD + ((total_DD - (new - kept)) + (products - kept))
 
 
 @jax.jit
@@ -152,10 +186,13 @@ def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> ja
     return _precise(feature_CD, weight_DK) + bias_K
 
 
-@jax.jit
-def _solve(matrix: jax.Array, target: jax.Array, l2: float) -> jax.Array:
-    """Solves (matrix + l2 I) x = target by Cholesky, and once more for what is left of the target."""
-    penalised = matrix + l2 * jnp.eye(len(matrix), dtype=matrix.dtype)
-    factor = jax.scipy.linalg.cho_factor(penalised)
-    first = jax.scipy.linalg.cho_solve(factor, target)
-    return first + jax.scipy.linalg.cho_solve(factor, target - _precise(penalised, first))
+def _solve(matrix: np.ndarray, target: np.ndarray, l2: float, precision: float) -> np.ndarray:
+    """Solves (matrix + l2 I) x = target; the matrix is positive semidefinite up to its relative precision."""
+    penalised = matrix.copy()
+    penalised.flat[:: len(matrix) + 1] += l2
+    try:
+        return scipy.linalg.cho_solve(scipy.linalg.cho_factor(penalised, overwrite_a=True), target)
+    except scipy.linalg.LinAlgError:  # the penalty is less than the rounding of a dependent feature
+        value, vector = scipy.linalg.eigh(matrix)
+        value = np.maximum(value, precision * value[-1]) + l2
+        return vector @ ((vector.T @ target) / value[:, None])
