@@ -1,14 +1,12 @@
 """The forms of attention against one another and against float32, by outputs and gradients; the norm's one pass."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import images
+from tests.models.small_models import Place, images
 from tests.models.test_vit import filled, small
 from vit_jax.activations import placed_by
 from vit_jax.models import attention_kernel
@@ -106,10 +104,6 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
     taken = []
     for name in CORES:
         monkeypatch.setitem(CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE)
-
-    class Place(types.SimpleNamespace):
-        def __call__(self, name, activation):
-            return activation
 
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)

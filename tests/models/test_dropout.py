@@ -33,10 +33,7 @@ def test_elements_are_independent_in_pairs_and_in_rectangles():
     for rows, columns in ((1, 0), (0, 1), (1, 1), (3, 7)):
         a, b = centred[rows:, columns:], centred[: len(centred) - rows, : SHAPE[-1] - columns]
         assert abs((a * b).mean()) < bound
-        other_row, other_column = (
-            centred[: len(centred) - rows, columns:],
-            centred[rows:, : SHAPE[-1] - columns],
-        )
+        other_row, other_column = centred[: len(centred) - rows, columns:], centred[rows:, : SHAPE[-1] - columns]
         if rows and columns:
             assert abs((a * b * other_row * other_column).mean()) < bound
 

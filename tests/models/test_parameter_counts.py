@@ -27,13 +27,8 @@ TINY_BLOCK = 2 * 16 + 4 * (64 + 8) + TINY_MLP  # two norms, four projections, tw
 TINY_COUNT = (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)  # class token, position embedding; norm, head
 
 # 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
-POSTACTIVATION = {
-    "family": "resnet",
-    "units": (2, 1),
-    "width_factor": 0.5,
-    "image_size": (16, 12),
-    "patch_size": (1, 1),
-}
+POSTACTIVATION = {"family": "resnet", "units": (2, 1), "width_factor": 0.5}
+POSTACTIVATION |= {"image_size": (16, 12), "patch_size": (1, 1)}
 PREACTIVATION = POSTACTIVATION | {"residual_unit": "preactivation"}
 NO_TRANSFORMER = {"width": 256, "depth": 0, "mlp_dim": 0, "num_heads": 0, "pool": "gap"}
 CONVOLUTIONS = (

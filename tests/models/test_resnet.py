@@ -1,7 +1,6 @@
 """ResNets and hybrids: their constants, stages, initial values and gradients."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.activations import placed_by
 from vit_jax.config import ModelConfig, build_architecture
@@ -154,10 +153,6 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
 
 @pytest.mark.parametrize(("platform", "remat", "unroll"), [("tpu", "dots", 2), ("tpu", "full", 1), ("gpu", "dots", 1)])
 def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
-    class Place(types.SimpleNamespace):
-        def __call__(self, name, activation):
-            return activation
-
     stage = nnx.eval_shape(lambda: Stage(32, 128, 1, 3, small(remat=remat), jax.random.key(0)))
     with placed_by(Place(platform=platform)):
         program = jax.make_jaxpr(lambda stage, x: stage(x))(stage, jnp.zeros((1, 8, 8, 32)))

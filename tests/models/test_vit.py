@@ -1,12 +1,11 @@
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import abstract, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import Place, abstract, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.activations import placed_by
 from vit_jax.config import Architecture, ModelConfig, build_architecture
@@ -120,10 +119,6 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
     ],
 )
 def test_blocks_are_in_no_loop_on_tpus_unless_little_is_kept(platform, options, unroll):
-    class Place(types.SimpleNamespace):
-        def __call__(self, name, activation):
-            return activation
-
     architecture = small(depth=3, **options)
     with placed_by(Place(platform=platform)):
         program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(abstract(architecture), images(architecture))
