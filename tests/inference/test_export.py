@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from tests.data.test_images import bilinear, resized
+from tests.data.test_images import areas, bilinear, resized
 from tests.inference.samples import (
     CROPPED,
     DIRECT,
@@ -112,19 +112,12 @@ def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     assert f"{name} cpu cuda tpu uint8 float32" in said
 
 
-def area(old, new):
-    """Weights (new, old): how much of each new pixel an old one covers."""
-    edges = np.arange(new + 1) * old / new
-    covered = np.minimum.outer(edges[1:], np.arange(old) + 1) - np.maximum.outer(edges[:-1], np.arange(old))
-    return np.maximum(covered, 0) * new / old
-
-
 CASES = {  # stored size, and what the words of the description come to
     "direct, smaller": (DIRECT, (20, 27), lambda image: resized(image, (8, 12), bilinear)),
     "direct, larger": (DIRECT, (5, 7), lambda image: resized(image, (8, 12), bilinear)),
     # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
-    "short side, smaller": (CROPPED, (20, 27), lambda image: resized(image, (18, 24), area)[5:13, 6:18]),
-    "short side, larger": (CROPPED, (10, 14), lambda image: resized(image, (17, 24), area)[4:12, 6:18]),
+    "short side, smaller": (CROPPED, (20, 27), lambda image: resized(image, (18, 24), areas)[5:13, 6:18]),
+    "short side, larger": (CROPPED, (10, 14), lambda image: resized(image, (17, 24), areas)[4:12, 6:18]),
 }
 
 

@@ -275,11 +275,7 @@ def test_objectnet(here, unnamed, logits):
 def test_objectnet_without_its_mappings(here, unnamed):
     write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
     mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
-    for content, rule in (
-        ('{"Banana": "bananas"}', "mappings"),
-        ('{"Banana": 7}', "mappings"),
-        ("{}", "no class that ImageNet has"),
-    ):
+    for content, rule in (('{"Banana": "bananas"}', "mappings"), ('{"Banana": 7}', "mappings"), ("{}", "no class")):
         mapping.write_text(content)
         with rejects("objectnet", rule):
             open_family("imagenet:objectnet", unnamed, data_dir=str(here))
@@ -297,10 +293,7 @@ def test_nothing_is_there(here, unnamed):
     lines = str(error.value).splitlines()
     assert len(lines) == len(SETS)
     for name, said in (
-        (
-            "validation",
-            f"vit-jax prepare imagenet2012 --data_dir={here} --manual_dir=FOLDER, which holds ILSVRC2012_img",
-        ),
+        ("validation", f"vit-jax prepare imagenet2012 --data_dir={here} --manual_dir=FOLDER, which holds ILSVRC"),
         ("real", "or give --real=real.json"),
         ("v2/topimages", f"vit-jax prepare imagenet_v2/topimages --data_dir={here}; or unpack its archive, so that"),
         ("sketch", f"vit-jax prepare imagenet_sketch --data_dir={here}; or unpack its archive, so that sketch is in"),
