@@ -101,11 +101,7 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
         ([*lines_of(), "cat/new.png,", ",cat"], "train", r"1 lines.*no image.*line 23 \(empty\)"),
         ([*lines_of(), "cat/new.png, "], "train", r"1 lines.*no label.*line 22 \(cat/new.png\)"),
         ([*lines_of(), "cat/../cat/0.png,dog"], "train", "2 lines name an image.*line 2 .*line 22 "),
-        (
-            [*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))],
-            "train",
-            r"5 lines.*not exist.*line 22 \(cat/0.jpg\), .*\(cat/2.jpg\) and 2 more",
-        ),
+        ([*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))], "train", "5 lines.*not exist.*line 22.* and 2 more"),
         ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines.*no known split.*train.*line 22 \(trian\)"),
         ([*SPLITS, "dog/10.png,dog,"], "train", "1 lines have no split.*line 22"),
         ([line for line in SPLITS if "test" not in line], "test", "'test'.*column 'split'"),

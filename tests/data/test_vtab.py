@@ -16,12 +16,8 @@ from vit_jax.data.vtab import TASKS
 # Of VTAB's paper and code: how many hundredths of train are for training, and how many before those for testing, where
 # TFDS has no such splits.
 HUNDREDTHS = {"caltech101": 90, "cifar100": 90, "pets": 80, "svhn": 90, "clevr_count": 90, "clevr_distance": 90}
-HUNDREDTHS |= {
-    "eurosat": (60, 80),
-    "resisc45": (60, 80),
-    "dsprites_location": (80, 90),
-    "dsprites_orientation": (80, 90),
-}
+HUNDREDTHS |= dict.fromkeys(("eurosat", "resisc45"), (60, 80))
+HUNDREDTHS |= dict.fromkeys(("dsprites_location", "dsprites_orientation"), (80, 90))
 DISTANCES = (1 + np.arange(vtab_datasets.PERIOD) % 24) / 2
 LABELS = {  # of distinct record n, where they are no "label"
     "clevr_count": lambda n: n % 8,
@@ -66,11 +62,8 @@ def test_they_are_the_nineteen_in_three_groups():
     groups = [task.group for task in TASKS]
     assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
     assert groups == sorted(groups, key=("natural", "specialized", "structured").index)
-    assert {task.name for task in TASKS if not task.flip} == {
-        "dsprites_location",
-        "dsprites_orientation",
-        "smallnorb_azimuth",
-    }
+    unflipped = {task.name for task in TASKS if not task.flip}
+    assert unflipped == {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
     assert {task.name for task in TASKS if not task.crop} == {
         *("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
     }

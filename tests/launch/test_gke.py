@@ -210,10 +210,7 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*CPU, "--chips_per_host=4", *WORDS], "there are none with --accelerator=cpu"),
         ([*TPU, "--name=ViT", *WORDS], "--name=ViT: must be at most"),
         ([*TPU, "--name=" + "a" * 60, *WORDS], "must be at most 45 lower-case"),
-        (
-            [*TPU, "--service_account=a\n      hostPID: true", *WORDS],
-            r"--service_account='a\n      hostPID: true': must be",
-        ),
+        ([*TPU, "--service_account=a\nhostPID: true", *WORDS], r"--service_account='a\nhostPID: true': must be"),
         ([*GPU, "--accelerator=nvidia-a\nhostPID: true", *WORDS], r"--accelerator='nvidia-a\nhostPID: true': must be"),
         ([*CPU, '--cpus=4", x: "', *WORDS], "--cpus='4\", x: \"': must be a quantity"),
         ([*CPU, "--memory=16 GB", *WORDS], "--memory='16 GB': must be a quantity"),
@@ -261,12 +258,7 @@ def test_dry_run_prints_exactly_what_is_executed(stage):
     [
         (["log", "--name=vit-h"], {"get": "echo Failed/3"}, 1, "vit-h has failed, after 3 restart(s)"),
         (["log", "--name=vit-h"], {"get": "true"}, 1, "there is no JobSet vit-h"),
-        (
-            ["log", "--name=vit-h", "--poll_seconds=0"],
-            {"get": "echo 'timed out' >&2; exit 1"},
-            1,
-            "its nodes cost money",
-        ),
+        (["log", "--name=vit-h", "--poll_seconds=0"], {"get": "echo 'timed out' >&2; exit 1"}, 1, "cost money"),
         (["run", *TPU, *WORDS], {"apply": "exit 1"}, 1, "JobSet 0.10 or newer is not installed"),
         (["run", *TPU, "--topology=3x3", *WORDS], {"apply": "exit 99"}, 2, "--topology=3x3"),
     ],

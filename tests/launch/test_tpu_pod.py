@@ -190,11 +190,8 @@ def life(does, *said, code=0, options=(), **answers):
 ONE_LIFE = "create install start rsync delete"
 TWO_LIVES = f"create install start delete {ONE_LIFE}"
 NO_QUOTA = "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit TPUV5sLitepodPerProjectPerZone exceeded"
-UNANSWERED = {
-    "log": ["exit 255", "true"],
-    "status": [*["exit 255"] * 7, ENDED_WELL],
-    "endpoints": "echo '10.0.0.1;10.0.0.2'",
-}
+UNANSWERED = {"log": ["exit 255", "true"], "endpoints": "echo '10.0.0.1;10.0.0.2'"}
+UNANSWERED["status"] = [*["exit 255"] * 7, ENDED_WELL]
 
 
 def refused(reason):
@@ -227,11 +224,7 @@ LIVES = {
         *("requesting again in 0 s", "PERMISSION_DENIED", "Nothing of it costs money"),
         code=1,
         options=("--retry_seconds=0",),
-        create=[
-            refused("There is no more capacity in the zone"),
-            refused("exceeded the quota"),
-            refused("PERMISSION_DENIED"),
-        ],
+        create=[refused(text) for text in ("There is no more capacity", "exceeded the quota", "PERMISSION_DENIED")],
         describe=NOT_THERE,
     ),
     "a request that fails later for want of quota is deleted, since it stays in the queue for good": life(
@@ -281,11 +274,7 @@ LIVES = {
     ),
     "the machine is kept, and what it costs is said": life(
         "create install start rsync",
-        *(
-            "costs money until it is deleted",
-            "  ./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a",
-            "(256 chips)",
-        ),
+        *("costs money until it is deleted", "tpu_pod.sh delete --name=pod --zone=us-west4-a", "(256 chips)"),
         options=("--type=v4-512", "--keep"),
     ),
     "all workers are waited for, and no summary is a failure": life(

@@ -36,11 +36,8 @@ def card_of(weights, folder, format_name):
 def test_what_a_card_says(tmp_path, format_name, library, use):
     weights = weights_of(VIT, class_names=NAMES, preprocessing=PREPROCESSING, training=TRAINING)
     front, text = card_of(weights, tmp_path / "my-vit", format_name)
-    assert front == {
-        "library_name": library,
-        "pipeline_tag": "image-classification",
-        "tags": ["vision-transformer", "vit_jax"],
-    }
+    tags = ["vision-transformer", "vit_jax"]
+    assert front == {"library_name": library, "pipeline_tag": "image-classification", "tags": tags}
     count = sum(array.size for array in weights.parameters.values())
     assert f"# my-vit\n\nViT-custom/4, {count:,} parameters, 3 classes." in text
     assert "8 x 12 pixels" in text

@@ -134,11 +134,7 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("every", "positions learned_1d, position_layers every, gelu tanh"),
-        ("axial_relative", "positions relative, block axial, gelu tanh"),
-    ],
+    ("name", "words"), [("every", "learned_1d, position_layers every"), ("axial_relative", "relative, block axial")]
 )
 def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
     save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)

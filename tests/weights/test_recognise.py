@@ -57,7 +57,7 @@ def test_published_networks_are_recognised_whole(format_name, name):
 
 POOLS = [dataclasses.replace(VIT, pool=pool) for pool in ("token", "gap", "map")]
 TIMM_VIT = dataclasses.replace(VIT, gelu="exact")
-NO_TABLE = NETWORKS["sincos2d"]
+NO_TABLE, NO_POSITIONS = NETWORKS["sincos2d"], {"position_embedding": "none"}
 OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
 SAID = {"image_size": (8, 12), "num_heads": 2}
 
@@ -69,10 +69,7 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
         (VIT, "released", {"options": {"image_size": [12, 8]}}, {"image_size": (12, 8)}),
         (VIT, "timm", {"options": SAID | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
         (NO_TABLE, "released", {"options": {"image_size": (8, 12)}}, {}),
-        (
-            *(NO_TABLE, "released", {"options": {"image_size": (8, 12), "position_embedding": "none"}}),
-            {"position_embedding": "none"},
-        ),
+        (NO_TABLE, "released", {"options": {"image_size": (8, 12)} | NO_POSITIONS}, NO_POSITIONS),
         # What is given counts more than what is stated beside the file; of the head, one of the two may have none.
         (VIT, "timm", {"stated": SAID | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}}, {}),
         (TIMM_VIT, "timm", {"stated": OF_VIT, "options": SAID}, {}),
@@ -105,18 +102,8 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
         (SQUARE, "released", {"num_heads": 4}, "num_heads=4 is given, but the file says 2"),
         (SQUARE, "released", {"position_embedding": "sincos2d"}, "'sincos2d' is given, but the file says 'learned_1d'"),
         (SQUARE, "released", {"group_norm_epsilon": 1e-5}, "group_norm_epsilon would have no effect on a vit"),
-        (
-            SQUARE,
-            "timm",
-            {"image_size": (14, 15), "num_heads": 2},
-            r"\(14, 15\) is not a multiple of its patches .* such as 12,12",
-        ),
-        (
-            SQUARE,
-            "timm",
-            {"image_size": (3, 15), "num_heads": 2},
-            r"image_size=\(3, 15\) is not a multiple .* such as 4,12",
-        ),
+        (SQUARE, "timm", SAID | {"image_size": (14, 15)}, r"\(14, 15\) is not a multiple .* such as 12,12"),
+        (SQUARE, "timm", SAID | {"image_size": (3, 15)}, r"\(3, 15\) is not a multiple .* such as 4,12"),
     ],
 )
 def test_options_that_are_missing_or_contradict_are_refused(a, format_name, given, words):

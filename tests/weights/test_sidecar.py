@@ -26,6 +26,7 @@ HUGGINGFACE = {
     "layer_norm_eps": 1e-12,
     "id2label": {"0": "cat", "1": "dog"},
 }
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 TIMM = {
     "architecture": "vit_base_patch16_224",
     "global_pool": "avg",
@@ -39,12 +40,7 @@ TIMM = {
         "mlp_ratio": 816 / 336,
         "patch_size": [16, 8],
     },
-    "pretrained_cfg": {
-        "input_size": [3, 224, 256],
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
-        "crop_pct": 0.9,
-    },
+    "pretrained_cfg": {"input_size": [3, 224, 256], "crop_pct": 0.9} | IMAGENET,
 }
 
 

@@ -13,19 +13,10 @@ from vit_jax.weights.names import stacked_shapes
 
 SIZES = {"width": 48, "depth": 3, "mlp_dim": 96, "num_heads": 4}
 VIT = Architecture(name="ViT-custom/8", image_size=(32, 48), patch_size=(8, 8), num_classes=5, gelu="exact", **SIZES)
-STEM_EPSILONS = {
-    "group_norm_epsilon": 1e-5,
-    "standardization_epsilon": 1e-8,
-    "standardization_epsilon_added_to": "variance",
-}
+STEM_EPSILONS = {"group_norm_epsilon": 1e-5, "standardization_epsilon": 1e-8}
+STEM_EPSILONS["standardization_epsilon_added_to"] = "variance"
 HYBRID = dataclasses.replace(
-    VIT,
-    name="R-custom+ViT-custom/8",
-    family="hybrid",
-    patch_size=(1, 1),
-    depth=1,
-    units=(2, 1),
-    **STEM_EPSILONS,
+    VIT, name="R-custom+ViT-custom/8", family="hybrid", patch_size=(1, 1), depth=1, units=(2, 1), **STEM_EPSILONS
 )
 RESNET = Architecture(
     name="R-customx1",
