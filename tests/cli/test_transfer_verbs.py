@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.inference.samples import NAMES, sample_pixels, sample_weights, to_png
+from tests.inference.samples import sample_pixels, sample_weights, write_classes
 from tests.integration.commands import run as run_words
 from tests.integration.commands import succeed
 from vit_jax.weights.saving import OWN, save_weights
@@ -17,10 +17,7 @@ def words(tmp_path_factory):
     folder = tmp_path_factory.mktemp("transfer")
     save_weights(sample_weights(), folder / "weights", OWN)
     for split, seed in (("train", 0), ("test", 1)):
-        for number, pixels in enumerate(sample_pixels(21, seed=seed)):
-            path = folder / "images" / split / NAMES[number % 7] / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(to_png(pixels))
+        write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
     return [str(folder / "weights"), f"--data=folder:{folder / 'images'}", f"--cache={folder / 'cache'}"]
 
 

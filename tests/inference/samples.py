@@ -9,7 +9,6 @@ import numpy as np
 
 from tests.weights.small_networks import VIT, weights_of
 from vit_jax.arrays import normalise
-from vit_jax.inference.predict import predict
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 SEVEN = dataclasses.replace(VIT, num_classes=len(NAMES))
@@ -41,6 +40,15 @@ def write_pngs(folder, pixels):
     return [str(path) for path in paths]
 
 
+def write_classes(folder, labels, pixels):
+    """Writes images named by their numbers, each below the name of its class; returns the data of a command."""
+    for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
+        path = folder / NAMES[label] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_png(image))
+    return f"--data=folder:{folder}"
+
+
 def logits_of(model, pixels):
     """float64 logits (B, K), one image at a time and without what is tested here."""
     run = jax.jit(lambda image: model(normalise(image, "float32")).logits_BK)
@@ -50,11 +58,3 @@ def logits_of(model, pixels):
 def softmax(logits):
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
-
-
-def probabilities(model, paths):
-    """(N, K), what `predict` says of files that can be read, in the order of the model's classes."""
-    named = [
-        {one["class"]: one["probability"] for one in record["predictions"]} for record in predict(model, paths, 99)
-    ]
-    return np.array([[row[name] for name in model.class_names] for row in named])

@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.inference.samples import DIRECT, NAMES, SEVEN, logits_of, sample_pixels, sample_weights, softmax, to_png
+from tests.inference.samples import (
+    DIRECT,
+    NAMES,
+    SEVEN,
+    logits_of,
+    sample_pixels,
+    sample_weights,
+    softmax,
+    write_classes,
+)
 from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
@@ -129,12 +138,8 @@ def test_gflops_of_networks_of_ones_own():
 
 def write_folder(folder, names, labels, pixels):
     """An image folder of two splits: one image of every class to train on, and those given to test."""
-    files = [(f"train/{name}/0.png", pixels[0]) for name in names]
-    for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
-        files.append((f"test/{names[label]}/{number:03}.png", image))
-    for name, image in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(to_png(image))
+    write_classes(folder / "train", range(len(names)), [pixels[0]] * len(names))
+    write_classes(folder / "test", labels, pixels)
     return f"folder:{folder}"
 
 

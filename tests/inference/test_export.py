@@ -14,23 +14,14 @@ import pytest
 from jax.tree_util import Partial
 
 from tests.data.test_images import areas, bilinear, resized
-from tests.inference.samples import (
-    CROPPED,
-    DIRECT,
-    NAMES,
-    SEVEN,
-    probabilities,
-    sample_pixels,
-    sample_weights,
-    to_png,
-    write_pngs,
-)
+from tests.inference.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
 from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, RESNET
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.records import Record
 from vit_jax.inference.export import export_onnx, export_stablehlo
+from vit_jax.inference.predict import predict
 
 NETWORKS = {
     "vit": SEVEN,
@@ -73,6 +64,13 @@ for name, batches in json.loads(sys.argv[1]).items():
     for batch in batches:
         np.save(f"{name}_{batch}.npy", program.call(images[:batch]))
 """
+
+
+def probabilities(model, paths):
+    """(N, K), what `predict` says of files that can be read, in the order of the model's classes."""
+    found = [record["predictions"] for record in predict(model, paths, 99)]
+    named = [{one["class"]: one["probability"] for one in predictions} for predictions in found]
+    return np.array([[row[name] for name in model.class_names] for row in named])
 
 
 def write_exported(folder, name, model):

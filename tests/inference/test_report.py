@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, to_png
+from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, write_classes
 from tests.integration.commands import run, succeed
 from vit_jax.api import from_weights
 from vit_jax.data.transforms import EvaluationTransform
@@ -30,10 +30,7 @@ def here(tmp_path, monkeypatch):
     """Weights `w` and a folder `images` of twenty images in seven classes."""
     monkeypatch.chdir(tmp_path)
     save_weights(sample_weights(), tmp_path / "w", OWN)
-    for number, (label, image) in enumerate(zip(LABELS, PIXELS, strict=True)):
-        path = tmp_path / "images" / NAMES[label] / f"{number:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(to_png(image))
+    write_classes(tmp_path / "images", LABELS, PIXELS)
     return tmp_path
 
 

@@ -1,12 +1,14 @@
 """Both sides of a dataset: the released names, own folders split as in training, and mistakes."""
 
+import dataclasses
+
 import pytest
 
-from tests.inference.samples import sample_pixels, write_pngs
+from tests.inference.samples import sample_pixels, write_classes
 from tests.rejections import rejects
+from tests.weights.small_networks import TRAINING
 from vit_jax.transfer import datasets
 from vit_jax.transfer.datasets import RELEASED, PairChoice, open_pair
-from vit_jax.weights.description import TrainingData
 
 
 def test_released_datasets_have_their_splits(monkeypatch):
@@ -34,17 +36,9 @@ def test_digits_with_classes_and_parts(data_dir):
 
 
 def test_a_flat_folder_is_split_as_in_training(tmp_path):
-    for name in ("a", "b"):
-        write_pngs(tmp_path / "images" / name, sample_pixels(10))
+    write_classes(tmp_path / "images", [0] * 10 + [1] * 10, sample_pixels(20))
     data = f"folder:{tmp_path}/images"
-    then = TrainingData(
-        data=f"folder:{tmp_path}/./images",
-        seed=3,
-        holdout_fraction=0.4,
-        train_split="train",
-        test_split="test",
-        classes=(),
-    )
+    then = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
     as_then, fresh = open_pair(data, PairChoice(), then), open_pair(data, PairChoice())
     assert (len(as_then.test), len(fresh.test)) == (8, 2)
     assert not {as_then.train.key_of(i) for i in range(12)} & {as_then.test.key_of(i) for i in range(8)}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.inference.samples import NAMES, sample_pixels, sample_weights, to_png
+from tests.inference.samples import NAMES, sample_pixels, sample_weights, to_png, write_classes
 from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import normalise
@@ -39,12 +39,8 @@ def extractor(cache=None, scale=None, **options):
 def folder_source(tmp_path):
     """The training images of a folder of two splits."""
     for split in ("train", "test"):
-        for number, label in enumerate(LABELS):
-            path = tmp_path / "images" / split / NAMES[label] / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(to_png(PIXELS[number]))
-    data = f"folder:{tmp_path / 'images'}"
-    return open_source(data, "train", AS_IT_IS, 0)
+        write_classes(tmp_path / "images" / split, LABELS, PIXELS)
+    return open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
 
 
 @pytest.mark.parametrize("num_devices", [1, 3, 8])
@@ -93,9 +89,8 @@ def test_computed_anew_when_anything_changes(tmp_path):
 def test_other_parts_and_copies_of_a_dataset_have_features_of_their_own(data_dir, tmp_path):
     """Digits 4 and 5 as they are; and all of them moved to where another preparation might have been."""
     cache, config = tmp_path / "cache", dataclasses.replace(AS_IT_IS, data_dir=data_dir)
-    found = [
-        extractor(cache).extract(open_source("digits", split, config, 0)) for split in ("train[4:6]", "train[5:7]")
-    ]
+    parts = [open_source("digits", split, config, 0) for split in ("train[4:6]", "train[5:7]")]
+    found = [extractor(cache).extract(part) for part in parts]
     assert np.array_equal(found[0].feature_ND[1], found[1].feature_ND[0])
     assert not np.array_equal(found[0].feature_ND, found[1].feature_ND)
     shutil.copytree(data_dir, tmp_path / "copy")

@@ -8,10 +8,8 @@ import numpy as np
 from tests.weights.reference import networks
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights import Weights
+from vit_jax.weights.description import TrainingData
 from vit_jax.weights.names import FORMATS, unstack
-from vit_jax.weights.names.entry import make_entries
-from vit_jax.weights.names.ours import unstacked_shapes
-from vit_jax.weights.names.released import Style, rules
 
 SIZES = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
 VIT = Architecture(name="ViT-custom/4", image_size=(8, 12), patch_size=(4, 4), num_classes=3, **SIZES)
@@ -58,6 +56,10 @@ OURS = {  # of which no other format has the names
     "axial": dataclasses.replace(VIT, block="axial", pool="gap"),
     "axial_relative": dataclasses.replace(VIT, block="axial", pool="map", position_embedding="relative"),
 }
+TRAINING = TrainingData(
+    data="folder:/my/images", seed=3, holdout_fraction=0.4, train_split="train", test_split="test", classes=()
+)
+PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
 
 
 def weights_of(a: Architecture, **details) -> Weights:
@@ -69,12 +71,6 @@ def arrays_of(a: Architecture, format_name: str, parameters: Mapping[str, np.nda
     """The arrays of a foreign file of a network."""
     apart = unstack(parameters or networks.parameters(a), a.num_heads)
     return {entry.name: entry.write(apart) for entry in FORMATS[format_name].entries(a)}
-
-
-def released_arrays(a: Architecture, style: Style) -> dict[str, np.ndarray]:
-    """The arrays of a released file in another style than we write."""
-    apart = unstack(networks.parameters(a), a.num_heads)
-    return {entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))}
 
 
 def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import OURS, RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import OURS, RESNET, SQUARE, TRAINING, VIT, arrays_of, assert_same, weights_of
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
@@ -34,11 +34,11 @@ def source(tmp_path):
     ],
 )
 def test_the_destination_decides(a, destination, to, expected, tmp_path):
-    save_weights(weights_of(a), tmp_path / "source", OWN)
+    save_weights(weights_of(a, training=TRAINING), tmp_path / "source", OWN)
     report = convert(str(tmp_path / "source"), f"{tmp_path}/{destination}", to=to)
     assert report.destination == f"{tmp_path / destination} ({expected})"
     read = load_weights(tmp_path / destination)
-    assert read.architecture == a
+    assert (read.architecture, read.training) == (a, TRAINING)
     assert_same(read.parameters, networks.parameters(a))
     if expected == OWN:
         assert has_checkpoints(tmp_path / destination)

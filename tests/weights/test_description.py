@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.weights.small_networks import NETWORKS, RESNET, VIT
-from vit_jax.weights.description import TrainingData, describe, stored_architecture, stored_training_data
+from tests.weights.small_networks import NETWORKS, RESNET, TRAINING, VIT
+from vit_jax.weights.description import describe, stored_architecture, stored_training_data
 
 
 def test_metadata_of_before_it_had_the_grid_and_class_tokens_is_read():
@@ -27,9 +27,7 @@ def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
         stored_architecture(describe(a, None, None, None) | wrong)
 
 
-DATA = TrainingData(
-    data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="val", classes=("cat",)
-)
+DATA = dataclasses.replace(TRAINING, test_split="val", classes=("cat",))
 STORED = json.loads(json.dumps(dataclasses.asdict(DATA)))
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.weights.small_networks import HYBRID, RESNET, ROOT_HYBRID, VIT, assert_same, weights_of
+from tests.weights.small_networks import HYBRID, PREPROCESSING, RESNET, ROOT_HYBRID, VIT, assert_same, weights_of
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import open_arrays, write_safetensors
@@ -13,7 +13,6 @@ from vit_jax.weights.library_config import timm_config
 from vit_jax.weights.saving import save_weights
 
 NAMES = ("cat", "dog", "bird")
-PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
 
 
 def forget_metadata(folder):

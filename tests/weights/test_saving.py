@@ -7,26 +7,22 @@ import pytest
 
 from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
-from tests.weights.small_networks import HYBRID, NETWORKS, OURS, RESNET, SQUARE, VIT, assert_same, weights_of
+from tests.weights.small_networks import NETWORKS, OURS, PREPROCESSING, SQUARE, TRAINING, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.weights import load_weights
-from vit_jax.weights.description import TrainingData
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
 
-PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
 NAMES = ("cat", "naïve dog", "a, b")
-TRAINING = TrainingData(
-    data="folder:/my/images", seed=3, holdout_fraction=0.2, train_split="train", test_split="test", classes=NAMES
-)
 EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
 
 
 def detailed(a):
     names = NAMES if a.num_classes else None
-    return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=TRAINING)
+    training = dataclasses.replace(TRAINING, classes=NAMES)
+    return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=training)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +38,11 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     save_weights(read, again, format_name)
     assert format_name == OWN or again.read_bytes() == path.read_bytes()
     assert read.architecture == a
-    assert (read.class_names, read.preprocessing, read.training) == (written.class_names, PREPROCESSING, TRAINING)
+    assert (read.class_names, read.preprocessing, read.training) == (
+        written.class_names,
+        PREPROCESSING,
+        written.training,
+    )
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
@@ -93,7 +93,7 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
 
 
 def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path):
-    save_weights(detailed(RESNET), tmp_path, OWN)
+    save_weights(detailed(NETWORKS["resnet"]), tmp_path, OWN)
     save_weights(detailed(VIT), tmp_path, OWN)  # over it
     assert load_weights(tmp_path).architecture == VIT
     store = CheckpointStore(tmp_path)
@@ -115,7 +115,7 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     assert any("no room for 9,000 class names: they are in" in note for note in notes)
     read = load_weights(path)
     assert (read.class_names, read.notes) == (names, [])
-    for classes, expected in (((), dataclasses.replace(TRAINING, classes=())), (names, None)):  # no room for these
+    for classes, expected in (((), TRAINING), (names, None)):  # no room for these
         trained = dataclasses.replace(weights, training=dataclasses.replace(TRAINING, classes=classes))
         save_weights(trained, path, "released")
         assert load_weights(path).training == expected
@@ -143,6 +143,6 @@ def test_what_readers_compute_otherwise_is_said(tmp_path):
     assert "compute with tanh" in notes[0]
     _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
     assert notes == ["timm silently ignores the hidden layer of the head (pre_logits)."]
-    _, notes = save_weights(weights_of(HYBRID), tmp_path / "w.safetensors", "timm")
+    _, notes = save_weights(weights_of(NETWORKS["hybrid"]), tmp_path / "w.safetensors", "timm")
     fields = ["gelu", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
     assert [note.split("=")[0].split()[-1] for note in notes] == fields

@@ -8,26 +8,19 @@ import types
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import (
-    NETWORKS,
-    RESNET,
-    SQUARE,
-    VIT,
-    arrays_of,
-    assert_same,
-    released_arrays,
-    weights_of,
-)
+from tests.weights.small_networks import NETWORKS, RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe
 from vit_jax.weights.formats import write_npz, write_safetensors
-from vit_jax.weights.names.released import Style
+from vit_jax.weights.names import unstack
+from vit_jax.weights.names.entry import make_entries
+from vit_jax.weights.names.ours import unstacked_shapes
+from vit_jax.weights.names.released import Style, rules
 from vit_jax.weights.saving import save_weights
 
 LINEN = Style(numbers=(1, 0, 0), group_norm="")
@@ -39,6 +32,12 @@ def write(tmp_path, arrays, name="w.npz"):
     path = tmp_path / name
     (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays, {})
     return path
+
+
+def released_arrays(a, style):
+    """The arrays of a released file in another style than we write."""
+    apart = unstack(networks.parameters(a), a.num_heads)
+    return {entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))}
 
 
 def prefixed(prefix, arrays):
@@ -90,20 +89,17 @@ def test_a_row_of_the_class_token_that_is_not_there_gets_zeros(is_timm, tmp_path
     assert any("no row for the class token; it gets zeros" in note for note in weights.notes)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "dtype"), [(".npz", ml_dtypes.bfloat16), (".safetensors", ml_dtypes.bfloat16), (".npz", np.float64)]
-)
+@pytest.mark.parametrize(("suffix", "dtype"), [(".npz", "bfloat16"), (".safetensors", "bfloat16"), (".npz", "float64")])
 def test_other_precisions_become_float32_and_are_reported(suffix, dtype, tmp_path):
-    parameters = {
-        name: array.astype(ml_dtypes.bfloat16).astype(np.float32) for name, array in networks.parameters(SQUARE).items()
-    }
+    exact = networks.parameters(SQUARE)
+    parameters = {name: array.astype("bfloat16").astype(np.float32) for name, array in exact.items()}
     format_name = "released" if suffix == ".npz" else "timm"
     arrays = {name: array.astype(dtype) for name, array in arrays_of(SQUARE, format_name, parameters).items()}
     weights = load_weights(write(tmp_path, arrays, f"w{suffix}"), num_heads=2)
     assert_same(weights.parameters, parameters)
-    assert {status.dtype for status in weights.statuses} == {np.dtype(dtype).name}
+    assert {status.dtype for status in weights.statuses} == {dtype}
     assert all(status.status.endswith(", to float32") for status in weights.statuses)
-    assert any("rounded to float32" in note for note in weights.notes) == (dtype is np.float64)
+    assert any("rounded to float32" in note for note in weights.notes) == (dtype == "float64")
 
 
 def test_numbers_that_are_no_parameters(tmp_path):
