@@ -89,9 +89,7 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
 def test_gpus_are_told_where_the_others_are():
     manifest = render([*GPU, "--slices=3", *WORDS])
     replicated, pod, container = parts(manifest)
-    values = {
-        entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container["env"]
-    }
+    values = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
     assert values == {
         "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
         "REPLICATED_JOB_NAME": "metadata.annotations['jobset.sigs.k8s.io/replicatedjob-name']",

@@ -27,9 +27,8 @@ def linter(name: str) -> str:
 @pytest.mark.tools
 @pytest.mark.parametrize("folder", [SCRIPTS, STAND_INS], ids=["launch", "stand-ins"])
 def test_shellcheck(folder):
-    result = subprocess.run(
-        [linter("shellcheck"), "--external-sources", *folder], cwd=ROOT, capture_output=True, text=True
-    )
+    words = [linter("shellcheck"), "--external-sources", *folder]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 

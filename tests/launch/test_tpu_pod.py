@@ -444,9 +444,8 @@ def test_types(stage):
 def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, document):
     """With words in capitals, where a name of one's own belongs; without --dry-run these are refused."""
     text = (LAUNCH.parent / document).read_text().replace("\\\n", " ")
-    commands = [
-        shlex.split(line) for line in re.findall(r"^\./launch/((?:tpu_pod|gke)\.sh run .*)$", text, re.MULTILINE)
-    ]
+    lines = re.findall(r"^\./launch/((?:tpu_pod|gke)\.sh run .*)$", text, re.MULTILINE)
+    commands = [shlex.split(line) for line in lines]
     assert commands
     for script, *words in commands:
         stop = words.index("--")
