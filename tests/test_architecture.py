@@ -284,11 +284,7 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/__init__.py": "from vit_jax.config import schema"}, 1),
     (rank_violations, {"vit_jax/tools/x.py": ""}, 1),  # a room that the table does not have
     (rank_violations, {"vit_jax/train/state.py": "import vit_jax.tools"}, 1),
-    (
-        rank_violations,
-        {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"},
-        0,
-    ),
+    (rank_violations, {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"}, 0),
     (rank_violations, {"vit_jax/models/vit.py": "from . import embed\nfrom vit_jax import __version__"}, 0),
     (rank_violations, {"vit_jax/plan/aot.py": "from vit_jax.train import assemble"}, 0),
     (rank_violations, {"vit_jax/cli.py": "from vit_jax.bench import step"}, 0),
@@ -302,11 +298,7 @@ CASES = [  # a check, sources, and how many complaints
     ),
     (loop_violations, {"vit_jax/train/finetune.py": "import jax"}, 1),
     (loop_violations, {"vit_jax/train/finetune.py": f"{LOOP_IMPORT}\n" + "x = 1\n" * VERB_LINES}, 1),
-    (
-        loop_violations,
-        {"vit_jax/train/search.py": "for step in steps:\n    state = run.train_step(state, batch)"},
-        1,
-    ),
+    (loop_violations, {"vit_jax/train/search.py": "for step in steps:\n    state = run.train_step(state, batch)"}, 1),
     (loop_violations, {"vit_jax/train/start.py": "def f():\n    while True:\n        train_step(state, batch)"}, 1),
     (loop_violations, {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfor rate in rates:\n    train(rate)"}, 0),
     (loop_violations, {"vit_jax/train/loop.py": "for step in range(3):\n    train_step(state)"}, 0),

@@ -49,10 +49,7 @@ def test_every_length_becomes_steps():
         ({"evaluation__evaluators": {"v2": {"every": "0 steps"}}}, "v2.every.*at least one step"),
         ({"logging__every": "0 fraction"}, "at least one step"),
         ({"schedule__timescale": "0 steps", "schedule__decay": "rsqrt"}, "'0 steps'.*at least 1 step"),
-        (
-            {"schedule__drop_at_fraction": (0.02, 0.5), "schedule__decay": "staircase"},
-            "step 40.*warm-up.*step 100",
-        ),
+        ({"schedule__drop_at_fraction": (0.02, 0.5), "schedule__decay": "staircase"}, "step 40.*warm-up.*step 100"),
         ({"stop_early__patience": 3}, "3.*4 evaluations of test_accuracy.*500 of 2000"),
         *(({"logging__profile_start_step": step}, f"{step}.*1 to 2000") for step in (-1, 0, 2001)),
         ({"seed": -1}, "negative"),  # validates too

@@ -5,14 +5,8 @@ from vit_jax.config import load_recipe
 from vit_jax.plan.dataset import choose_dataset
 
 RECIPE = "configs/digits.py"
-OVERRIDES = (
-    "global_batch=32",
-    *NETWORK,
-    "model.scan_unroll=1",
-    "input.mixup_alpha=0",
-    "polyak.factor=None",
-    "polyak.start=0 steps",
-)
+POLYAK = ("polyak.factor=None", "polyak.start=0 steps")
+OVERRIDES = ("global_batch=32", *NETWORK, "model.scan_unroll=1", "input.mixup_alpha=0", *POLYAK)
 WORDS = flags(*OVERRIDES)
 
 

@@ -123,12 +123,7 @@ def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, configs):
 
 @pytest.mark.parametrize(
     ("source", "workdir"),
-    [
-        ("run", "other/../run"),
-        ("run", "link/finetuned"),
-        ("run/weights.npz", "run"),
-        ("link", "run"),
-    ],
+    [("run", "other/../run"), ("run", "link/finetuned"), ("run/weights.npz", "run"), ("link", "run")],
 )
 def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, source, workdir):
     monkeypatch.chdir(tmp_path)

@@ -49,10 +49,7 @@ def test_without_a_good_checkpoint_nothing_is_moved(config, uninterrupted, tmp_p
     shutil.copytree(uninterrupted[1], tmp_path / "run")
     for step in (2, 4, 6):
         (tmp_path / f"run/checkpoints/{step}/model/manifest.ocdbt").write_text("")
-    with pytest.raises(
-        ValueError,
-        match=r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged",
-    ):
+    with pytest.raises(ValueError, match=r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged"):
         pretrain(config, str(tmp_path / "run"))
     assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
 
