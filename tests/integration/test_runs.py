@@ -17,7 +17,7 @@ from tests.tiny import ROOT
 SHORT = ("total=12 steps", "checkpoint.every=4 steps", "evaluation.every=6 steps", "logging.every=1 steps")
 AVERAGED = (*SHORT, "polyak.factor=0.9")
 PROGRAM = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,6 @@ def finished(data_dir, tmp_path_factory):
     return folder / "finished", result.stdout
 
 
-@pytest.mark.processes
 def test_what_a_run_prints(finished):
     parts = (
         "ViT-mu/2",
@@ -55,7 +54,6 @@ def test_what_a_run_prints(finished):
     assert "test accuracy" in finished[1].splitlines()[-3]
 
 
-@pytest.mark.processes
 def test_what_a_run_leaves(finished):
     workdir, _ = finished
     summary, metrics = commands.summary(workdir), commands.metrics(workdir)
@@ -74,14 +72,12 @@ def test_what_a_run_leaves(finished):
     assert list((workdir / "profile").rglob("*.xplane.pb"))
 
 
-@pytest.mark.processes
 def test_weights_of_another_run_start_at_step_0(finished, data_dir, tmp_path):
     out = succeed(pretraining(data_dir, tmp_path, *SHORT, "total=6 steps", f"init_from={finished[0]}"))
     assert f"starting at step 0 with the weights of {finished[0]} (vit_jax, Polyak average of step 12)" in out
     assert list(commands.losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.processes
 def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(finished, data_dir, tmp_path):
     out = succeed(pretraining(data_dir, tmp_path, *AVERAGED, "total=16 steps", f"resume_from={finished[0]}"))
     assert "continuing from step 12" in out
@@ -89,13 +85,11 @@ def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(finis
     assert commands.summary(tmp_path)["num_devices"] == 8
 
 
-@pytest.mark.processes
 def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
     outcome = run(pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={finished[0]}", "model.gelu=exact"))
     assert (outcome.code, "gelu: there 'tanh', here 'exact'" in outcome.err) == (2, True)
 
 
-@pytest.mark.processes
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_dir, tmp_path):
     """A limit on file size stands in for the disk: writing beyond it fails just so, in the middle of a save.
 
@@ -121,7 +115,6 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_d
     assert "checkpoint of step 12" in succeed(words)
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run(data_dir, tmp_path):
     options = ("schedule.learning_rate=1e30", "schedule.warmup=0 steps", "optimizer.clip_global_norm=None")
     outcome = run(pretraining(data_dir, tmp_path, *SHORT, "checkpoint.every=1 steps", *options))
@@ -147,7 +140,6 @@ def write_damaged(folder):
     return folder / "images"
 
 
-@pytest.mark.slow
 def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_too(data_dir, tmp_path, caplog):
     """Resumed in the first epoch and after it, and with the limit."""
     options = ("checkpoint.every=2 steps", "checkpoint.keep_latest=9", "evaluation.every=2 steps", "total=6 steps")

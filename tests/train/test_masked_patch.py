@@ -22,7 +22,7 @@ MASKED = ("objective.kind=masked_patch", "input.mixup_alpha=0.0")
 LENGTHS = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
 LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 def pretrain(workdir, monkeypatch, *options):
@@ -50,7 +50,6 @@ def test_resumes_to_the_bit(finished, tmp_path, monkeypatch):
     assert commands.losses(tmp_path / "run") == commands.losses(workdir)
 
 
-@pytest.mark.slow
 def test_what_a_run_reports(finished):
     workdir, summary = finished
     assert {"test_loss", "test_accuracy", "test_majority_accuracy", "test_images"} <= summary.keys()
@@ -61,7 +60,6 @@ def test_what_a_run_reports(finished):
     assert last["step"] == 4
 
 
-@pytest.mark.slow
 def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
     options = ("objective.patch_target=pixels", "checkpoint.best_metric=test_loss")
     summary = pretrain(tmp_path, monkeypatch, *options)
@@ -69,7 +67,6 @@ def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
     assert 0 < summary["test_loss"] < 2  # pixels lie in [-1, 1]
 
 
-@pytest.mark.slow
 def test_every_layout_trains_as_one_device():
     steps = 3
     alone = runs.build(*MASKED, devices=1)
@@ -81,7 +78,6 @@ def test_every_layout_trains_as_one_device():
     assert expected[0]["train_loss"] == pytest.approx(np.log(512), rel=1e-6)  # the last layer begins at zero
 
 
-@pytest.mark.slow
 def test_learns_a_colour_from_its_surroundings():
     """Images of one colour each: a patch is known as soon as another is seen."""
     run = runs.build(*MASKED, "total=60 steps", "schedule.learning_rate=0.01", "schedule.warmup=5 steps")
@@ -94,7 +90,6 @@ def test_learns_a_colour_from_its_surroundings():
     assert np.mean(losses[-10:]) > 0.9  # half of the images are black: guessing gives 0.5
 
 
-@pytest.mark.slow
 def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
     config = load_recipe("digits_transfer:finetune", flags(f"init_from={finished[0]}"))
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, image_size=(8, 8)))
@@ -105,7 +100,6 @@ def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
     assert "note     the head that predicts masked patches, and its [mask] embedding, are left out." in report
 
 
-@pytest.mark.slow
 def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
     weights = load_weights(str(finished[0]))
     assert weights.architecture.patch_outputs == 512
