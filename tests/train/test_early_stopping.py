@@ -24,6 +24,7 @@ VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2}
 OPTIONS = [
     *LENGTH,
     "evaluation.every=6 steps",
+    "evaluation.global_batch=360",
     "polyak.factor=None",
     "checkpoint.every=3 steps",
     "checkpoint.keep_latest=1",

@@ -92,7 +92,7 @@ def test_a_step_is_a_function_of_seed_and_step():
 
 
 def test_metrics_norms_and_learning_rate():
-    run = runs.build()
+    run = runs.build("input.mixup_alpha=0.0")
     before = jax.device_get(run.init_state().model)
     _, curve = runs.train(run, 1)
     norm = math.sqrt(sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before)))

@@ -20,17 +20,8 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 
 @pytest.fixture(scope="module")
 def config(tiny_run):
-    return dataclasses.replace(
-        tiny_run.config,
-        evaluation=dataclasses.replace(tiny_run.config.evaluation, global_batch=120),  # three batches
-        checkpoint=dataclasses.replace(tiny_run.config.checkpoint, every="4 steps"),
-    )
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(config, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("uninterrupted")
-    return pretrain(config, str(workdir)), commands.curve(workdir)
+    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, every="4 steps")  # none at the first stop
+    return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
 
 
 def ask_to_end_at(question, monkeypatch):
@@ -40,7 +31,7 @@ def ask_to_end_at(question, monkeypatch):
 
 
 @pytest.mark.parametrize("question", STOPS, ids=[where.replace(" ", "_") for where, *_ in STOPS.values()])
-def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_path, monkeypatch):
+def test_goes_on_from_where_it_was_asked(question, config, tiny_run, tmp_path, monkeypatch):
     _, step, owes = STOPS[question]
     ask_to_end_at(question, monkeypatch)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
@@ -50,12 +41,12 @@ def test_goes_on_from_where_it_was_asked(question, config, uninterrupted, tmp_pa
     assert reader.metadata(step)["owes_evaluation"] is owes
     ask_to_end_at(None, monkeypatch)
     summary = pretrain(config, str(tmp_path))
-    assert commands.curve(tmp_path) == uninterrupted[1]
+    assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
-        assert summary[name] == uninterrupted[0][name], name
+        assert summary[name] == tiny_run.summary[name], name
 
 
-def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, uninterrupted, tmp_path, monkeypatch):
+def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, tiny_run, tmp_path, monkeypatch):
     ask_to_end_at(5, monkeypatch)
     with pytest.raises(Interrupted, match="stopped after step 3 of 6"):
         pretrain(config, str(tmp_path))
@@ -63,5 +54,5 @@ def test_an_evaluation_that_is_owed_may_be_broken_off_again(config, uninterrupte
     with pytest.raises(Interrupted, match="stopped while evaluating"):
         pretrain(config, str(tmp_path))
     ask_to_end_at(None, monkeypatch)
-    assert pretrain(config, str(tmp_path))["parameters_sha256"] == uninterrupted[0]["parameters_sha256"]
-    assert commands.curve(tmp_path) == uninterrupted[1]
+    assert pretrain(config, str(tmp_path))["parameters_sha256"] == tiny_run.summary["parameters_sha256"]
+    assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)
