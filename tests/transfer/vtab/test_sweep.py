@@ -71,6 +71,26 @@ def test_the_same_command_again_repeats_nothing(swept, weights):
     assert files_of_runs(folder) == before
 
 
+def hashes(folder):
+    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+
+
+@pytest.mark.slow
+def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
+    """A kill leaves no summary of the run in progress, nothing of later runs, and no results."""
+    folder = tmp_path / "vtab"
+    shutil.copytree(swept[0], folder)
+    shutil.rmtree(folder / REAL / "final")
+    for file in folder.glob("results.*"):
+        file.unlink()
+    (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
+    (unfinished / "summary.json").unlink()
+    out = succeed(words_of(weights, folder, tasks=REAL))
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert hashes(folder) == hashes(swept[0])
+    assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
+
+
 @pytest.mark.slow
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
