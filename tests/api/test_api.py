@@ -133,10 +133,10 @@ def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
     metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
     store.save(5, {"model": model.module}, metadata=metadata, metrics={})
     store.close()
-    loaded = vit_jax.load_model(tmp_path)
+    loaded = vit_jax.load_model(tmp_path, allow_code="docs")
     assert loaded.class_names == ("a", "b", "c")
     assert loaded.features(sample_pixels(3)) == pytest.approx(model.features(sample_pixels(3)), abs=1e-6)
-    assert not vit_jax.load_model(tmp_path, num_classes=2)(sample_pixels(1)).logits_BK.any()
+    assert not vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")(sample_pixels(1)).logits_BK.any()
 
 
 # Called.
