@@ -11,24 +11,17 @@ from tests.plan import small_plans as small
 COMMAND = ["plan", f"--config={small.RECIPE}", *small.WORDS]
 
 
+DIGITS = [*COMMAND, "--topology=h100:4", "--price=2.5"]
+JFT = ["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"]
+FINETUNE = ["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"]
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (
-            [*COMMAND, "--topology=h100:4", "--price=2.5"],
-            ("machine  h100:4: 4 x H100 SXM", "data     digits: 1,437 images, 10 classes", "price"),
-        ),
-        (  # the largest recipe needs no more words
-            ["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"],
-            ("JFT-300M: 303,000,000 images, 18,291 classes", "1,035,645 steps", "fits"),
-        ),
-        (  # fine-tuning counts its search
-            ["plan", "--config=configs/finetune.py:ViT-B/16,cifar10", "--topology=h100:8"],
-            (
-                "ViT-B/16 on 384x384 images, 512 a step",
-                "4 learning rates and the final run: 50,000 steps, 25,600,000 images",
-            ),
-        ),
+        (DIGITS, ("machine  h100:4: 4 x H100 SXM", "data     digits: 1,437 images, 10 classes", "price")),
+        (JFT, ("JFT-300M: 303,000,000 images, 18,291 classes", "1,035,645 steps", "fits")),
+        (FINETUNE, ("ViT-B/16 on 384x384 images, 512 a step", "final run: 50,000 steps, 25,600,000 images")),
     ],
     ids=["digits", "jft", "finetune"],
 )

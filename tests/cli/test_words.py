@@ -120,11 +120,8 @@ def test_allowed_code_is_a_field_of_a_recipe():
     assert split(["--allow-code=a,b.c"], table, "verb").options == {"allow_code": "a,b.c"}
     given = split(["--allow_code=a,b.c"], table | {"[--config.SECTION.FIELD=VALUE]": ""}, "verb")
     assert (given.options, given.overrides) == ({}, ["--config.allow_code=a,b.c"])
-    with_weights = [
-        verb for verb in cli.VERBS.values() if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*verb.arguments}
-    ]
-    with_recipe = [
-        verb for verb in cli.VERBS.values() if any(form.strip("[").startswith("--config=") for form in verb.arguments)
-    ]
+    verbs = [verb.arguments.keys() for verb in cli.VERBS.values()]
+    with_weights = [forms for forms in verbs if forms & {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"}]
+    with_recipe = [forms for forms in verbs if any(form.strip("[").startswith("--config=") for form in forms)]
     assert len(with_weights) >= 11
-    assert all(table.keys() <= verb.arguments.keys() for verb in with_weights + with_recipe)
+    assert all(table.keys() <= forms for forms in with_weights + with_recipe)

@@ -35,20 +35,10 @@ def test_dropout_is_that_of_the_released_configs(name):
 def test_what_changes_and_what_stays():
     a = network("ViT-B/16", head_bias_init=-10.0, gelu="exact", stochastic_depth_fraction=0.4, remat="full")
     b = adapted(a, image_size=(384, 320), num_classes=37, compute_dtype="float32", stochastic_depth_fraction=0.1)
-    changes = {
-        field.name: getattr(b, field.name)
-        for field in dataclasses.fields(a)
-        if getattr(a, field.name) != getattr(b, field.name)
-    }
-    assert changes == {
-        "image_size": (384, 320),
-        "num_classes": 37,
-        "head": "linear",
-        "head_bias_init": 0.0,
-        "stochastic_depth_fraction": 0.1,
-        "compute_dtype": "float32",
-        "remat": "none",
-    }
+    before, after = dataclasses.asdict(a), dataclasses.asdict(b)
+    expected = {"image_size": (384, 320), "num_classes": 37, "head": "linear", "head_bias_init": 0.0}
+    expected |= {"stochastic_depth_fraction": 0.1, "compute_dtype": "float32", "remat": "none"}
+    assert {name: after[name] for name in after if before[name] != after[name]} == expected
     assert b.grid == (24, 20)
     for head, form in (("zero", "linear"), ("zero_keep_hidden", "mlp"), ("keep", "mlp")):
         assert adapted(a, head=head).head == form
@@ -64,11 +54,7 @@ def test_weights_of_another_network_are_rejected_with_every_difference():
         "  num_heads: there 12, ViT-L/32 has 16",
         "  patch_size: there (16, 16), ViT-L/32 has (32, 32)",
     ]
-    others = {
-        "R50x2": "width_factor: there 1.0",
-        "R101x1": r"units: there \(3, 4, 6, 3\)",
-        "ViT-B/16": "family: there resnet",
-    }
+    others = {"R50x2": "width_factor: there 1.0", "R101x1": r"units: there \(3, 4,", "ViT-B/16": "family: there resnet"}
     for name, difference in others.items():
         with rejects(f"config.model.name={name!r}", difference):
             adapted(network("R50x1"), name=name)

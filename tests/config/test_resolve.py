@@ -6,9 +6,8 @@ from tests.config.test_validate import FINETUNING, change
 from tests.rejections import rejects
 from vit_jax.config import RunSteps, resolve
 
-BASE = change(
-    {"global_batch": 128, "total": "200 epochs", "schedule.warmup": "10 epochs", "evaluation.every": "50 epochs"}
-)
+LENGTHS = {"total": "200 epochs", "schedule.warmup": "10 epochs", "evaluation.every": "50 epochs"}
+BASE = change({"global_batch": 128, **LENGTHS})
 
 
 def steps_of(num_devices=8, config=BASE, **fields):

@@ -20,6 +20,11 @@ HEAD = {"optimizer.trained": "head"}
 MASKED = {"objective.kind": "masked_patch", "input.mixup_alpha": 0.0}
 ANY = {"v2": EvaluatorConfig()}
 FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
+STAIRCASE = {"schedule.decay": "staircase"}
+NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
+NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
+NO_RATES = ((0.01, 0.0), (0.01, -0.1), (0.01, 0.03, 0.01))
+NO_PREFIXES = ("test", "validation", "train", "a-b")
 
 FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objective.label_smoothing_fraction")
 FRACTIONS += ("input.holdout_fraction", "polyak.factor", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
@@ -120,10 +125,7 @@ def test_a_setting_without_effect_is_rejected(fields):
         # input
         ({"input.image_size": (0, 8)}, r"=\(0, 8\).*at least 1"),
         ({"input.test_split": "train"}, "'train'"),
-        *(
-            ({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1")
-            for area in ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
-        ),
+        *(({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1") for area in NO_AREAS),
         ({"input.shift_pixels": 0}, "=0.*train_crop='shift'.*at least 1"),
         ({"input.shift_pixels": 1, "input.train_crop": "none"}, "=1.*train_crop='none'"),
         ({"input.randaugment_layers": 0, "input.randaugment_magnitude": 5}, "=0.*magnitude=5"),
@@ -145,23 +147,14 @@ def test_a_setting_without_effect_is_rejected(fields):
         ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "='math:lion': math has"),
         # schedule
         ({"schedule.end_learning_rate": 1.0}, "=1.0.*between 0 and.*0.003"),
-        *(
-            ({"schedule.drop_at_fraction": fractions, "schedule.decay": "staircase"}, "ascending.*between 0 and 1")
-            for fractions in ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
-        ),
+        *(({"schedule.drop_at_fraction": drops, **STAIRCASE}, "ascending.*between 0 and 1") for drops in NO_DROPS),
         # evaluations
-        *(
-            ({"evaluation.evaluators": {name: {}}}, f"{name}.*prefix")
-            for name in ("test", "validation", "train", "a-b")
-        ),
+        *(({"evaluation.evaluators": {name: {}}}, f"{name}.*prefix") for name in NO_PREFIXES),
         ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments.*no effect.*'classification'"),
         ({"evaluation.evaluators": {"v2": {"train_split": "x"}}}, "v2.train_split.*no effect.*'classification'"),
         ({"evaluation.evaluators": {"f": {"kind": "fewshot", "arguments": {"shot": 5}}}}, "f.arguments.shot.*'?shots"),
         ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f.*train_split.*'test'"),
-        (
-            {"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN},
-            "test_accuracy, test_loss, few_5shot_accuracy, few_10shot_accuracy, near_20nn_accuracy",
-        ),
+        ({"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN}, "few_5.*few_10.*near_20nn"),
         ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
         ({"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"}, ": test_loss"),
         ({"stop_early.patience": 2, "checkpoint.keep_best": 0}, "keep_best=0"),
@@ -179,10 +172,7 @@ def test_values_that_do_not_fit_each_other(fields, rule):
         ({"objective.kind": "masked_patch"}, "='masked_patch'.*pre-training"),
         ({"schedule.learning_rate": 0.01}, r"=0.01.*search.learning_rates=\(0.001, .*both"),
         ({"schedule.learning_rate": 0.0, "search.learning_rates": ()}, "=0.0.*search.learning_rates"),
-        *(
-            ({"search.learning_rates": rates}, "positive.*different")
-            for rates in ((0.01, 0.0), (0.01, -0.1), (0.01, 0.03, 0.01))
-        ),
+        *(({"search.learning_rates": rates}, "positive.*different") for rates in NO_RATES),
         *(({"search.validation_fraction": part}, f"={part}.*between 0 and 1") for part in (0.0, 1.0)),
     ],
 )
