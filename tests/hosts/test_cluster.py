@@ -8,31 +8,14 @@ from vit_jax.hosts import cluster
 from vit_jax.hosts.join import find_place
 
 EXPLICIT = {"VIT_JAX_COORDINATOR": "a:1234", "VIT_JAX_NUM_PROCESSES": "4", "VIT_JAX_PROCESS_ID": "3"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
-}
-JOBSET = {
-    "JOBSET_NAME": "vit",
-    "REPLICATED_JOB_NAME": "slice",
-    "JOB_INDEX": "1",
-    "JOB_COMPLETION_INDEX": "2",
-    "PROCESSES_IN_JOB": "4",
-    "NUM_JOBS": "2",
-}
-SLURM = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "node[01-02]",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+OPEN_MPI |= {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
+JOBSET = {"JOBSET_NAME": "vit", "REPLICATED_JOB_NAME": "slice", "NUM_JOBS": "2", "JOB_INDEX": "1"}
+JOBSET |= {"JOB_COMPLETION_INDEX": "2", "PROCESSES_IN_JOB": "4"}
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[01-02]"}
+SLURM |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+SLURM |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
 def find(environment, *, gpus=0):

@@ -13,14 +13,8 @@ OF_A_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "no
 
 
 def one_node(num_tasks, task, **more):
-    return SLURM | {
-        "SLURM_STEP_NUM_TASKS": str(num_tasks),
-        "SLURM_STEP_TASKS_PER_NODE": str(num_tasks),
-        "SLURM_PROCID": str(task),
-        "SLURM_LOCALID": str(task),
-        "SLURM_NODEID": "0",
-        **more,
-    }
+    of_all = dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), str(num_tasks))
+    return SLURM | of_all | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NODEID": "0"} | more
 
 
 def test_a_step():

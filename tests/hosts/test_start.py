@@ -129,9 +129,8 @@ def test_a_jaxlib_that_has_no_such_service(monkeypatch):
 
     def without(words, **options):
         program = "import sys; sys.modules['jaxlib'] = None; sys.argv = sys.argv[1:]; import runpy; "
-        return popen(
-            [words[0], "-c", f"{program}runpy.run_path(sys.argv[0], run_name='__main__')", *words[2:]], **options
-        )
+        program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+        return popen([words[0], "-c", program, *words[2:]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", without)
     assert start_service(place()) is None

@@ -109,13 +109,7 @@ def test_images_are_as_large_as_patches_cover():
 @pytest.mark.parametrize(
     ("name", "recipe", "overrides", "given", "message"),
     [
-        (
-            "pooling",
-            DIGITS,
-            [],
-            {"models": ["ViT-48"]},
-            r"pooling has no --models=; it has --pools=, --learning_rates=",
-        ),
+        ("pooling", DIGITS, [], {"models": ["ViT-48"]}, "pooling has no --models=; it has --pools=, --learning"),
         ("pooling", DIGITS, ["model.pool=gap"], {}, r"sets this for each of its runs\. Use --pools="),
         ("pooling", DIGITS, [], {"pools": ["gap", "gap"]}, "a value occurs twice"),
         ("pooling", DIGITS, [], {"pools": ["mean"]}, "pool=mean.*config.model.pool='mean' is not allowed"),
