@@ -138,10 +138,8 @@ def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
     store.wait()
     specs = {"query/kernel": PartitionSpec(None, "data"), "out/kernel": PartitionSpec(None, None, "data")}
     mesh = build_mesh(jax.devices()[: 4 if spread else 1])
-    abstract = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
-        for name, x in now.items()
-    }
+    layout = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout[name]) for name, x in now.items()}
     reader = CheckpointReader(tmp_path)
     restored = reader.restore(1, {"model": abstract})["model"]
     for name, array in now.items():

@@ -29,11 +29,8 @@ def test_found_by_what_jax_prints(device_kind, name):
 
 
 def test_names_and_kinds_are_unique():
-    for names in (
-        [chip.name for chip in CHIPS],
-        [kind for chip in CHIPS for kind in chip.device_kinds],
-        [fabric.kind for fabric in FABRICS],
-    ):
+    kinds = [kind for chip in CHIPS for kind in chip.device_kinds]
+    for names in ([chip.name for chip in CHIPS], kinds, [fabric.kind for fabric in FABRICS]):
         assert len(set(names)) == len(names)
 
 

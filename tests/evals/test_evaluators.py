@@ -174,11 +174,7 @@ def test_the_table_of_classes():
     header, *rows = csv.reader(io.StringIO(text))
     names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
     assert header == ["class", "images", "top1_correct", *names]
-    cells = [
-        [f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in ((3, 4), (4, 4), (1, 3), (2, 3))
-    ]
-    assert rows == [
-        ["cat", "4", "3", *cells[0], *cells[1]],
-        ["dog, wet", "0", "0", *[""] * 6],
-        ['the "best"', "3", "1", *cells[2], *cells[3]],
-    ]
+    shares = ((3, 4), (4, 4), (1, 3), (2, 3))
+    cells = [[f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in shares]
+    cat, best = ["cat", "4", "3", *cells[0], *cells[1]], ['the "best"', "3", "1", *cells[2], *cells[3]]
+    assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]

@@ -34,14 +34,11 @@ PROBABILITY = np.array([[0.9, 0.2, 0.6], [0.5, 0.1, 0.2], [0.3, 0.4, 0.9], [0.1,
 LABEL = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
 
 
-def batches(*, with_padding=True):
+def batches():
     """The images in two batches, the second with a row of padding that would be wrong in all classes."""
     logits = np.log(PROBABILITY / (1 - PROBABILITY))
-    logits, label, mask = (
-        np.r_[logits, 9 * np.ones((2, 3))],
-        np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32),
-        np.array([1, 1, 1, 1, 0, 0], np.float32),
-    )
+    logits, label = np.r_[logits, 9 * np.ones((2, 3))], np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32)
+    mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
     for part in (slice(0, 3), slice(3, 6)):
         yield jnp.asarray(logits[part], jnp.float32), Batch(None, jnp.asarray(label[part]), jnp.asarray(mask[part]))
 

@@ -71,21 +71,17 @@ def test_loss_and_metrics_by_hand():
     """Two images of two patches; the third patch is as it was, the second image does not count."""
     logits = np.zeros((2, 2, CLASSES), np.float32)
     logits[0, 0, 9] = 3.0
-    targets = Targets(
-        None, jnp.array([1.0, 0.0]), None, jnp.array([[[9], [9]], [[1], [2]]]), jnp.array([[True, True], [True, False]])
-    )
+    target, is_corrupted = jnp.array([[[9], [9]], [[1], [2]]]), jnp.array([[True, True], [True, False]])
+    targets = Targets(None, jnp.array([1.0, 0.0]), None, target, is_corrupted)
     found = {k: float(v) for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()}
     right = np.log(np.exp(3) + 511) - 3
-    assert found == pytest.approx(
-        {"loss": right + np.log(512), "correct": 1.0, "majority": 2.0, "weight": 2.0, "images": 1.0}, rel=1e-6
-    )
+    expected = {"loss": right + np.log(512), "correct": 1.0, "majority": 2.0, "weight": 2.0, "images": 1.0}
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
-    shape = (1, 2, 16)
-    targets = Targets(
-        None, jnp.ones(1), None, jnp.zeros(shape, jnp.int32).at[0, 0, :4].set(3), jnp.array([[True, False]])
-    )
+    target, is_corrupted = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3), jnp.array([[True, False]])
+    targets = Targets(None, jnp.ones(1), None, target, is_corrupted)
     logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0).reshape(1, 2, -1)
     found = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
     log_sum = np.log(np.exp(2) + 511)
