@@ -95,14 +95,9 @@ def run_series(verbs, environments, *, devices):
     words = [json.dumps([[str(word) for word in words] for words in verbs])]
     outcomes = finish(start_all(words, environments, devices=devices, program=("-c", SERIES)))
     assert all(outcome.out.count(chr(12)) >= len(verbs) - 1 for outcome in outcomes), outcomes
-    apart = [
-        [
-            Outcome(outcome.code, out, err)
-            for out, err in zip(*(text.split(chr(12)) for text in outcome[1:]), strict=True)
-        ]
-        for outcome in outcomes
-    ]
-    return list(zip(*apart, strict=True))[: len(verbs)]
+    apart = [zip(outcome.out.split(chr(12)), outcome.err.split(chr(12)), strict=True) for outcome in outcomes]
+    made = [[Outcome(outcome.code, *texts) for texts in pairs] for outcome, pairs in zip(outcomes, apart, strict=True)]
+    return list(zip(*made, strict=True))[: len(verbs)]
 
 
 def finish(processes):

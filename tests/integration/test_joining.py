@@ -33,11 +33,8 @@ def test_a_port_that_is_taken_is_reported(data_dir, tmp_path):
 
 
 def test_a_workdir_that_is_not_shared_is_noticed(data_dir, tmp_path):
-    processes = [
-        start(pretraining(data_dir, tmp_path / name), devices=1, **own)
-        for name, own in zip("ab", explicit(2), strict=True)
-    ]
-    for outcome in finish(processes):
+    commands = [pretraining(data_dir, tmp_path / name) for name in "ab"]
+    for outcome in finish([start(words, devices=1, **own) for words, own in zip(commands, explicit(2), strict=True)]):
         assert outcome.code == 2, outcome.err
         assert "is not the same folder in every process" in outcome.err
 

@@ -15,10 +15,8 @@ from tests.tiny import NETWORK, ROOT, flags
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.slow
-SHORTER = {
-    "pretrain": flags(*NETWORK, "total=20 steps"),
-    "finetune": flags("total=8 steps", "schedule.warmup=2 steps", "global_batch=64"),
-}
+SHORTER = {"pretrain": flags(*NETWORK, "total=20 steps")}
+SHORTER |= {"finetune": flags("total=8 steps", "schedule.warmup=2 steps", "global_batch=64")}
 
 
 def walk_through():

@@ -118,9 +118,8 @@ def test_two_processes_evaluate_as_one(evaluation, in_two):
     assert (folder / "two.csv").read_text() == (folder / "one.csv").read_text()
     for name in ("classes.csv", "confusion.csv", "confusion.png"):
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
-    one, two = (
-        [line.split(",") for line in (folder / n / "images.csv").read_text().splitlines()] for n in ("one", "two")
-    )
+    lines = [(folder / number / "images.csv").read_text().splitlines() for number in ("one", "two")]
+    one, two = ([line.split(",") for line in of_run] for of_run in lines)
     assert [row[:3] for row in two] == [row[:3] for row in one], "every image, in the order of the data"
     assert [float(row[3]) for row in two[1:]] == pytest.approx([float(row[3]) for row in one[1:]], abs=1e-5)
     assert len(two) == 12

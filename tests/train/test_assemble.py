@@ -7,6 +7,8 @@ from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.train.assemble import architecture_of, open_datasets
 
+LION = ("optimizer.name=optax:lion", "optimizer.weight_decay=0")
+
 
 @pytest.mark.parametrize(
     ("overrides", "field", "rule"),
@@ -14,11 +16,7 @@ from vit_jax.train.assemble import architecture_of, open_datasets
         (("sharding.num_model_shards=8",), "sharding.num_model_shards=8", "divi.*2 heads"),
         (("objective.class_weights=1,2,3",), "objective.class_weights", "3.*10"),
         (("model.attention=cudnn",), "model.attention='cudnn'", "NVIDIA.*cpu"),
-        (
-            ("optimizer.name=optax:lion", "optimizer.weight_decay=0", "optimizer.arguments.b1=high"),
-            "optimizer.name='optax:lion'",
-            "arguments=.*'b1': 'high'.*update",
-        ),
+        ((*LION, "optimizer.arguments.b1=high"), "optimizer.name='optax:lion'", "arguments=.*'b1': 'high'.*update"),
     ],
 )
 def test_values_that_do_not_fit(overrides, field, rule):

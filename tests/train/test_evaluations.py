@@ -180,10 +180,8 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
 
 
 def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir):
-    config = runs.config(
-        f"input.data_dir={data_dir}", "input.train_examples=100", "evaluation.evaluators.few.kind=fewshot"
-    )
-    data = open_datasets(config)
+    few = ("input.train_examples=100", "evaluation.evaluators.few.kind=fewshot")
+    data = open_datasets(runs.config(f"input.data_dir={data_dir}", *few))
     assert (len(data.train), len(data.supports["few"]), len(data.test)) == (100, 1437, 360)
 
 

@@ -21,9 +21,8 @@ os._exit(9)
 @pytest.fixture
 def holder(tmp_path):
     """Another process of this machine that holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    words, pipe = [sys.executable, "-c", HOLD, str(tmp_path)], subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert process.stdout.readline() == "locked\n"
     with process:
         yield process

@@ -179,20 +179,14 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
     folder = data.removeprefix("csv:").removesuffix("table.csv")
     lines = [f"{folder}{number}.png,{CLASSES[number % 3]},{'train' if number % 2 else 'test'}" for number in range(12)]
     (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
-    for words, message in (
-        (["evaluate", str(trained), f"--data=csv:{tmp_path}/one.csv"], "several labels"),
-        (
-            ["fewshot", str(trained), f"--data={data}", f"--cache={tmp_path}/cache"],
-            "a classifier of features gives one",
-        ),
-    ):
+    of_one, cache = f"csv:{tmp_path}/one.csv", f"--cache={tmp_path}/cache"
+    evaluation = (["evaluate", str(trained), f"--data={of_one}"], "several labels")
+    features = (["fewshot", str(trained), f"--data={data}", cache], "a classifier of features gives one")
+    for words, message in (evaluation, features):
         outcome = run(words)
         assert outcome.code == 2
         assert message in outcome.err
-    config = load_recipe(
-        str(RECIPE),
-        flags(f"data=csv:{tmp_path}/one.csv", SIGMOID, "checkpoint.best_metric=test_f1_macro"),
-    )
+    config = load_recipe(str(RECIPE), flags(f"data={of_one}", SIGMOID, "checkpoint.best_metric=test_f1_macro"))
     validate(config)
     with rejects("config.checkpoint.best_metric='test_f1_macro'", "one label"):
         open_datasets(config)

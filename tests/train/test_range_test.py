@@ -23,21 +23,17 @@ def test_what_is_suggested():
     test = RangeTest(100, RATES, losses(np.log10(RATES)), became_infinite=False)
     at_start = 10 ** np.interp(2.3, [1.9, 6], [-1, 0])  # where the loss is what it was
     assert test.rate_P[test.diverged] == pytest.approx(at_start, rel=0.3)  # two places
-    fastest, tenth = test.suggestions().items()
-    assert 1.2e-3 < fastest[1] < 0.8e-2
-    assert tenth == (
-        f"a tenth of {test.rate_P[test.diverged]:.2g}, where the loss diverges",
-        pytest.approx(0.0125, rel=0.3),
-    )
+    (_, fastest), (reason, tenth) = test.suggestions().items()
+    assert 1.2e-3 < fastest < 0.8e-2
+    assert reason == f"a tenth of {test.rate_P[test.diverged]:.2g}, where the loss diverges"
+    assert tenth == pytest.approx(0.0125, rel=0.3)
     assert len(draw(test, "x").axes[0].lines) == 4
 
 
 def test_without_divergence_and_with_a_loss_that_is_not_finite():
     x = np.log10(RATES[:70])  # up to 1.6e-2
-    assert list(RangeTest(100, RATES[:70], losses(x), became_infinite=False).suggestions()) == [
-        "where the loss falls fastest"
-    ]
-    infinite = RangeTest(100, RATES[:70], losses(x), became_infinite=True)
+    finite, infinite = (RangeTest(100, RATES[:70], losses(x), became_infinite=end) for end in (False, True))
+    assert list(finite.suggestions()) == ["where the loss falls fastest"]
     assert infinite.diverged == 69
     assert len(infinite.suggestions()) == 2
 

@@ -121,10 +121,10 @@ def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, configs):
     assert stored_config(tmp_path) == as_json(configs[0])
 
 
-@pytest.mark.parametrize(
-    ("source", "workdir"),
-    [("run", "other/../run"), ("run", "link/finetuned"), ("run/weights.npz", "run"), ("link", "run")],
-)
+SAME = [("run", "other/../run"), ("run", "link/finetuned"), ("run/weights.npz", "run"), ("link", "run")]
+
+
+@pytest.mark.parametrize(("source", "workdir"), SAME)
 def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, source, workdir):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
