@@ -158,6 +158,7 @@ def test_a_setting_without_effect_is_rejected(fields):
         ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
         ({"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"}, ": test_loss"),
         ({"stop_early.patience": 2, "checkpoint.keep_best": 0}, "keep_best=0"),
+        ({"allow_code": ("a-b",)}, "='a-b'.*package"),
         ({"seed": 2**32}, r"=4294967296.*2\*\*32 - 1"),
     ],
 )
