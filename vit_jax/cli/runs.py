@@ -71,7 +71,7 @@ def report(given: Given) -> None:
     require_drawing()
     parts: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
     if has_checkpoints(folder):
-        of_weights = {"CHECKPOINT": str(folder)} | {name: options[name] for name in ("allow_code",) if name in options}
+        of_weights = options | {"CHECKPOINT": str(folder)}
         model, weights = load_placed_model(of_weights, needs_classes=False, needs_transform=False)
         parts["model"] = model
         if "without_data" not in options:
