@@ -59,10 +59,6 @@ def validate(config: RunConfig) -> None:
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
         raise ValueError(f"config.{problem}")
-    try:
-        allowed_code(config.allow_code)
-    except ValueError as error:
-        raise ValueError(f"config.{error}") from None
     for name, value in references(config):
         resolve(value, f"config.{name}")
 
@@ -285,9 +281,13 @@ def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:
-    """What a run begins with: seed, weights, learning rate."""
+    """What a run begins with: seed, weights and their code, learning rate."""
     if config.seed >= 2**32:
         yield f"seed={config.seed}: give 0 to 2**32 - 1."
+    try:
+        allowed_code(config.allow_code)
+    except ValueError as error:
+        yield str(error)
     if not isinstance(config, FinetuneConfig):
         if config.init_from is not None and config.resume_from is not None:
             yield (
