@@ -53,7 +53,7 @@ def released_datasets() -> str:
 
 
 def examples() -> str:
-    """The files of docs/examples: the first line of the docstring, and its sentence "`option` takes ..."."""
+    """Return the table of docs/examples: the first line of each docstring, and its sentence "`option` takes ..."."""
     lines = []
     for path in sorted((ROOT / "docs/examples").glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text())) or ""

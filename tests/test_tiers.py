@@ -60,7 +60,7 @@ FEATURES = (  # files with at least one fast test
 
 
 def test_every_feature_has_a_fast_test(request):
-    """Of the files that are collected."""
+    """Only files that are collected count."""
     files = [Path(__file__).parent / name for name in FEATURES]
     assert all(file.is_file() for file in files)
     collected = {item.path for item in request.session.items}

@@ -2,7 +2,7 @@
 
 `--fast` selects the tier, `--newest` the tier and the tests marked `newest`. `--cpu-limit=SECONDS` fails a test without
 a marker that uses more CPU time: CPU time, not wall time, because other programs on the machine change it little.
-Unmarked tests use less than a third of the limit of `launch/test.sh`, with a cold cache and in a process of their own.
+Unmarked tests use about a third of the limit of `launch/test.sh` or less (cold cache, one process per file).
 """
 
 import os

@@ -35,15 +35,11 @@ class StoredReference(str):
     field: str = ""  # where the metadata has it, "architecture.network"
     allowed: tuple[str, ...] = ()  # as from `allowed_code`
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the caller allows this very reference, so it need not be defined in an allowed package."""
-        return self in self.allowed
-
     def require_allowed(self, module: str | None = None) -> None:
         """Raises CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
         module = self.partition(":")[0] if module is None else module
-        if self.is_exact or any(f"{module}.".startswith(f"{package}.") for package in self.allowed):
+        # A reference that is itself allowed need not be defined in an allowed package.
+        if self in self.allowed or any(f"{module}.".startswith(f"{package}.") for package in self.allowed):
             return
         package = module.partition(".")[0]
         packages = [name for name in self.allowed if ":" not in name] + [package]
@@ -142,7 +138,7 @@ def resolve(text: str, field: str) -> Any:
 
 
 def _is_installed(module_name: str) -> bool:
-    """Whether the package is found without the working directory, which then need not be searched at all."""
+    """Return True if the package is found without the working directory, which then need not be searched."""
     try:
         spec = importlib.util.find_spec(module_name.partition(".")[0])  # imports nothing: it is the first part alone
     except ValueError:  # as for __main__
