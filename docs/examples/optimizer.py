@@ -3,7 +3,8 @@
 `optimizer.name`, `optimizer.arguments` take `(learning_rate=schedule, **arguments) -> optax.GradientTransformation`.
 
 Any optimiser of optax needs no file at all: `--config.optimizer.name=optax:lion --config.optimizer.arguments.b1=0.95`.
-This one does, because our blocks are stacked: Muon has to know which dimensions of (L, D, T, h) make up a matrix.
+It sees the arrays of each layer apart, by name: "encoder/blocks/3/mlp/expand/kernel" (D, M).
+`optax.contrib:muon` itself trains all kernels; this one leaves the embedding and the head to AdamW.
 
 Run it:
 
@@ -14,20 +15,16 @@ Run it:
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-MATRICES = {  # leading dimension: the layer
-    "attention/query/kernel": MuonDimensionNumbers(1, (2, 3)),
-    "attention/key/kernel": MuonDimensionNumbers(1, (2, 3)),
-    "attention/value/kernel": MuonDimensionNumbers(1, (2, 3)),
-    "attention/out/kernel": MuonDimensionNumbers((1, 2), 3),
-    "mlp/expand/kernel": MuonDimensionNumbers(1, 2),
-    "mlp/contract/kernel": MuonDimensionNumbers(1, 2),
-}
-
 
 def muon_in_blocks(*, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0) -> optax.GradientTransformation:
-    """Sees the parameters as a dictionary by name: "encoder/blocks/mlp/expand/kernel" and so on."""
+    """Return the optimiser; in the blocks all kernels are matrices."""
 
     def dimension_numbers(parameters: optax.Params) -> dict:
-        return {name: next((d for end, d in MATRICES.items() if name.endswith(end)), None) for name in parameters}
+        return {name: MuonDimensionNumbers(0, 1) if is_block_kernel(name) else None for name in parameters}
 
     return muon(learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=dimension_numbers)
+
+
+def is_block_kernel(name: str) -> bool:
+    """Return True for a kernel of a block."""
+    return name.startswith("encoder/blocks/") and name.endswith("/kernel")

@@ -5,15 +5,17 @@ coefficient and by which parameters it touches. Micro-batches are summed in `tra
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import optax
+import optax.contrib
 
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.files import first_line
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
+from vit_jax.optim.per_layer import describe_matrices, per_layer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.references import called, is_reference, resolve
 
@@ -42,7 +44,8 @@ def build_optimizer(
 
     A reference in the place of "adam", such as "optax:lion" or "optax.contrib:muon", is called with
     `learning_rate=schedule` and `config.arguments` and must return an `optax.GradientTransformation`: direction, weight
-    decay and learning rate are its own. It sees the parameters as a dictionary by name.
+    decay and learning rate are its own. It sees the parameters as a dictionary by name, with the arrays of each layer
+    apart (`per_layer`). `optax.contrib:muon` is told which dimensions of a kernel make a matrix (`describe_matrices`).
 
     A layer decay multiplies the step (`scale_by_layer`), and so does the factor of the first of
     `learning_rate_multipliers` whose pattern matches the parameter's name. All of this happens to the parameters that
@@ -73,6 +76,16 @@ def build_optimizer(
         return optax.chain(*steps, *scales)
     trained = train_only(optax.chain(*steps), is_trained)
     return optax.chain(trained, *scales) if scales else trained  # layers are counted in the complete network
+
+
+def adapt_optimizer(
+    optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool] = lambda name: True
+) -> optax.GradientTransformation:
+    """Return an optimiser of optax for a network: it sees the trained parameters by name and layer (`per_layer`).
+
+    A dictionary, because transformations that mask put placeholders into the tree, which a module need not accept.
+    """
+    return train_only(_promoting(per_layer(optimizer)), is_trained)
 
 
 def _promoting(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -116,7 +129,9 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
     arguments = f"config.optimizer.arguments={dict(config.arguments)}"
     given = f"learning_rate and {arguments}"
     with called(f"{field}={config.name!r}", given):
-        inner = resolve(config.name, field)(learning_rate=schedule, **config.arguments)
+        build = resolve(config.name, field)
+        described = {"muon_weight_dimension_numbers": describe_matrices} if build is optax.contrib.muon else {}
+        inner = build(learning_rate=schedule, **described | dict(config.arguments))
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
@@ -136,5 +151,4 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
         with suits("an update"):
             return inner.update(updates, state, params)
 
-    # By name: transformations that mask put placeholders into the tree, which a module need not accept.
-    return train_only(_promoting(optax.GradientTransformation(init, update)), lambda name: True)
+    return adapt_optimizer(optax.GradientTransformation(init, update))

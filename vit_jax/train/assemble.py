@@ -28,8 +28,8 @@ from vit_jax.data.transforms import EvaluationTransform, TrainTransform, build_e
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
 from vit_jax.objectives import Objective, build_objective, patch_outputs
-from vit_jax.optim.by_name import check_patterns, make_is_trained, train_only
-from vit_jax.optim.optimizers import build_optimizer
+from vit_jax.optim.by_name import check_patterns, make_is_trained
+from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
@@ -116,7 +116,8 @@ def assemble(
       network: (architecture, key) -> module, in the place of the network that `architecture` describes.
       objective: in the place of the config's; has its methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
-      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of the config hold.
+      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of the config hold. It
+        sees parameters by name and layer (`optim.optimizers.adapt_optimizer`).
 
     Raises:
       ValueError: values of the config that do not fit each other, the dataset or the devices.
@@ -142,11 +143,10 @@ def assemble(
     schedule = schedule or build_schedule(
         config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
     )
-    is_trained = make_is_trained(config.optimizer)
     if optimizer is None:
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
-    elif is_trained is not None:
-        optimizer = train_only(optimizer, is_trained)
+    else:
+        optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
     objective = objective or build_objective(config.objective, architecture)
     build = network or build_model
 
