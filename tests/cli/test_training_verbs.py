@@ -42,17 +42,16 @@ def test_a_value_that_cannot_work(fails):
     assert "digits" in message
 
 
-def test_a_check_reads_recipe_and_changes_and_nothing_else(tmp_path):
+def test_check(tmp_path, capsys):
     words = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", "--check"]
-    cli.main(["pretrain", *words, "--config.data=folder:/not/here"])
-    for override, rule in (
-        ("model.dropout_fraction=2", "config.model.dropout_fraction=2"),
-        ("data=None", "config.data"),
-        ("schedule.warmup=100 epochs", "2245 of 2245 steps"),
-    ):
+    cli.main(["pretrain", *words, "--devices=8", "--slices=2"])
+    line = capsys.readouterr().out
+    assert "1,437 training and 360 test images of 10 classes" in line
+    assert "on 8 devices (2 replica x 4 data x 1 model)" in line
+    for override, rule in (("data=None", "config.data is not set"), ("model.num_heads=7", "num_heads=7")):
         assert rule in rejected(["pretrain", *words, f"--config.{override}"])
-    part = "--config.input.train_split=train[:50%]"  # of which nobody knows how many they are
-    cli.main(["pretrain", *words, "--config.schedule.warmup=100 epochs", part])
+    assert "--devices=6: must be divisible by --slices=4" in rejected(["pretrain", *words, "--devices=6", "--slices=4"])
+    assert "--devices= has no effect without --check" in rejected(["pretrain", *words[:2], "--devices=6"])
     assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
     assert "config.init_from" in rejected(["finetune", *words])

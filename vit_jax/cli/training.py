@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ smaller global_batch. JAX says:"""
 _RUN = RECIPE | {
     "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
     "[--parameters]": "list every parameter of the network first, not its parts alone",
-    "[--check]": "end once recipe and changes are read and fit together, in steps too for data of known size; neither "
-    "data nor devices are looked for",
+    "[--check]": "build the abstract network, optimiser and sharding, open data and weights, print one line and end; "
+    "no device is used",
+    "[--devices=N]": "with --check: of all machines of the run; the smallest possible number by default",
+    "[--slices=N]": "with --check: TPU slices, or nodes of GPUs, that these devices form",
+    "[--remote=FOLDER]": "with --check: a folder that only the machines of the run have; paths below it are printed",
     "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
 }
 
@@ -89,21 +92,29 @@ def _train(verb: str, other: str, kind: type[Any], given: Given) -> None:
         raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
     _refuse_idle_holdout(config, overrides)
     if "check" in options:
-        from vit_jax.config.resolve import lengths
-        from vit_jax.config.validate import validate
-        from vit_jax.plan.dataset import known_examples
-
         for name in ("data", "init_from") if verb == "finetune" else ("data",):
             if getattr(config, name) is None:
                 raise UsageError(f"config.{name} is not set, and this recipe does not choose it: --config.{name}=…")
-        validate(config)
-        if (num_examples := known_examples(options["config"], config)) is not None:
-            lengths(config, num_examples)
+        _check(config, options)
         return
+    if idle := [name for name in ("devices", "slices", "remote") if name in options]:
+        raise UsageError(f"--{idle[0]}= has no effect without --check.")
     if "doctor" in options:
         _examine([f"--config={options['config']}", f"--workdir={workdir}", *overrides])
     train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
     run_training(lambda: train(config, workdir), workdir)
+
+
+def _check(config: Any, options: Mapping[str, str]) -> None:
+    """Print what a run of the recipe would start with; no device is used."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    from vit_jax.plan.check import check_start
+
+    devices, slices = (whole(options, name) if name in options else None for name in ("devices", "slices"))
+    remote = Path(options["remote"]) if "remote" in options else None
+    lines = check_start(options["config"], config, num_devices=devices, num_slices=slices or 1, remote=remote)
+    print(printable_lines("\n".join(lines)))
 
 
 def _examine(words: Sequence[str]) -> None:

@@ -60,15 +60,25 @@ def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, A
     if continued := _continue_run(assembly, own, metadata):
         return continued
     if config.resume_from is not None:
-        reader = CheckpointReader(pathlib.Path(config.resume_from).expanduser())
-        if not reader.all_steps():
-            raise ValueError(
-                f"config.resume_from={config.resume_from!r} is not a workdir with a checkpoint: give the folder of a "
-                f"run, the one with the sub-folder {FOLDER}/ in it."
-            )
+        reader = read_resumed(config.resume_from)
         state, step, damage = _restore_newest(assembly, reader, metadata)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
     return first_state(assembly)
+
+
+def read_resumed(workdir: str) -> CheckpointReader:
+    """Return the reader of the checkpoints of `config.resume_from`.
+
+    Raises:
+      ValueError: there are none.
+    """
+    reader = CheckpointReader(pathlib.Path(workdir).expanduser())
+    if not reader.all_steps():
+        raise ValueError(
+            f"config.resume_from={workdir!r} is not a workdir with a checkpoint: give the folder of a run, the one "
+            f"with the sub-folder {FOLDER}/ in it."
+        )
+    return reader
 
 
 def first_state(assembly: Assembly) -> tuple[TrainState, str]:
@@ -79,10 +89,21 @@ def first_state(assembly: Assembly) -> tuple[TrainState, str]:
     """
     config = assembly.config
     if config.init_from is not None:
-        weights = initial_weights(config)
-        _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
+        weights = fitting_weights(assembly)
         return _begin(assembly, weights.parameters, weights.source)
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
+
+
+def fitting_weights(assembly: Assembly) -> Weights:
+    """Return the weights of `config.init_from`, which are of the run's network.
+
+    Raises:
+      ValueError: they do not exist, cannot be read, or do not fit; differences are listed.
+    """
+    weights = initial_weights(assembly.config)
+    _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
+    _require_same_parameters(assembly, weights.parameters, weights.source)
+    return weights
 
 
 def initial_weights(config: RunConfig) -> Weights:
@@ -135,14 +156,17 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     Raises:
       ValueError: they are not those of the run's network; differences are listed.
     """
-    model = assembly.abstract_state.model
-    if lines := pytree.differences(pytree.named_leaves(model), parameters):
-        raise ValueError(f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}")
+    _require_same_parameters(assembly, parameters, source)
 
     def place(name: str, leaf: Any) -> jax.Array:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
 
-    return assembly.state_of(pytree.map_with_names(place, model))
+    return assembly.state_of(pytree.map_with_names(place, assembly.abstract_state.model))
+
+
+def _require_same_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> None:
+    if lines := pytree.differences(pytree.named_leaves(assembly.abstract_state.model), parameters):
+        raise ValueError(f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}")
 
 
 def _restore_newest(

@@ -1,0 +1,81 @@
+"""What `--check` finds before a machine is rented, and what it says of data that are elsewhere."""
+
+import pathlib
+
+import pytest
+
+from tests import tiny
+from vit_jax.plan.check import check_start
+
+
+def check(*overrides, **options):
+    return check_start("tiny", tiny.config(*overrides), **options)
+
+
+def test_one_line():
+    (line,) = check()
+    assert "1,437 training and 360 test images of 10 classes" in line
+    assert "on 1 devices" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.num_heads=7", "num_heads=7"),
+        ("model.depth=0", "depth=0"),
+        ("input.image_size=9", "image height of 9"),
+        ("optimizer.accumulation_steps=7", "7 micro-batches"),
+        ("optimizer.frozen=nothing/here", "no parameter matches 'nothing/here'"),
+        ("optimizer.learning_rate_multipliers.no/such=2", "no parameter matches 'no/such'"),
+        ("data=folder:/nowhere", "no folder '/nowhere'"),
+        ("data=tfds:imagenet20012", "Nearest: imagenet2012"),
+        ("init_from=/nowhere", "/nowhere: there is no such file or folder"),
+        ("resume_from=/nowhere", "resume_from='/nowhere' is not a workdir"),
+        ("schedule.warmup=100 epochs", "must end before the run"),
+        (
+            "objective.loss=tests.plan.test_check:wrong_loss",
+            "A training step cannot be traced: dot_general requires contracting dimensions",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_start(override, message):
+    with pytest.raises(ValueError, match=message):
+        check(override)
+
+
+def wrong_loss(logits_BK, label_BK):
+    return logits_BK @ label_BK
+
+
+@pytest.mark.xdist_group("tiny")
+def test_weights(tiny_run):
+    """Weights and data are opened; a network that differs from the weights is rejected."""
+    same = f"init_from={tiny_run.workdir}"
+    check(same)
+    with pytest.raises(ValueError, match="does not fit"):
+        check(same, "model.width=32")
+
+
+def test_paths_that_only_the_machines_have():
+    remote = pathlib.Path("/mnt/remote")
+    first, *unseen = check("data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote)
+    assert "folder:/mnt/remote/photos is not visible from here" in first
+    assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
+    first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
+    assert unseen == ["not visible from here: /mnt/remote/tfds"]
+    with pytest.raises(ValueError, match="num_heads=7"):
+        check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
+
+
+def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
+    (line,) = check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
+    assert "not prepared here: run: vit-jax prepare cifar10" in line
+
+
+def test_devices():
+    (line,) = check("sharding.num_model_shards=2", num_devices=8, num_slices=2)
+    assert "on 8 devices (2 replica x 2 data x 2 model)" in line
+    with pytest.raises(ValueError, match=r"--devices=3: must be divisible by --slices=2"):
+        check(num_devices=3, num_slices=2)
+    with pytest.raises(ValueError, match="does not divide the 3 device"):
+        check("sharding.num_model_shards=2", num_devices=3)

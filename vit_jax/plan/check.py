@@ -1,0 +1,151 @@
+"""Check that a recipe can start, without the devices of the run and, where these are elsewhere, without its data."""
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Iterator
+
+import jax
+
+from vit_jax.arrays import abstract_batch
+from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
+from vit_jax.config.validate import validate
+from vit_jax.data.sources import listing_of
+from vit_jax.data.tfds_source import NotPrepared
+from vit_jax.files import first_line
+from vit_jax.plan.dataset import choose_dataset, known_examples
+from vit_jax.plan.topology import StandIn
+from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
+from vit_jax.train.start import adapt, fitting_weights, read_resumed
+
+_UNKNOWN_EXAMPLES = 10**9  # so large that no length of a run is too long for it
+_UNKNOWN_CLASSES = 1000
+
+
+def check_start(
+    recipe: str,
+    config: RunConfig,
+    *,
+    num_devices: int | None = None,
+    num_slices: int = 1,
+    remote: pathlib.Path | None = None,
+) -> list[str]:
+    """Build the abstract network, optimiser and sharding of a run, trace a training step, and open what the run reads.
+
+    Args:
+      recipe: as on the command line.
+      config: as loaded.
+      num_devices: of all processes; None: the smallest number that `config.sharding` allows.
+      num_slices: of these devices, or nodes of GPUs.
+      remote: folder that only the machines of the run have: paths below it are not opened.
+
+    Returns:
+      One line that says what was checked, and one line per path below `remote`.
+
+    Raises:
+      ValueError: the run cannot start.
+    """
+    validate(config)
+    unseen = [path for path in _paths(config) if remote is not None and path.is_relative_to(remote)]
+    data, about = _open(config, unseen)
+    if data is not None:
+        num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
+    else:
+        num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
+        num_classes, shape = _known_classes(recipe, config), ()
+    run = assemble(
+        config,
+        _architecture(config, data, num_classes, unseen),
+        num_examples=num_examples,
+        devices=_stand_ins(config, num_devices, num_slices),  # type: ignore[arg-type]
+        label_shape=shape,
+    )
+    if isinstance(config, PretrainConfig):
+        _read_start(run, unseen)
+    _trace(run)
+    return [f"checked: {_describe(run)}; {about}", *(f"not visible from here: {path}" for path in unseen)]
+
+
+def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
+    """Yield the files and folders that a run reads."""
+    yield from _data_paths(config)
+    for start in (config.init_from, getattr(config, "resume_from", None)):
+        if start is not None:
+            yield pathlib.Path(start)
+
+
+def _data_paths(config: RunConfig) -> Iterator[pathlib.Path]:
+    if config.data is not None and (listing := listing_of(config.data)) is not None:
+        yield listing.path
+    elif config.input.data_dir is not None:
+        yield pathlib.Path(config.input.data_dir)
+
+
+def _open(config: RunConfig, unseen: list[pathlib.Path]) -> tuple[Datasets | None, str]:
+    """Return the datasets, None if they are elsewhere, and a description of them."""
+    if not {*unseen}.isdisjoint(_data_paths(config)):
+        return None, f"{config.data} is not visible from here"
+    try:
+        data = open_datasets(config)
+    except NotPrepared as error:
+        return None, f"{config.data} is in the catalogue, but not prepared here: {str(error).partition('; ')[2]}"
+    sizes = f"{len(data.train):,} training and {len(data.test):,} test images"
+    return data, f"{config.data} with {sizes} of {data.train.num_classes:,} classes"
+
+
+def _known_classes(recipe: str, config: RunConfig) -> int:
+    with contextlib.suppress(ValueError):
+        return choose_dataset(recipe, config).num_classes
+    return _UNKNOWN_CLASSES
+
+
+def _architecture(
+    config: RunConfig, data: Datasets | None, num_classes: int, unseen: list[pathlib.Path]
+) -> Architecture:
+    """Return the network; of a fine-tuning run that of its weights, if they and the data are here."""
+    has_weights = config.init_from is not None and pathlib.Path(config.init_from) not in unseen
+    if isinstance(config, FinetuneConfig) and has_weights and data is not None:
+        return adapt(config, data.train)[0]
+    return architecture_of(config, num_classes)
+
+
+def _stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> list[StandIn]:
+    sharding = config.sharding
+    count = num_devices or math.lcm((sharding.num_replicas or 1) * sharding.num_model_shards, num_slices)
+    if count % num_slices:
+        raise ValueError(f"--devices={count}: must be divisible by --slices={num_slices}.")
+    platform = "gpu" if config.model.attention == "cudnn" else "cpu" if num_slices == 1 else "tpu"
+    per_slice = count // num_slices
+    return [
+        StandIn(i, platform, platform, (i % per_slice, 0, 0), i // per_slice, slice_index=i // per_slice)
+        for i in range(count)
+    ]
+
+
+def _read_start(run: Assembly, unseen: list[pathlib.Path]) -> None:
+    """Read the weights or checkpoint that pre-training begins with, if these are here."""
+    config = run.config
+    assert isinstance(config, PretrainConfig)
+    if config.init_from is not None and pathlib.Path(config.init_from) not in unseen:
+        fitting_weights(run)
+    if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
+        read_resumed(config.resume_from)
+
+
+def _trace(run: Assembly) -> None:
+    """Trace a training step, as a run does before it compiles: networks and losses by reference are called."""
+    batch = abstract_batch(run.config.global_batch, run.architecture.image_size, run.batch_sharding, run.label_shape)
+    try:
+        run.train_step.eval_shape(run.abstract_state, batch)
+    except TypeError as error:  # also of jax, for shapes that do not fit
+        raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
+
+
+def _describe(run: Assembly) -> str:
+    shape = run.batch_sharding.mesh.shape
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract_state.model))
+    mesh = " x ".join(f"{size} {axis}" for axis, size in shape.items())
+    return (
+        f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, {run.steps.total:,} "
+        f"steps of {run.config.global_batch:,} images on {math.prod(shape.values())} devices ({mesh})"
+    )
