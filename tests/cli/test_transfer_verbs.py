@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.inference.samples import sample_pixels, sample_weights, write_classes
 from tests.integration.commands import run as run_words
 from tests.integration.commands import succeed
@@ -44,9 +45,29 @@ def test_probe_knn_and_features(words, tmp_path):
         assert all("/train/" in name for name in arrays["names"].tolist())
 
 
+@pytest.mark.parametrize("method", ["logistic", "least_squares"])
+def test_a_saved_probe_is_used_as_weights(words, tmp_path, method):
+    """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
+    output, data = tmp_path / "probe", words[1]
+    fitted = ["--method=" + method, "--penalty=2", "--folds=3"]
+    captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
+    (found,) = json.loads(captured.out)["datasets"].values()
+    assert len(found["folds"]) == 3
+    assert f"vit-jax predict {output} IMAGE" in captured.err
+    evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
+    assert evaluated["top1_accuracy"] == found["accuracy"]
+    model = vit_jax.load_model(output)
+    assert len(model.class_names) == 7
+    assert model.training.train_split == "train"
+    assert "exists" in run_words(["probe", *words, f"--output={output}"]).err
+
+
 @pytest.mark.parametrize(
     ("verb", "argument", "more"),
     [
+        ("probe", "--folds=1", []),
+        ("probe", "--layer=block:1", ["--output=x"]),
+        ("probe", "--preprocessing=fewshot", ["--output=x"]),
         ("features", "--output=f.txt", []),
         ("fewshot", "--seeds=1", ["--sampling=first"]),
         ("fewshot", "--crop_fraction=0.5", []),

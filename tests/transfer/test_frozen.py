@@ -10,7 +10,7 @@ from tests.rejections import rejects
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.transfer.datasets import Pair
-from vit_jax.transfer.frozen import features_of, probe, run_each, run_few_shot, to_text
+from vit_jax.transfer.frozen import features_of, probe, run_few_shot, run_neighbours, run_probes, to_text
 
 NAMES = ("ant", "bee", "cat", "dog")
 
@@ -71,26 +71,42 @@ def test_one_penalty_is_chosen_for_all():
 
 def test_probes():
     train, test = Found().extract(pair("x", BALANCED, BALANCED).train), features(np.array(BALANCED), 1)
-    closed = probe(train, test, 4, "least_squares", None)
-    fixed = probe(train, test, 4, "logistic", 0.5)
-    searched = probe(train, test, 4, "logistic", None)
+    _, closed = probe(train, test, 4, "least_squares")
+    _, fixed = probe(train, test, 4, "logistic", 0.5)
+    _, searched = probe(train, test, 4, "logistic")
     assert (closed["penalty"], fixed["penalty"]) == (1024.0, 0.5)
     assert closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0  # the classes lie far apart
     assert "validation" not in fixed
     assert len(searched["validation"]) > 7
     few = features(np.array([0, 1, 2, 3], np.int32))
     with rejects("", "enough images.*--penalty="):
-        probe(few, test, 4, "logistic", None)
+        probe(few, test, 4, "logistic")
+
+
+def test_folds():
+    """Each part is measured by a classifier of the other parts: random labels cannot be predicted."""
+    labels = np.array(BALANCED)
+    train, test = features(labels), features(labels, 1)
+    _, found = probe(train, test, 4, "least_squares", folds=5)
+    assert found["folds"] == [1.0] * 5
+    noise_ND = np.random.default_rng(0).normal(size=(48, 100)).astype(np.float32)
+    random = dataclasses.replace(train, feature_ND=noise_ND)
+    _, mixed = probe(random, random, 4, "logistic", 1e-3, folds=5)
+    assert mixed["accuracy"] == 1.0  # learnt by heart
+    assert np.mean(mixed["folds"]) < 0.6
+    assert "mean of 5 folds" in to_text({"x": found})
+    with rejects("--folds", "at most the number of training images, 48"):
+        probe(train, test, 4, "least_squares", folds=49)
 
 
 def test_each_dataset_and_its_text():
     pairs = [pair("first", BALANCED, BALANCED)]
     options = {"neighbours": (3, 100), "temperature": 0.07}
-    ((name, result, notes),) = run_each(pairs, Found(), "knn", **options)
+    ((name, result, notes),) = run_neighbours(pairs, Found(), **options)
     interval = pytest.approx((48 / (48 + 1.959964**2), 1.0))
     assert (name, result) == ("first", {"accuracy": {3: 1.0}, "interval": {3: interval}, "test_images": 48})
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text({name: result})
     assert "100.00%  (92.59% to 100.00%) of 48 images" in to_text({name: result})  # 48 / (48 + 1.96**2)
-    ((name, result, _),) = run_each(pairs, Found(), "probe", method="least_squares", penalty=2.0)
+    ((_, _, result, _),) = run_probes(pairs, Found(), method="least_squares", penalty=2.0)
     assert "least_squares, penalty 2" in to_text({name: result})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_placed_model
 from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, positive, wholes
+from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def fewshot(given: Given) -> None:
 
     protocol = FewShot(**chosen)
 
-    with _on_pairs(options, "fewshot") as (pairs, extractor):
+    with _on_pairs(options, "fewshot") as (pairs, extractor, _):
         from vit_jax.transfer.frozen import run_few_shot
 
         table = run_few_shot(pairs, extractor, protocol)
@@ -84,17 +84,53 @@ def fewshot(given: Given) -> None:
     | {
         "[--method=logistic|least_squares]": "logistic regression (default), or closed form",
         "[--penalty=X]": "searched on a held-out part by default",
+        "[--folds=K]": "also cross-validate on K parts of the training images: mean and standard deviation",
+        "[--output=FOLDER]": "write the network with the classifier as its last layer; all verbs take it as weights",
     }
     | _ON_PAIRS,
     "ViT-B_16.npz --data=cifar100",
     "runs/mine --data=digits --method=least_squares",
+    "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe",
 )
 def probe(given: Given) -> None:
     """Accuracy of a linear classifier on the frozen features of all training images."""
     options = given.options
-    method = options.get("method", "logistic")
-    penalty = positive(options, "penalty") if "penalty" in options else None
-    _each(options, "probe", method=method, penalty=penalty)
+    chosen: dict[str, Any] = {"method": options.get("method", "logistic")}
+    if "penalty" in options:
+        chosen["penalty"] = positive(options, "penalty")
+    if "folds" in options:
+        chosen["folds"] = whole(options, "folds")
+    output = options.get("output")
+    if output is not None:
+        _require_classifier(options)
+
+        from vit_jax.weights.saving import require_destination
+
+        require_destination(output, None, overwrite=False)
+
+    with _on_pairs(options, "own") as (pairs, extractor, weights):
+        from vit_jax import hosts
+        from vit_jax.transfer.frozen import classifier_weights, run_probes, to_text
+        from vit_jax.weights.saving import save
+
+        results: dict[str, Any] = {}
+        notes: list[str] = []
+        for pair, classifier, result, found in run_probes(pairs, extractor, **chosen):
+            results[pair.name], notes = result, notes + found
+            if output is not None and hosts.is_first():
+                written = save(classifier_weights(weights, extractor, pair, classifier), output).destination
+                notes.append(f"{written} has the classifier: vit-jax predict {output} IMAGE")
+        _say(options, extractor, {"datasets": results}, to_text(results), notes)
+
+
+def _require_classifier(options: Mapping[str, str]) -> None:
+    """Check options that a saved classifier excludes, before anything is computed."""
+    if "," in options["data"] or options["data"] in ("released", "all"):
+        raise UsageError(f"--data={options['data']}: --output= saves the classifier of one dataset. Give one.")
+    if options.get("layer", "pre_logits") != "pre_logits":
+        raise UsageError(f"--layer={options['layer']}: --output= saves a classifier of pre_logits. Leave --layer out.")
+    if options.get("preprocessing", "own") != "own":
+        raise UsageError("--preprocessing=fewshot: --output= needs own. Leave --preprocessing out.")
 
 
 @verb(
@@ -112,7 +148,15 @@ def knn(given: Given) -> None:
     options = given.options
     chosen: dict[str, Any] = {"neighbours": wholes(options, "neighbours")} if "neighbours" in options else {}
     chosen |= {"temperature": positive(options, "temperature")} if "temperature" in options else {}
-    _each(options, "knn", **chosen)
+
+    with _on_pairs(options, "own") as (pairs, extractor, _):
+        from vit_jax.transfer.frozen import run_neighbours, to_text
+
+        results: dict[str, Any] = {}
+        notes: list[str] = []
+        for name, result, found in run_neighbours(pairs, extractor, **chosen):
+            results[name], notes = result, notes + found
+        _say(options, extractor, {"datasets": results}, to_text(results), notes)
 
 
 @verb(
@@ -142,27 +186,16 @@ def features(given: Given) -> None:
         _say(options, extractor, written, "\n".join(f"{name:<12} {value}" for name, value in written.items()), [])
 
 
-def _each(options: Mapping[str, str], kind: Any, **arguments: Any) -> None:
-    with _on_pairs(options, "own") as (pairs, extractor):
-        from vit_jax.transfer.frozen import run_each, to_text
-
-        results: dict[str, Any] = {}
-        notes: list[str] = []
-        for name, result, found in run_each(pairs, extractor, kind, **arguments):
-            results[name], notes = result, notes + found
-        _say(options, extractor, {"datasets": results}, to_text(results), notes)
-
-
 @contextlib.contextmanager
-def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[list[Pair], Extractor]]":
-    """Opens the datasets of --data=, and yields them with what computes their features."""
+def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
+    """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
     with _extracting(options, preprocessing) as (extractor, choice, weights):
         from vit_jax.transfer.datasets import RELEASED, open_pair
 
         names = list(RELEASED) if options["data"] == "released" else list(filter(None, options["data"].split(",")))
         if repeated := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"--data={options['data']}: names {repeated[0]} twice.")
-        yield [open_pair(name, choice, weights.training) for name in names], extractor
+        yield [open_pair(name, choice, weights.training) for name in names], extractor, weights
 
 
 @contextlib.contextmanager

@@ -58,6 +58,11 @@ class LinearClassifier:
         for part in _parts(feature_ND):
             yield _score(_standardised(part, self.mean_D, self.scale_D), weight_DK, bias_K)
 
+    def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kernel (D, K) and bias (K,) of a linear layer with these scores, float64."""
+        kernel_DK = self.weight_DK / self.scale_D[:, None]
+        return kernel_DK, self.bias_K - self.mean_D @ kernel_DK
+
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """The class of each example, (N,)."""
         return np.concatenate([np.asarray(part.argmax(axis=1)) for part in self.scores(feature_ND)])

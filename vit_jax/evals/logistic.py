@@ -40,6 +40,10 @@ class LogisticClassifier:
     bias_K: np.ndarray
     iterations: int
 
+    def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kernel (D, K) and bias (K,) of a linear layer with these logits."""
+        return self.weight_DK, self.bias_K
+
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """The class of each example, (N,)."""
         parts = parts_of(feature_ND, CHUNK)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from vit_jax.config import InputConfig
 from vit_jax.data.records import Source
-from vit_jax.data.sources import located, open_source
+from vit_jax.data.sources import holds_out, located, open_source
+from vit_jax.data.subset import held_up_to
 from vit_jax.weights.description import TrainingData
 
 
@@ -46,6 +47,7 @@ class Pair(NamedTuple):
     name: str
     train: Source
     test: Source
+    training: TrainingData | None = None  # describes both for weights that are trained on `train`
 
 
 def open_pair(name: str, choice: PairChoice, training: TrainingData | None = None) -> Pair:
@@ -71,7 +73,16 @@ def open_pair(name: str, choice: PairChoice, training: TrainingData | None = Non
             f"The splits of {name} have different classes: {config.train_split!r} {list(train.class_names)}, "
             f"{config.test_split!r} {list(test.class_names)}."
         )
-    return Pair(name, train, test)
+    described = TrainingData(
+        data=located(data),
+        seed=seed,
+        holdout_fraction=config.holdout_fraction,
+        train_split=config.train_split,
+        test_split=config.test_split,
+        classes=config.classes,
+        held_up_to=(held or held_up_to(test, seed)) if holds_out(data, config) else {},
+    )
+    return Pair(name, train, test, described)
 
 
 def open_split(name: str, split: str | None, choice: PairChoice, training: TrainingData | None = None) -> Source:

@@ -10,11 +10,14 @@ from vit_jax.data.records import few
 from vit_jax.evals.features import Features, notes_on
 from vit_jax.evals.fewshot import FewShot, FewShotResult, best_l2, choose_examples, few_shot, spread
 from vit_jax.evals.intervals import wilson
-from vit_jax.evals.least_squares import L2, LeastSquares
-from vit_jax.evals.logistic import choose_penalty, fit_logistic
+from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
+from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.transfer.datasets import Pair
 from vit_jax.transfer.features import Extractor
+from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.load import Weights
+from vit_jax.weights.transfer import with_classifier
 
 VALIDATION_FRACTION = 0.2
 Method = Literal["logistic", "least_squares"]
@@ -84,50 +87,108 @@ def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot)
     return FewShotTable(protocol, results, best_l2(list(results.values()), protocol, max(protocol.shots)), notes)
 
 
-def probe(
-    train: Features, test: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
-) -> dict[str, Any]:
-    """Accuracy of a linear classifier on all training images.
+Classifier = LogisticClassifier | LinearClassifier
+
+
+def fit_probe(
+    train: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
+) -> tuple[Classifier, dict[str, Any]]:
+    """Fit a linear classifier.
 
     Args:
-      train: to fit on.
-      test: to measure on.
-      num_classes: of both.
+      train: to fit on; all readable.
+      num_classes: of the classifier.
       method: "logistic" regression, or "least_squares" in closed form.
       penalty: of the weights; None: of logistic regression the one that is best on `VALIDATION_FRACTION` of each class,
         of least squares that of few-shot evaluation.
       seed: of that part.
 
     Returns:
-      "accuracy", "test_images", "penalty", and of a search "validation": the accuracies by penalty.
+      The classifier; and "method", "penalty", of a search "validation": the accuracies by penalty.
+    """
+    found: dict[str, Any] = {"method": method}
+    if method == "least_squares":
+        penalty = L2 if penalty is None else penalty
+        return LeastSquares(train.feature_ND, train.label_N, num_classes).solve(penalty), found | {"penalty": penalty}
+    if penalty is None:
+        penalty, tried = _search_penalty(train, num_classes, seed)
+        found["validation"] = {f"{value:.4g}": accuracy for value, accuracy in tried.items()}
+    classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
+    return classifier, found | {"penalty": penalty, "iterations": classifier.iterations}
+
+
+def probe(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    method: Method,
+    penalty: float | None = None,
+    folds: int | None = None,
+    seed: int = 0,
+) -> tuple[Classifier, dict[str, Any]]:
+    """Fit a linear classifier on all training images and measure it on the test images; arguments as `fit_probe`.
+
+    Returns:
+      The classifier; and what `fit_probe` returns with "accuracy", "interval", "test_images", and with `folds` "folds":
+      the accuracy of each part of the training images for a classifier of the other parts.
     """
     train, test = train.readable(), test.readable()
     if not len(train) or not len(test):
         raise ValueError("A probe needs readable images to learn from and to test on; one side has none.")
-    found: dict[str, Any] = {"method": method}
-    if method == "least_squares":
-        penalty = L2 if penalty is None else penalty
-        classifier: Any = LeastSquares(train.feature_ND, train.label_N, num_classes).solve(penalty)
-    else:
-        if penalty is None:
-            penalty, tried = _search_penalty(train, num_classes, seed)
-            found["validation"] = {f"{value:.4g}": accuracy for value, accuracy in tried.items()}
-        classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
-        found["iterations"] = classifier.iterations
-    accuracy = float((classifier.predict(test.feature_ND) == test.label_N).mean())
+    classifier, found = fit_probe(train, num_classes, method, penalty, seed)
+    accuracy = _accuracy(classifier, test)
+    if folds is not None:
+        found["folds"] = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
+        found["training_images"] = len(train)
     interval = wilson(accuracy * len(test), len(test))
-    return found | {"penalty": penalty, "accuracy": accuracy, "interval": interval, "test_images": len(test)}
+    return classifier, found | {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
 
 
-def run_each(
-    pairs: Sequence[Pair], extractor: Extractor, kind: Literal["probe", "knn"], **options: Any
-) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """A probe, or nearest neighbours, on one dataset after another: its name, the results, and notes."""
+def _cross_validate(
+    train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
+) -> Iterator[float]:
+    """Yield the accuracy on each of `folds` parts, which have the same share of every class, by the other parts."""
+    if folds > len(train):
+        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
+    members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
+    for part in range(folds):
+        rest, held = np.delete(members, np.s_[part::folds]), members[part::folds]
+        classifier, _ = fit_probe(train.take(np.sort(rest)), num_classes, method, penalty, seed)
+        yield _accuracy(classifier, train.take(held))
+
+
+def _accuracy(classifier: Classifier, test: Features) -> float:
+    return float((classifier.predict(test.feature_ND) == test.label_N).mean())
+
+
+def run_probes(
+    pairs: Sequence[Pair], extractor: Extractor, **options: Any
+) -> Iterator[tuple[Pair, Classifier, dict[str, Any], list[str]]]:
+    """Fit and measure a probe on one dataset after another; `options` as for `probe`.
+
+    Yields:
+      The dataset, its classifier, the results, and notes.
+    """
     for pair in pairs:
         train, test, notes = features_of(pair, extractor)
-        if kind == "probe":
-            yield pair.name, probe(train, test, pair.train.num_classes, **options), notes
-            continue
+        yield pair, *probe(train, test, pair.train.num_classes, **options), notes
+
+
+def classifier_weights(weights: Weights, extractor: Extractor, pair: Pair, classifier: Classifier) -> Weights:
+    """Return weights whose last layer is the classifier of "pre_logits", for images prepared as the extractor does."""
+    assert extractor.layer == "pre_logits", "the caller checks it"
+    size, transform = weights.architecture.image_size, extractor.transform
+    preparation = describe_preparation(size, transform.resize, transform.crop_fraction, transform.exif_orientation)
+    fitted = with_classifier(weights, *classifier.to_linear(), pair.train.class_names)
+    return dataclasses.replace(fitted, preprocessing=preparation, training=pair.training)
+
+
+def run_neighbours(
+    pairs: Sequence[Pair], extractor: Extractor, **options: Any
+) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """Yield for one dataset after another its name, the accuracies of nearest neighbours, and notes."""
+    for pair in pairs:
+        train, test, notes = features_of(pair, extractor)
         accuracies = neighbour_accuracy(train, test, pair.train.num_classes, **options)
         if left_out := [k for k in options.get("neighbours", NUM_NEIGHBOURS) if k not in accuracies]:
             notes.append(f"{pair.name}: too few training images for {', '.join(map(str, left_out))} neighbours.")
@@ -148,6 +209,10 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
             what = f"{key} neighbours" if is_knn else key
             of = f"({low:.2%} to {high:.2%}) of {result['test_images']:,} images"
             lines.append(f"{name:<24} {what:<32} {value:>8.2%}  {of}")
+        if folds := result.get("folds"):
+            what, deviation = f"mean of {len(folds)} folds", np.std(folds, ddof=1)
+            of = f"standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
+            lines.append(f"{name:<24} {what:<32} {np.mean(folds):>8.2%}  {of}")
     return "\n".join(lines)
 
 
@@ -161,8 +226,7 @@ def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float
     fitted, validation = train.take(rest), train.take(held)
 
     def accuracy(penalty: float) -> float:
-        classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
-        return float((classifier.predict(validation.feature_ND) == validation.label_N).mean())
+        return _accuracy(fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty), validation)
 
     return choose_penalty(accuracy)
 

@@ -169,7 +169,7 @@ def convert(
       ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
         hold the network.
     """
-    _require_destination(destination, to, overwrite)
+    require_destination(destination, to, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options)
     return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
 
@@ -178,7 +178,7 @@ def save(
     weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
 ) -> Report:
     """Writes weights in memory; arguments and errors as for `convert`."""
-    path = _require_destination(destination, to, overwrite)
+    path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
     with make_folder(path if is_folder else path.parent):
@@ -193,8 +193,12 @@ def save(
     )
 
 
-def _require_destination(destination: str, to: str | None, overwrite: bool) -> pathlib.Path:
-    """Its path: the format is determined, matches the kind of destination, and nothing would be written over."""
+def require_destination(destination: str, to: str | None, overwrite: bool) -> pathlib.Path:
+    """Return the path: the format is determined, fits the kind of destination, and nothing would be overwritten.
+
+    Raises:
+      ValueError: otherwise.
+    """
     path = pathlib.Path(destination).expanduser()
     if to is not None and to not in WRITABLE:
         raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")

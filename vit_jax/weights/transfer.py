@@ -102,6 +102,30 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     )
 
 
+def with_classifier(
+    weights: Weights, kernel_DK: np.ndarray, bias_K: np.ndarray, class_names: tuple[str, ...]
+) -> Weights:
+    """Return the weights with a new last layer, whose input is the feature "pre_logits" of the network.
+
+    Args:
+      weights: of any network; its classes or patch outputs are replaced.
+      kernel_DK: of the linear layer; converted to float32.
+      bias_K: likewise.
+      class_names: in the order of the logits.
+
+    Raises:
+      ValueError: the kernel does not fit the network.
+    """
+    base = without_head(weights)
+    architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
+    head = {"head/linear/kernel": kernel_DK.astype(np.float32), "head/linear/bias": bias_K.astype(np.float32)}
+    parameters = {**base.parameters, **head}
+    shapes = stacked_shapes(architecture)
+    if wrong := [name for name, array in head.items() if array.shape != shapes[name]]:
+        raise ValueError(f"{wrong[0]} has the shape {head[wrong[0]].shape}: must be {shapes[wrong[0]]}.")
+    return dataclasses.replace(base, architecture=architecture, parameters=parameters, class_names=class_names)
+
+
 def with_position_table(weights: Weights) -> Weights:
     """The same network with one learned row of position for each token, whatever form its positions have."""
     a = weights.architecture
