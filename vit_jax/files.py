@@ -1,16 +1,22 @@
 """Writing a file completely or not at all; reading one that may be anything; showing names and errors of any kind."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
+import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_MOST_LINKS = 40  # as Linux
+_MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
 
 _BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
 
@@ -67,22 +73,26 @@ class WriteError(OSError, ValueError):
     def __str__(self) -> str:
         return (
             f"{self.filename} cannot be written: {self.strerror}. "
-            "Nothing was changed; choose an existing folder with free space and write permission."
+            "No file was changed; choose a path in an existing folder with free space and write permission."
         )
 
 
 @contextlib.contextmanager
 def make_folder(path: pathlib.Path) -> Iterator[None]:
-    """Makes a folder and its parents; after a ValueError in the context those that it made go again, unless filled.
+    """Create a folder and its parents; after a ValueError in the context, remove those it created, unless filled.
+
+    Links are followed, also those whose target does not exist.
 
     Raises:
-      WriteError: the system refuses.
+      WriteError: the system refuses, or `path` is not a folder.
     """
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        folder = pathlib.Path(os.path.realpath(path))
+        made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise WriteError(error.errno, reason, str(path)) from error
     try:
         yield
     except ValueError:
@@ -94,30 +104,96 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yields a new file in the folder of `path`; it replaces `path` at the end, or is removed after an error.
+    """Yield a new file that replaces `path` at the end, or is removed after an error.
 
-    The file's `name` is its path, for libraries that write by path.
+    Links are followed: the target is replaced, and the link stays. The file is in the folder of the target, and its
+    `name` is its path, for libraries that write by path. A pipe, a terminal, another character device or an open
+    descriptor (`/dev/stdout`) is not replaced: at the end the content is written into it.
 
     Raises:
-      WriteError: the system refuses: no such folder, no permission, no space.
+      WriteError: the system refuses (no such folder, no permission, no space), or `path` is a folder, a socket, a block
+        device or a pipe without a reader.
+      BrokenPipeError: the reader of a pipe has closed it.
     """
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "x+b") as file:
+        target = _follow(pathlib.Path(path))
+        stream = _open_stream(target)
+        with _open_beside(target) if stream is None else _write_at_end(stream) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())  # or a crash could leave the new name without content
-        temporary.replace(path)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytearray) -> None:
-    """Replaces a file by text (as UTF-8) or bytes; arguments and errors as for `open_atomically`."""
+    """Write text (as UTF-8) or bytes to a file; see `open_atomically`."""
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _follow(path: pathlib.Path) -> pathlib.Path:
+    """Return the path that links lead to, which may not exist. Links of this process to its descriptors are kept."""
+    for _ in range(_MOST_LINKS):
+        path = pathlib.Path(os.path.realpath(path.parent), path.name)
+        if _is_descriptor(path) or not path.is_symlink():
+            return path
+        path = path.parent / os.readlink(path)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_descriptor(path: pathlib.Path) -> bool:
+    return path.name.isdecimal() and str(path.parent) == os.path.realpath("/proc/self/fd")
+
+
+def _open_stream(path: pathlib.Path) -> BinaryIO | None:
+    """Open a path that must not be replaced; return None for a regular file and for a path that does not exist.
+
+    A descriptor is duplicated: a second opening of the same file would begin at its start.
+    """
+    if _is_descriptor(path):
+        return os.fdopen(os.dup(int(path.name)), "wb")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise OSError(errno.EINVAL, "it is a socket" if stat.S_ISSOCK(mode) else "it is a block device")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # without a reader it would wait
+    except OSError as error:
+        if stat.S_ISFIFO(mode) and error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "no program reads this pipe") from None
+        raise
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
+
+
+@contextlib.contextmanager
+def _write_at_end(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield a temporary file, and copy it into a stream unless there was an error: writers may move its position."""
+    with stream, tempfile.TemporaryFile() as file:
+        yield file
+        file.seek(0)
+        print(end="", flush=True)  # the stream may be standard output
+        shutil.copyfileobj(file, stream)
+
+
+@contextlib.contextmanager
+def _open_beside(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Yield a new file in the folder of a regular file, and rename it unless there was an error."""
+    temporary = path.with_name(f".{path.name[:_MOST_LETTERS]}.{secrets.token_hex(8)}.tmp")
+    with open(temporary, "x+b") as file:  # fails if it exists: it would belong to another process
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a crash could leave the new name without content
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise

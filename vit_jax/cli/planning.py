@@ -37,6 +37,7 @@ def plan(given: Given) -> None:
     _check_combination(options)
     os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
     from vit_jax.config import load_recipe
+    from vit_jax.files import write_atomically
     from vit_jax.plan.aot import Executable
     from vit_jax.plan.dataset import choose_dataset
     from vit_jax.plan.estimate import make_plan
@@ -73,7 +74,7 @@ def plan(given: Given) -> None:
         return
     if not isinstance(result.compiled, Executable):
         raise UsageError(f"--hlo={target}: there is no program to write: {result.reason.splitlines()[0]}.")
-    target.write_text(result.compiled.text)
+    write_atomically(target, result.compiled.text)
 
 
 def _print(as_json: bool, values: Mapping[str, object], text: str) -> None:
