@@ -1,5 +1,7 @@
 """Smaller copies of image folders."""
 
+import pathlib
+
 import cv2
 import numpy as np
 import pytest
@@ -43,10 +45,34 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
 def test_an_interrupted_copy_goes_on(folder, tmp_path):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
-    (copy / "a/small.png").rename(copy / "a/.small.png.new")  # as a kill before the rename leaves it
+    (copy / "a/small.png").rename(copy / "a/.small.png.1f.tmp")  # as a kill before the rename leaves it
     assert len(image_files(str(copy))) == 3
     assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1}
-    assert [path.name for path in copy.glob("a/.*")] == []
+    assert len(image_files(str(copy))) == 4
+
+
+def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
+    """The second writes all files while the first has written one and not yet given it its name."""
+    copy, kinds = tmp_path / "copy", []
+    monkeypatch.setattr(prepared, "available_cores", lambda: 1)  # so that it is the first file, "broken.jpg"
+
+    def prepare_before(name):
+        rename = getattr(pathlib.Path, name)
+
+        def renamed(path, target):
+            if target.name == "broken.jpg" and not kinds:
+                kinds.append("first")
+                kinds.append(prepared.prepare_folder(folder, copy, short_side=60))
+            return rename(path, target)
+
+        monkeypatch.setattr(pathlib.Path, name, renamed)
+
+    prepare_before("rename")
+    prepare_before("replace")
+    prepared.prepare_folder(folder, copy, short_side=60)
+    assert kinds[1] == {"reduced": 2, "copied": 2}
+    assert len(image_files(str(copy))) == 4
+    assert list(copy.glob("**/.*")) == []
 
 
 def test_rejections(folder, tmp_path):

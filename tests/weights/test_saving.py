@@ -105,6 +105,22 @@ def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path
         save_weights(weights_of(SQUARE), tmp_path, OWN)
 
 
+def test_two_processes_save_into_one_folder(tmp_path, monkeypatch):
+    """One saves completely while the other is between its arrays and the new name."""
+    wait, calls = CheckpointStore.wait, []
+
+    def save_first(store):
+        wait(store)
+        if not calls:
+            calls.append(store)
+            save_weights(detailed(NETWORKS["resnet"]), tmp_path, OWN)
+
+    monkeypatch.setattr(CheckpointStore, "wait", save_first)
+    save_weights(detailed(VIT), tmp_path, OWN)
+    assert load_weights(tmp_path).architecture == VIT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "checkpoints"]
+
+
 def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     chance = np.random.default_rng(0)
     names = tuple(chance.bytes(12).hex() for _ in range(9000))

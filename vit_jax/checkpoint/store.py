@@ -4,10 +4,12 @@ A checkpoint has one item for each part of the state (`ITEMS`), so that weights 
 Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
 """
 
+import contextlib
 import json
 import logging
 import operator
 import pathlib
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -184,14 +186,15 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:
         raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
-    beside = folder / ".new"  # what is there stays until the new one is complete; inside, as the folder may be a mount
-    shutil.rmtree(beside, ignore_errors=True)
+    # What is there stays until the new one is complete; inside, as the folder may be a mount.
+    beside = folder / f".new.{secrets.token_hex(8)}"
     store = CheckpointStore(beside)
     try:
         items = {"model": {name: array for name, array in parameters.items() if array.size}}
         store.save(0, items, metadata=metadata, metrics={})
         store.wait()
-        shutil.rmtree(taken, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            taken.replace(beside / "replaced")
         (beside / FOLDER).replace(taken)
     finally:
         store.close()

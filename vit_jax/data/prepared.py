@@ -17,6 +17,7 @@ from vit_jax.data.folder import folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.workers import available_cores
+from vit_jax.files import make_folder, write_atomically
 
 DESCRIPTION = "prepared.json"
 QUALITY = 90
@@ -44,8 +45,8 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     description = {"short_side": short_side, "quality": quality}
     if (found := description_of(output)) not in (None, description) or (found is None and output.exists()):
         raise ValueError(f"{str(output)!r} exists and was not prepared with {description}; give another --output=.")
-    output.mkdir(parents=True, exist_ok=True)
-    (output / DESCRIPTION).write_text(json.dumps(description))
+    with make_folder(output):
+        write_atomically(output / DESCRIPTION, json.dumps(description))
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as threads:
         done = list(threads.map(make, files))
@@ -85,7 +86,5 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
         restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
         options = (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
         stored = tagged(cv2.imencode(".jpg", smaller, options)[1].tobytes(), orientation_of(stored))
-    new = target.with_name(f".{target.name}.new")  # hidden, so that no run reads half a file
-    new.write_bytes(stored)
-    new.rename(target)
+    write_atomically(target, stored)
     return "reduced" if is_reduced else "copied"
