@@ -1,9 +1,14 @@
 """Features of splits: every image once on any devices, kept and found again, computed anew where anything changed."""
 
+import concurrent.futures
 import dataclasses
+import hashlib
+import itertools
+import json
 import os
 import pathlib
 import shutil
+import threading
 
 import jax
 import numpy as np
@@ -17,8 +22,11 @@ from vit_jax.config import InputConfig
 from vit_jax.data.memory import MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
+from vit_jax.evals import features as evaluated
+from vit_jax.evals import sums
 from vit_jax.files import WriteError
 from vit_jax.sharding import build_mesh, replicated
+from vit_jax.transfer import features
 from vit_jax.transfer.features import Extractor, default_cache, write_features
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
@@ -109,12 +117,104 @@ def test_own_sources_and_no_cache_keep_nothing(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_damaged_cache_is_computed_again(tmp_path):
-    source = folder_source(tmp_path)
-    first = extractor(tmp_path / "cache").extract(source)
+def flip_bits(content):
+    """Flip 200 bits, spread over the second half, of all positions in a byte."""
+    changed = np.frombuffer(content, np.uint8).copy()
+    places = np.linspace(len(changed) // 2, len(changed) - 1, 200).astype(int)
+    np.bitwise_xor.at(changed, places, (1 << np.arange(200) % 8).astype(np.uint8))
+    return changed.tobytes()
+
+
+DAMAGE = {
+    "flipped bits": ("feature.npy", flip_bits),
+    "rows of zeros": ("feature.npy", lambda content: content[: len(content) // 2].ljust(len(content), b"\0")),
+    "truncated": ("feature.npy", lambda content: content[:-100]),
+    "truncated header": ("hash.npy", lambda content: content[:50]),
+    "empty": ("is_read.npy", lambda content: b""),
+    "another record": ("about.json", lambda content: b"{}"),
+    "no JSON": ("about.json", lambda content: content[:-10]),
+    "no object": ("about.json", lambda content: b"[]"),
+    "recorded shape": ("about.json", lambda content: content.replace(b"13,", b"12,")),
+}
+
+
+def test_damaged_cache_is_computed_again(tmp_path, caplog):
+    source, cache = folder_source(tmp_path), tmp_path / "cache"
+    found = extractor(cache)
+    first = np.array(found.extract(source).feature_ND)
+    (folder,) = cache.iterdir()
+    for name, (file, damage) in DAMAGE.items():
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(damage(content))
+        assert (folder / file).read_bytes() != content, name
+        assert np.array_equal(found.extract(source).feature_ND, first), name
+        (line,) = caplog.messages
+        assert str(folder) in line, name
+        assert "damaged" in line, name
+        caplog.clear()
+        assert np.array_equal(found.extract(source).feature_ND, first), name
+        assert caplog.messages == [], name
+        assert list(cache.iterdir()) == [folder], name
+    (folder / "hash.npy").unlink()
+    assert np.array_equal(found.extract(source).feature_ND, first)
+    assert "hash.npy" in caplog.text
+
+
+def test_digests_are_of_files(tmp_path):
+    """`sha256sum` finds the same."""
+    extractor(tmp_path / "cache").extract(folder_source(tmp_path))
     (folder,) = (tmp_path / "cache").iterdir()
-    (folder / "about.json").write_text("{}")
-    assert np.array_equal(extractor(tmp_path / "cache").extract(source).feature_ND, first.feature_ND)
+    arrays = json.loads((folder / "about.json").read_text())["arrays"]
+    assert sorted([*arrays, "about.json"]) == sorted(path.name for path in folder.iterdir())
+    for file, recorded in arrays.items():
+        assert recorded["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        assert recorded["shape"] == list(np.load(folder / file).shape)
+
+
+def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
+    """Threads stand in for containers: the second begins before the first is complete, and ends after it."""
+    source, cache, waiting = folder_source(tmp_path), tmp_path / "cache", 600
+    begins, has_begun, first_ended = threading.Event(), threading.Event(), threading.Event()
+    original = features.feature_rows
+
+    def rows(*arguments):
+        is_second = begins.is_set()
+        for part in original(*arguments):
+            yield part
+            if is_second and not has_begun.is_set():  # its first batch is written
+                has_begun.set()
+                assert first_ended.wait(waiting)
+        if not is_second:
+            begins.set()
+            assert has_begun.wait(waiting)
+
+    def extract_second():
+        assert begins.wait(waiting)
+        return np.array(others[1].extract(source).feature_ND)
+
+    expected = extractor(None).extract(source).feature_ND
+    others = extractor(cache), extractor(cache)
+    monkeypatch.setattr(features, "feature_rows", rows)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        second = threads.submit(extract_second)
+        try:
+            first = np.array(others[0].extract(source).feature_ND)
+        finally:
+            first_ended.set()
+        np.testing.assert_array_equal(first, expected)
+        np.testing.assert_array_equal(second.result(), expected)
+    monkeypatch.setattr(features, "feature_rows", None)  # neither computes again
+    np.testing.assert_array_equal(others[0].extract(source).feature_ND, expected)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
+    source = folder_source(tmp_path)
+    results = sums.results_of
+    monkeypatch.setattr(evaluated, "results_of", lambda *arguments: itertools.islice(results(*arguments), 1))
+    with pytest.raises(RuntimeError, match="8 of its 13 images"):
+        extractor(tmp_path / "cache").extract(source)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_unreadable_images(tmp_path):

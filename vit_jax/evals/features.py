@@ -105,6 +105,7 @@ def feature_rows(
 
     Raises:
       ValueError: features that are not finite.
+      RuntimeError: batches of fewer images than the split has.
     """
     first = 0
     for results in results_of(open_batches, step, evaluated):
@@ -117,6 +118,8 @@ def feature_rows(
             )
         yield slice(first, last), rows
         first = last
+    if first < num_images:
+        raise RuntimeError(f"The batches of a split held {first:,} of its {num_images:,} images.")
 
 
 def collect(

@@ -99,9 +99,8 @@ class WorkdirLock:
 
     def _is_void(self, other: dict[str, Any]) -> bool:
         """Whether the owner of a lock is gone; may wait until the lock would have been renewed."""
-        here = _this_process()
-        if all(other[name] == here[name] for name in ("host", "boot", "namespace")):
-            return _started(other["pid"]) != other["started"]
+        if (has_ended := _has_ended(other)) is not None:
+            return has_ended
         self._say(
             f"{self._path} is of process {other['pid']} on {other['host']}: waiting up to {self._expiry_seconds:.0f} s "
             "to see whether that run is alive"
@@ -126,6 +125,30 @@ class WorkdirLock:
                 self._renew()
             except (OSError, WorkdirLost):  # a full disk may have room again; what is lost the run will see
                 continue
+
+
+def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> bool:
+    """Return whether nobody uses a folder that a process has locked, without waiting.
+
+    The owner has ended on this machine, or neither the lock nor the folder was changed for `expiry_seconds` before
+    `now`, a time by the clock of the file system.
+    """
+    owner = _read(folder / FILE)
+    if owner is not None and (has_ended := _has_ended(owner)) is not None:
+        return has_ended
+    newest = 0.0
+    for path in (folder, folder / FILE):
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(newest, path.stat().st_mtime)
+    return now - newest > expiry_seconds
+
+
+def _has_ended(owner: dict[str, Any]) -> bool | None:
+    """Return whether the owner of a lock has ended; None if its processes are not visible from this one."""
+    here = _this_process()
+    if any(owner[name] != here[name] for name in ("host", "boot", "namespace")):
+        return None
+    return bool(_started(owner["pid"]) != owner["started"])
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:

@@ -4,15 +4,13 @@ They depend on the parameters, the network, the layer, the preparation of images
 another, they are computed again.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,12 +26,13 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.features import Features, feature_rows, hashes, make_feature_step
-from vit_jax.files import WriteError, open_atomically
+from vit_jax.files import open_atomically
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 from vit_jax.train.overview import parameters_sha256
+from vit_jax.transfer.cache import Entry, write_rows
 
-FORM = 1  # of the files below; another number never reads them
-_FEATURE, _IS_READ, _HASH, _ABOUT = "feature.npy", "is_read.npy", "hash.npy", "about.json"
+FORM = 2  # of the files below; another number never reads them
+_FILES = _FEATURE, _IS_READ, _HASH = "feature.npy", "is_read.npy", "hash.npy"
 
 
 def default_cache() -> pathlib.Path:
@@ -68,7 +67,7 @@ class Extractor:
         self._parameters_sha256 = "" if self.cache is None else parameters_sha256(self.model.module)
 
     def extract(self, source: Source) -> Features:
-        """The features of every image of a source, in every process.
+        """Return the features of every image of a source, in every process.
 
         Raises:
           ValueError: more images than `max_unreadable` cannot be read, features are not finite, or the cache cannot be
@@ -77,35 +76,41 @@ class Extractor:
         about = self._about(source)
         if self.cache is None or about is None:
             with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
-                self._compute(source, pathlib.Path(scratch))
-                return _read(pathlib.Path(scratch), source)  # what is mapped outlives the name of its file
+                entry = Entry(folder=pathlib.Path(scratch), about="null", files=_FILES, num_rows=len(source))
+                self._compute(source, entry, entry.folder)
+                return _features(entry.read(entry.folder), source)
         folder = self.cache / hashlib.sha256(about.encode()).hexdigest()[:32]
-        if "no" in hosts.gather("yes" if _is_complete(folder, about) else "no"):  # computing takes all processes
-            with _new_folder(folder, about) as unfinished:
-                self._compute(source, unfinished)
-        return _read(folder, source)
+        entry = Entry(folder=folder, about=about, files=_FILES, num_rows=len(source))
+        arrays = entry.find()
+        if "no" in hosts.gather("no" if arrays is None else "yes"):  # computing takes all processes
+            with entry.new_folder() as unfinished:
+                self._compute(source, entry, unfinished)
+                arrays = entry.read(unfinished)  # whichever process publishes
+        assert arrays is not None
+        return _features(arrays, source)
 
-    def _compute(self, source: Source, folder: pathlib.Path) -> None:
+    def _compute(self, source: Source, entry: Entry, folder: pathlib.Path) -> None:
+        """Write the array files and their record into a folder."""
         sharding = batch_sharding(self._mesh)
         batch = -(-min(self.global_batch, len(source)) // self._mesh.size) * self._mesh.size
         stream = EvaluationStream(source, self.transform, batch, local_rows(sharding, batch))
         log = UnreadableLog(source, len(source), self.transform.max_image_megapixels)  # counted at the end, by all
         is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
-        feature_ND: Any = None
         progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
-        with progress:
+
+        def feature_parts() -> Iterator[np.ndarray]:
             rows = feature_rows(lambda: open_placed(stream, sharding, log), self._step, self.model.module, len(source))
             for part, values in rows:
-                if feature_ND is None:
-                    shape = (len(source), values["feature_BD"].shape[1])
-                    feature_ND = np.lib.format.open_memmap(folder / _FEATURE, "w+", np.float32, shape)
-                feature_ND[part] = values["feature_BD"]
                 is_read_N[part], hash_N[part] = values["mask_B"] > 0, hashes(values["hash_B2"])
+                yield values["feature_BD"]
                 progress.update(part.stop - part.start)
-        feature_ND.flush()
+
+        with progress:
+            arrays = {_FEATURE: write_rows(folder / _FEATURE, feature_parts(), len(source))}
         log.require_few(int((~is_read_N).sum()), self.max_unreadable)
-        np.save(folder / _IS_READ, is_read_N)
-        np.save(folder / _HASH, hash_N)
+        for file, array_N in ((_IS_READ, is_read_N), (_HASH, hash_N)):
+            arrays[file] = write_rows(folder / file, [array_N], len(source))
+        entry.write_record(folder, arrays)
 
     def _about(self, source: Source) -> str | None:
         """Everything that the features depend on, as JSON; None where that cannot be told, or nothing is kept."""
@@ -145,39 +150,6 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
     return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
 
 
-def _read(folder: pathlib.Path, source: Source) -> Features:
-    feature_ND = np.load(folder / _FEATURE, mmap_mode="r")
-    return Features(
-        feature_ND, np.asarray(source.labels, np.int32), np.load(folder / _IS_READ), np.load(folder / _HASH)
-    )
-
-
-def _is_complete(folder: pathlib.Path, about: str) -> bool:
-    try:
-        return (folder / _ABOUT).read_text() == about
-    except (OSError, ValueError):
-        return False
-
-
-@contextlib.contextmanager
-def _new_folder(folder: pathlib.Path, about: str) -> Iterator[pathlib.Path]:
-    """Yields an empty folder that takes the place of `folder` at the end, or is removed after an error."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = folder.parent / f".unfinished_{jax.process_index()}_{os.getpid()}_{folder.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()  # not by tempfile, which would keep it from other users of a shared cache
-        try:
-            yield unfinished
-            (unfinished / _ABOUT).write_text(about)
-            if not _is_complete(folder, about):  # another process may have finished the same
-                shutil.rmtree(folder, ignore_errors=True)
-            try:
-                unfinished.rename(folder)
-            except OSError:
-                if not _is_complete(folder, about):
-                    raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(error.filename or folder)) from error
+def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
+    label_N = np.asarray(source.labels, np.int32)
+    return Features(arrays[_FEATURE], label_N, np.asarray(arrays[_IS_READ]), np.asarray(arrays[_HASH]))
