@@ -76,6 +76,22 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
     assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")
 
 
+def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
+    """The second begins and ends while the first is between writing and reading."""
+    wait, second = together.CheckpointStore.wait, []
+
+    def examine_between(store):
+        wait(store)
+        if not second:
+            second.append(None)
+            second.append(together.checkpoint(tmp_path))
+
+    monkeypatch.setattr(together.CheckpointStore, "wait", examine_between)
+    assert together.checkpoint(tmp_path).is_good
+    assert second[1].is_good
+    assert not list(tmp_path.iterdir())
+
+
 def test_overrides_need_a_recipe():
     outcome = run(["doctor", "--config.seed=1"])
     assert (outcome.code, "without effect without --config=" in outcome.err) == (2, True)

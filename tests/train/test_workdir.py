@@ -143,6 +143,19 @@ def test_folders_that_lie_apart(tmp_path, monkeypatch):
         refuse_as_source(source, workdir)
 
 
+def test_two_runs_try_to_write_at_one_moment(tmp_path, monkeypatch):
+    """The file of the attempt has one name: the other run may have removed it."""
+    write = workdirs.write_atomically
+
+    def write_and_lose(path, content):
+        write(path, content)
+        if path.name == ".probe":
+            path.unlink()
+
+    monkeypatch.setattr(workdirs, "write_atomically", write_and_lose)
+    take(tmp_path, FINETUNING)
+
+
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)])
 def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypatch, number, kind):
     """The former ends with 1, after which launchers try again, the latter with 2; neither leaves anything."""

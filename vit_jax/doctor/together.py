@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import secrets
 import shutil
 import statistics
 import time
@@ -55,7 +56,7 @@ def checkpoint(workdir: pathlib.Path) -> Finding:
     Raises:
       ValueError, SaveError: the folder cannot be written, or is another one in another process.
     """
-    folder = workdir / FOLDER
+    folder = workdir / f"{FOLDER}.{hosts.gather(secrets.token_hex(8))[0]}"  # others may examine the same workdir
     with _removed(folder):
         workdirs.prepare_shared(folder)
         began = time.perf_counter()

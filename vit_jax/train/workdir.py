@@ -167,7 +167,7 @@ def _require_writable(path: pathlib.Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / ".probe", "a full disk takes empty files")
-        (path / ".probe").unlink()
+        (path / ".probe").unlink(missing_ok=True)  # another run may be at the same point
     except OSError as error:
         if error.errno in PASSING:
             raise OSError(error.errno, error.strerror, str(path)) from None
