@@ -1,6 +1,7 @@
 """Folders of a cache: complete when they have their name, and nobody removes what another process is writing."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -111,6 +112,19 @@ def test_an_error_removes_the_own_folder_alone(tmp_path, error):
         assert list(tmp_path.iterdir()) == [others]
         fill(entry, others)
     assert np.array_equal(entry.find()["a.npy"], ROWS)
+
+
+def test_a_full_disk_publishes_nothing(tmp_path):
+    def parts():
+        yield ROWS[:4]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(WriteError, match="entry cannot be written: No space left"),
+        entry_in(tmp_path).new_folder() as new,
+    ):
+        write_rows(new / "a.npy", parts(), len(ROWS))
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_was_removed_is_not_published(tmp_path):
