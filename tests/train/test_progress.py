@@ -4,7 +4,7 @@ import re
 import sys
 
 from vit_jax.train import progress
-from vit_jax.train.progress import Display, TrainingClock, duration_text
+from vit_jax.train.progress import Display, TrainingClock, duration_text, estimate_text
 
 METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
@@ -74,3 +74,11 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "41/100" in text
     assert "loss 1.2500" in text
     assert "a line\n" in text
+
+
+def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
+    assert estimate_text(59, "cpu") == ""
+    assert estimate_text(3600, "cpu").startswith("estimate: 1h 00m of training")
+    assert "probe" not in estimate_text(3600, "cpu") + estimate_text(50_640, "tpu")
+    assert "14h 04m" in estimate_text(50_640, "cpu")
+    assert "vit-jax probe" in estimate_text(50_640, "cpu")

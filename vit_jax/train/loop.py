@@ -23,7 +23,7 @@ from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
-from vit_jax.train.progress import Display, TrainingClock
+from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.watchdog import Watchdog
@@ -109,6 +109,9 @@ def train(
         def report(step: int, metrics: dict[str, float]) -> None:
             require_finite(step, metrics)
             display.advance()
+            if step == start_step + ESTIMATE_AFTER_STEPS:
+                seconds = clock.seconds_left(step, total + steps_after)
+                display.say(estimate_text(seconds, run.batch_sharding.mesh.devices.flat[0].platform))
             is_due = log.is_due(step)  # also after the last step, so the summary repeats what the last line says
             if is_due:
                 workdir.check()

@@ -12,6 +12,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from vit_jax.files import printable_lines
 
 SHOWN_WAIT_FRACTION = 0.01  # of the time; less is in the metrics alone
+ESTIMATE_AFTER_STEPS = 3
+LONG_ON_CPU_SECONDS = 3600
+_SHORT_SECONDS = 60  # no estimate is shown of less
 
 
 class TrainingClock:
@@ -106,12 +109,32 @@ class Display:
             self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, line: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Print lines, above the bar if there is one; nothing of an empty text."""
         line = printable_lines(line)
+        if not line:
+            return
         if self._enabled and not self.is_bar:
             print(line, flush=True)
         elif self._enabled:
             self._bar.write(line, file=sys.stderr)
+
+
+def estimate_text(seconds: float, platform: str) -> str:
+    """Return a line on the time that training takes from here, "" if that is short.
+
+    Args:
+      seconds: to the end of all runs of the command, without evaluations and saves.
+      platform: of the devices; on a CPU the line names what is faster.
+    """
+    if seconds < _SHORT_SECONDS:
+        return ""
+    line = f"estimate: {duration_text(seconds)} of training, from the first {ESTIMATE_AFTER_STEPS} steps"
+    if platform == "cpu" and seconds > LONG_ON_CPU_SECONDS:
+        line += (
+            "; on a CPU, vit-jax probe WEIGHTS --data=DATA --output=FOLDER trains a classifier on frozen features in "
+        )
+        line += "minutes"
+    return line
 
 
 def duration_text(seconds: float) -> str:
