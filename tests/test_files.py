@@ -1,5 +1,6 @@
 """A file is replaced completely or stays as it was, and nothing else is left behind; what is read is bounded."""
 
+import io
 import os
 import secrets
 import socket
@@ -13,13 +14,17 @@ import pytest
 from tests.rejections import rejects
 from tests.tiny import ROOT
 from vit_jax.files import (
+    MAX_JSON_DEPTH,
     WriteError,
     first_line,
     make_folder,
     open_atomically,
+    parse_json,
     printable,
     printable_lines,
     read_bounded,
+    read_json,
+    read_lines,
     write_atomically,
 )
 
@@ -233,6 +238,53 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
             read_bounded(tmp_path / name, 5)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none", 5)
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(60 * 10**9)
+    with rejects("", "larger than 5 bytes"):
+        read_bounded(tmp_path / "sparse", 5)
+    assert read_bounded("/proc/self/stat", 4096).startswith(f"{os.getpid()} ".encode())  # it states a size of 0
+    with rejects("", "larger than 5 bytes"):
+        read_bounded("/proc/self/stat", 5)
+
+
+def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
+    path, regular = tmp_path / "pipe", os.stat(__file__)
+    os.mkfifo(path)
+    monkeypatch.setattr(os, "stat", lambda _: regular)  # as it was before it was replaced
+    with rejects("", "not a regular file"):
+        read_bounded(path, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "not JSON"),
+        (b'{"a": ', "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"\x00", "not JSON"),
+        (b"1" * 5000, "limit"),
+        (b"[" * 10_000 + b"]" * 10_000, "deeper than 64"),
+        (b"[" * 66 + b"]" * 66, "deeper than 64"),
+        (b'"' + b"x" * 2**15 + b'"', "larger than 32,768 bytes"),
+    ],
+    ids=["empty", "cut", "not_text", "nul", "long_number", "deep", "a_level_too_deep", "large"],
+)
+def test_what_is_no_json_is_one_error(tmp_path, content, rule):
+    (tmp_path / "a.json").write_bytes(content)
+    with rejects("a.json", rule):
+        read_json(tmp_path / "a.json", 2**15)
+
+
+def test_json_of_the_greatest_depth():
+    text = "[" * MAX_JSON_DEPTH + "0" + "]" * MAX_JSON_DEPTH
+    assert repr(parse_json(text)) == text
+    assert parse_json("\ufeff[1, NaN]".encode())[0] == 1
+
+
+def test_lines_are_bounded():
+    assert list(read_lines(io.BytesIO(b"ab\n\nc"), 3)) == [b"ab\n", b"\n", b"c"]
+    with rejects("line 2", "longer than 3 characters"):
+        list(read_lines(io.StringIO("ab\nabcd"), 3))
 
 
 def test_names_have_no_power_over_a_terminal():

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import pathlib
 import re
@@ -9,8 +10,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, AnyStr, BinaryIO
 
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -51,20 +52,93 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """The content of a regular file: a link to a device would be read without end, and a pipe waited for.
+# Reading files that others made.
+
+MAX_JSON_BYTES = 2**26
+MAX_JSON_DEPTH = 64  # recursive code handles this many levels
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading. A device would be read without end, and a pipe would be waited for.
 
     Raises:
-      ValueError: it is of another kind, or larger than `most_bytes`.
+      ValueError: it is another kind of file.
       OSError: the system refuses.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("it is not a regular file")
-    with open(path, "rb") as file:
-        content = file.read(most_bytes + 1)  # some files of the system state a size of 0
-    if len(content) > most_bytes:
+    if stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, because opening a device can have effects
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced since
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise ValueError("it is not a regular file")
+
+
+def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `most_bytes` bytes.
+
+    Raises:
+      ValueError: it is another kind of file, or larger.
+      OSError: the system refuses.
+    """
+    with open_regular(path) as file:
+        stated = os.fstat(file.fileno()).st_size
+        content = (file.read(stated + 1) or b"") if stated <= most_bytes else b""
+        if len(content) > stated:  # it grows, or states a size of 0, as files of the system do
+            content += file.read(most_bytes + 1 - len(content)) or b""
+    if max(stated, len(content)) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes:,} bytes")
     return content
+
+
+def read_json(path: str | os.PathLike[str], most_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the JSON value in a file.
+
+    Raises:
+      ValueError: the file cannot be read, is larger than `most_bytes`, or holds no JSON; the message names it.
+    """
+    try:
+        return parse_json(read_bounded(path, most_bytes))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{os.fspath(path)} is not readable JSON: {reason}.") from error
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value of a JSON text; ValueError if it is not JSON, or nested deeper than `MAX_JSON_DEPTH`.
+
+    `options` are those of `json.loads`.
+    """
+    too_deep = ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+    try:
+        value = json.loads(text, **options)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    except RecursionError:
+        raise too_deep from None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [child for part in level if isinstance(part, dict | list) for child in _children(part)]
+    if level:
+        raise too_deep
+    return value
+
+
+def _children(part: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return part.values() if isinstance(part, dict) else part
+
+
+def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
+    """Yield the lines of a file with their ends; ValueError for a line of more than `most` bytes or characters."""
+    number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            unit = "bytes" if isinstance(line, bytes) else "characters"
+            raise ValueError(f"line {number:,} is longer than {most:,} {unit}")
+        yield line
+
+
+# Writing.
 
 
 class WriteError(OSError, ValueError):

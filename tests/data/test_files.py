@@ -1,11 +1,15 @@
 """From the arguments of a command line to image files."""
 
+import io
 import os
+import sys
+import types
 
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.files import list_images
+from vit_jax.data.files import MAX_NAME_BYTES, list_images, read_file
+from vit_jax.data.images import UnreadableImage
 
 FILES = ("b.jpg", "a.PNG", "deep/er/c.webp", "deep/d.gif", "deep/notes.txt", ".hidden/x.png", "deep/.y.png", "e.txt")
 
@@ -59,7 +63,54 @@ def test_pipes_are_left_out_unless_they_are_named(photos):
     os.mkfifo(photos / "pipe.png")
     for argument in ("photos", "photos/*", "photos/**/*"):
         assert "photos/pipe.png" not in list_images([argument])
-    assert list_images(["photos/pipe.png"]) == ["photos/pipe.png"]  # as the shell's <(...)
+    assert list_images(["photos/pipe.png"]) == ["photos/pipe.png"]  # so that it is named when it cannot be read
+
+
+def test_only_regular_files_of_a_bounded_size_are_images(photos):
+    os.mkfifo(photos / "pipe.png")
+    with open(photos / "sparse.png", "wb") as file:
+        file.truncate(60 * 10**9)
+    (photos / "zero.png").symlink_to("/dev/zero")
+    for name, reason in (
+        ("pipe", "not a regular file"),
+        ("sparse", "larger than 1,073,741,824 bytes"),
+        ("zero", "not a regular file"),
+        ("missing", "cannot be opened"),
+    ):
+        with pytest.raises(UnreadableImage, match=reason):
+            read_file(str(photos / f"{name}.png"))
+
+
+class Endless(io.RawIOBase):
+    """A stream of one line without end, which fails where more is read than a line may have."""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self.given = getattr(self, "given", 0) + len(buffer)
+        assert self.given < 2**20, "it is read without end"
+        buffer[:] = b"x" * len(buffer)
+        return len(buffer)
+
+
+def test_names_on_standard_input_are_bounded(photos, monkeypatch):
+    def give(file):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
+
+    give(io.BytesIO(b"photos/b.jpg\r\n\nphotos/deep/d.gif"))
+    assert list_images(["photos/a.PNG", "-"]) == ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif"]
+    for file in (io.BufferedReader(Endless()), io.BytesIO(b"photos/b.jpg\n" + b"x" * (MAX_NAME_BYTES + 1))):
+        give(file)
+        with rejects("standard input", "longer than 4,096 bytes"):
+            list_images(["-"])
+
+
+def test_the_first_wrong_name_on_standard_input_ends_the_command(photos, monkeypatch):
+    lines = types.SimpleNamespace(readline=lambda _: b"y\n")  # as of `yes`
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=lines))
+    with rejects("no file or folder 'y'", ""):
+        list_images(["-"])
 
 
 @pytest.mark.parametrize(

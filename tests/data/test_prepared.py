@@ -1,5 +1,6 @@
 """Smaller copies of image folders."""
 
+import os
 import pathlib
 
 import cv2
@@ -89,3 +90,17 @@ def test_rejections(folder, tmp_path):
     prepare(folder, tmp_path / "copy")
     with rejects(str(tmp_path / "copy"), "'short_side': 61"):
         prepare(folder, tmp_path / "copy", short_side=61)
+
+
+def test_a_file_that_cannot_be_read_is_named(folder, tmp_path):
+    (folder / "a/large.png").touch()
+    os.truncate(folder / "a/large.png", 60 * 10**9)
+    with rejects("a/large.png", "larger than.*Move it"):
+        prepared.prepare_folder(folder, tmp_path / "copy", short_side=60)
+
+
+@pytest.mark.parametrize("content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000])
+def test_a_description_of_another_structure_is_named(folder, content):
+    (folder / prepared.DESCRIPTION).write_text(content)
+    with rejects(prepared.DESCRIPTION, ""):
+        prepared.preparation(f"folder:{folder}")

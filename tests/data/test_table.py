@@ -1,12 +1,15 @@
 """Tables of images: which files, which labels, which split, and the message for each mistake."""
 
 import hashlib
+import os
 import pickle
 
 import numpy as np
 import pytest
 
 from tests.rejections import rejects
+from vit_jax.data import table
+from vit_jax.data.images import UnreadableImage
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.stream import EvaluationStream
@@ -180,3 +183,38 @@ def test_batches_of_several_labels(make_table, make_config):
 def test_a_number_of_images_of_each_class_needs_one_class_an_image(make_table, make_config):
     with rejects("config.input.train_examples_per_class=2", "several labels.*config.input.train_examples"):
         open_source(f"csv:{make_table(*SEVERAL)}", "train", make_config(train_examples_per_class=2), 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"image,label\n" + b"x" * (table.MAX_LINE_LETTERS + 1), "line 2 is longer than 1,048,576"),
+        (b"x" * (table.MAX_LINE_LETTERS + 1), "line 1 is longer than 1,048,576"),
+        (b"image,label\n" + b"x" * 200_000 + b",cat\n", "larger than field limit"),
+        (None, "larger than 1,073,741,824 bytes"),
+    ],
+    ids=["line", "header", "cell", "file"],
+)
+def test_a_table_is_bounded(make_table, make_config, content, rule):
+    path = make_table()
+    if content is None:
+        os.truncate(path, 60 * 10**9)
+    else:
+        path.write_bytes(content)
+    with rejects("table.csv", rule):
+        open_source(f"csv:{path}", "all", make_config(), 0)
+
+
+def test_special_files_in_a_table_are_unreadable_images(make_table, make_config):
+    """As is an image that is too large: each is one record, and the others are read."""
+    path = make_table("image,label", "/dev/zero,cat", "pipe.png,cat", "sparse.png,dog", "cat/0.png,cat")
+    os.mkfifo(path.parent / "pipe.png")
+    (path.parent / "sparse.png").touch()
+    os.truncate(path.parent / "sparse.png", 60 * 10**9)
+    source = open_source(f"csv:{path}", "all", make_config(), 0)
+    for number, rule in ((0, "not a regular file"), (1, "not a regular file"), (2, "larger than")):
+        with pytest.raises(UnreadableImage, match=rule):
+            source.image_of(number)
+    transform = build_evaluation_transform(make_config())
+    with open_batches(EvaluationStream(source, transform, 4, np.arange(4))) as batches:
+        assert [batch.mask.tolist() for batch in batches] == [[0, 0, 0, 1]]

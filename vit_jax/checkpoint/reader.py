@@ -19,7 +19,7 @@ from flax.traverse_util import unflatten_dict
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.files import first_line
+from vit_jax.files import MAX_JSON_BYTES, first_line, read_json
 from vit_jax.references import mark_stored
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ FOLDER = "checkpoints"
 METADATA = "metadata"
 DIGESTS = "array_digests"  # within the metadata, with the next
 METADATA_DIGEST = "metadata_sha256"
-MAX_DESCRIPTION_BYTES = 2**26  # of a file that describes arrays; it is read into memory
 BEST_STEPS = "best_steps"  # in the metadata of a run with early stopping, the best first
 _DATA = "d"  # the folder of the files that hold arrays
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "manifest.ocdbt", METADATA, "metrics")
@@ -124,7 +123,7 @@ class CheckpointReader:
         folder = self.folder / str(step)
         try:
             require_plain_files(folder)
-            metadata = dict(json.loads((folder / METADATA / METADATA).read_bytes()))
+            metadata = dict(read_json(folder / METADATA / METADATA))
         except (OSError, ValueError, TypeError) as error:
             raise self._damaged(step, _reason(error)) from error
         digest = metadata.pop(METADATA_DIGEST, None)
@@ -161,7 +160,7 @@ def require_plain_files(folder: pathlib.Path) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path.relative_to(folder)} is not a regular file")
         is_empty = not status.st_size and path.name in _DESCRIPTIONS
-        if is_empty or (status.st_size > MAX_DESCRIPTION_BYTES and path.parent.name != _DATA):
+        if is_empty or (status.st_size > MAX_JSON_BYTES and path.parent.name != _DATA):
             raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
 
 

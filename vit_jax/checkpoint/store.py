@@ -23,7 +23,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
-from vit_jax.files import first_line, write_atomically
+from vit_jax.files import first_line, read_json, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
 ITEMS = ("progress", "model", "optimizer", "polyak")
@@ -129,7 +129,7 @@ class CheckpointStore:
         """
         if hosts.is_first():
             folder = self.folder / str(step)
-            described = json.loads((folder / METADATA / METADATA).read_text()) | metadata
+            described = read_json(folder / METADATA / METADATA) | metadata
             described[METADATA_DIGEST] = metadata_digest({k: v for k, v in described.items() if k != METADATA_DIGEST})
             if metrics:
                 (folder / METRICS).mkdir(exist_ok=True)

@@ -14,12 +14,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.data.images import UnreadableImage
+from vit_jax.files import read_bounded, read_lines
 
 EXTENSIONS = (
     *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
 """What OpenCV decodes to 8 bits; compared without regard to case."""
+
+
+MAX_IMAGE_BYTES = 2**30
+"""A larger image file is unreadable. An uncompressed 16-bit image of 170 megapixels is smaller."""
+MAX_NAME_BYTES = 4096  # Linux has no longer paths
 
 
 def is_image(name: str) -> bool:
@@ -89,39 +95,47 @@ def is_special(path: str) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of an image file.
+    """Return the bytes of an image file.
 
     Raises:
-      UnreadableImage: the file was removed since it was listed, or may not be read.
+      UnreadableImage: the file was removed since it was listed, may not be read, is a pipe or a device, or is larger
+        than `MAX_IMAGE_BYTES`.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_bounded(path, MAX_IMAGE_BYTES)
     except OSError as error:
         raise UnreadableImage(f"The file cannot be opened ({error.strerror})") from error
+    except ValueError as error:
+        raise UnreadableImage(f"The file is not read: {error}") from error
 
 
 def list_images(arguments: Sequence[str]) -> list[str]:
     """Image files that the arguments of a command line name, in their order, none twice.
 
-    "-" stands for names on standard input, one a line. A file is used whatever its name. A folder means the image files
-    below it, and a pattern (`*`, `?`, `[…]`, `**` for folders at any depth) the image files and folders that match it,
-    sorted. An existing file with the name of the pattern itself comes first.
+    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used whatever its name. A
+    folder means the image files below it, and a pattern (`*`, `?`, `[…]`, `**` for folders at any depth) the image
+    files and folders that match it, sorted. An existing file with the name of the pattern itself comes first.
 
     Raises:
-      ValueError: no arguments, one without an image (the message gives the nearest names that exist), or a folder that
-        cannot be read.
+      ValueError: no arguments, one without an image (the message gives the nearest names that exist), a folder that
+        cannot be read, or a line of standard input that is too long.
     """
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
     found: dict[str, str] = {}
-    if "-" in arguments:
-        place, lines = arguments.index("-"), sys.stdin.buffer.read().splitlines()
-        arguments = [*arguments[:place], *(os.fsdecode(line) for line in lines if line), *arguments[place + 1 :]]
-    for path in (path for argument in arguments for path in _expand(argument)):
-        folder, name = os.path.split(path)
-        found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
+    for argument in arguments:
+        for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):
+            folder, name = os.path.split(path)
+            found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
     return list(found.values())
+
+
+def _names_on_input() -> Iterator[str]:
+    try:
+        for line in read_lines(sys.stdin.buffer, MAX_NAME_BYTES):
+            yield from (os.fsdecode(name) for name in line.splitlines() if name)
+    except ValueError as error:
+        raise ValueError(f"- (names on standard input): {error}. Give one name of a file a line.") from None
 
 
 def _expand(argument: str) -> list[str]:

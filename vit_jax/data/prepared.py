@@ -11,15 +11,17 @@ import os
 from pathlib import Path
 
 import cv2
+import numpy as np
 
 from vit_jax.data.files import image_files, read_file
 from vit_jax.data.folder import folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.workers import available_cores
-from vit_jax.files import make_folder, write_atomically
+from vit_jax.files import make_folder, read_json, write_atomically
 
 DESCRIPTION = "prepared.json"
+MAX_DESCRIPTION_BYTES = 2**16
 QUALITY = 90
 _UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
 
@@ -35,7 +37,8 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
       How many images were made smaller and how many copied, in this call, as "reduced" and "copied".
 
     Raises:
-      ValueError: there is no such folder, it has no images, or `output` is inside it or holds another copy.
+      ValueError: there is no such folder, it has no images, or `output` is inside it or holds another copy; a file
+        cannot be read.
     """
     files = image_files(str(folder)) if folder.is_dir() else []
     if not files:
@@ -54,10 +57,19 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
 
 
 def description_of(folder: Path) -> dict[str, int] | None:
-    """The "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of."""
+    """Return the "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of.
+
+    Raises:
+      ValueError: the file that states them has another structure.
+    """
     for place in (folder, folder.parent):
-        if (place / DESCRIPTION).is_file():
-            return json.loads((place / DESCRIPTION).read_text())
+        if (file := place / DESCRIPTION).is_file():
+            found = read_json(file, MAX_DESCRIPTION_BYTES)
+            if not isinstance(found, dict) or not all(
+                type(found.get(name)) is int for name in ("short_side", "quality")
+            ):
+                raise ValueError(f"{file}: must be an object with the numbers short_side and quality. Delete it.")
+            return found
     return None
 
 
@@ -75,9 +87,12 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         stored = read_file(file)
-        image = decode(stored)
+    except UnreadableImage as error:
+        raise ValueError(f"{file} cannot be copied: {error}. Move it out of the folder.") from error
+    try:
+        image: np.ndarray | None = decode(stored)
     except UnreadableImage:
-        stored, image = Path(file).read_bytes(), None
+        image = None
     is_reduced = False
     if image is not None and min(image.shape[:2]) > short_side:
         is_reduced = True

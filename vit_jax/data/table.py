@@ -7,6 +7,7 @@ column that is no class needs no mark, and there is no third value.
 import collections
 import csv
 import functools
+import io
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,11 @@ import numpy as np
 
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split
 from vit_jax.data.records import few
-from vit_jax.files import printable
+from vit_jax.files import printable, read_bounded, read_lines
 
 _SEPARATORS = ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
+MAX_BYTES = 2**30  # ten million lines of a hundred bytes
+MAX_LINE_LETTERS = 2**20
 _SHOWN = 3  # lines that a message names
 LABELS = "labels"  # the column of any number of them, with BETWEEN them
 BETWEEN = "|"  # which no spreadsheet takes for a separator, and which is rare in names
@@ -152,12 +155,13 @@ class Table(Listing):
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The names of the columns, and the cells of each line that has any, with its number."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            separator = next((one for one in _SEPARATORS if one in first), ",")
-            file.seek(0)
-            reader = csv.reader(file, delimiter=separator, strict=True)
-            lines = [(reader.line_num, cells) for cells in reader if any(cells)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        content = read_bounded(path, MAX_BYTES)
+        file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+        first = next(read_lines(file, MAX_LINE_LETTERS), "")
+        separator = next((one for one in _SEPARATORS if one in first), ",")
+        file.seek(0)
+        reader = csv.reader(read_lines(file, MAX_LINE_LETTERS), delimiter=separator, strict=True)
+        lines = [(reader.line_num, cells) for cells in reader if any(cells)]
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{str(path)!r} cannot be read as CSV in UTF-8: {error}.") from error
     return [name.strip() for name in lines[0][1]] if lines else [], lines[1:]

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from vit_jax.files import write_atomically
+from vit_jax.files import read_json, write_atomically
 
 FILE = "run.lock"
+MAX_BYTES = 2**16
 RENEWAL_SECONDS = 5.0
 EXPIRY_SECONDS = 30.0  # without renewal, as another machine sees it; clocks need not agree
 
@@ -154,7 +155,7 @@ def _has_ended(owner: dict[str, Any]) -> bool | None:
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
     """The owner of a lock; None if there is none, or none that can be read: such a file was not written by us."""
     try:
-        owner = json.loads(path.read_text())
+        owner = read_json(path, MAX_BYTES)
         return owner if {"token", "since", *_this_process()} <= owner.keys() else None
     except (OSError, ValueError, AttributeError):
         return None

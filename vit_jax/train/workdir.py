@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from vit_jax import hosts
-from vit_jax.checkpoint.reader import MAX_DESCRIPTION_BYTES, has_checkpoints
+from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import read_bounded, write_atomically
+from vit_jax.files import MAX_JSON_BYTES, read_bounded, write_atomically
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.weights.hub import is_hub_address
 
@@ -155,7 +155,7 @@ def _is_begun(path: pathlib.Path) -> bool:
 
 def _read_json(file: pathlib.Path) -> Any:
     try:
-        return json.loads(read_bounded(file, MAX_DESCRIPTION_BYTES))
+        return json.loads(read_bounded(file, MAX_JSON_BYTES))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         problem = "it is not JSON"
     except ValueError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.files import WriteError, first_line, printable, read_bounded
+from vit_jax.files import WriteError, first_line, open_regular, printable, read_bounded
 from vit_jax.train.lock import WorkdirLock, is_abandoned
 
 RECORD = "about.json"
@@ -115,7 +115,7 @@ class Entry:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _read_array(self, path: pathlib.Path, expected: Mapping[str, Any]) -> np.ndarray:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != expected["sha256"]:
             raise ValueError(f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256")

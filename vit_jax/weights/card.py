@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.files import printable, write_atomically
+from vit_jax.files import open_regular, printable, write_atomically
 from vit_jax.weights.load import Weights
 
 CARD = "README.md"
@@ -22,8 +22,13 @@ _USE = {
 def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None:
     """Writes the card into the folder of the weights, unless there is a README.md that is no card."""
     path = folder / CARD
-    if not path.exists() or path.read_bytes().startswith(_BEGINNING.encode()):
+    if not path.exists() or _is_card(path):
         write_atomically(path, model_card(weights, format_name, folder.absolute().name))
+
+
+def _is_card(path: pathlib.Path) -> bool:
+    with open_regular(path) as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING.encode()
 
 
 def model_card(weights: Weights, format_name: str, name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import read_bounded
+from vit_jax.files import MAX_JSON_BYTES, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
@@ -36,7 +36,7 @@ def class_names_file(path: pathlib.Path) -> pathlib.Path:
 
 def read_class_names(path: pathlib.Path) -> list[str]:
     """One name a line, in UTF-8; ValueError or OSError for anything else, or a file that is too large."""
-    return read_bounded(path, 2**26).decode().splitlines()
+    return read_bounded(path, MAX_JSON_BYTES).decode().splitlines()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,11 @@ A value of an unexpected type is ignored, as if it were not there. Preparation o
 unknown, with a note; so is what ours does otherwise.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.files import read_bounded
+from vit_jax.files import read_json
 from vit_jax.references import mark_stored
 from vit_jax.weights.formats.arrays import naming, shown
 
@@ -51,10 +50,7 @@ def read_sidecar(folder: pathlib.Path) -> Sidecar:
 def _read(path: pathlib.Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        value = json.loads(read_bounded(path, MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable JSON: {error}.") from error
+    value = read_json(path, MAX_BYTES)
     if not isinstance(value, dict):
         raise ValueError(f"{path} is no JSON object but {type(value).__name__}.")
     return mark_stored(value, str(path), ())  # type: ignore[no-any-return]

@@ -249,7 +249,7 @@ def test_places_that_are_no_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="loop"):
         read_all(tmp_path / "loop")
     (tmp_path / "forbidden").touch()
-    monkeypatch.setattr("builtins.open", lambda *_, **__: os.listdir("/nowhere"))
+    monkeypatch.setattr(os, "open", lambda *_, **__: os.listdir("/nowhere"))
     with pytest.raises(ValueError, match=r"forbidden: No such file or directory\.$"):
         read_all(tmp_path / "forbidden")
 

@@ -8,8 +8,9 @@ import numpy as np
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source
 from vit_jax.data.subset import select
+from vit_jax.files import read_json
 from vit_jax.inference.imagenet import classes
-from vit_jax.inference.imagenet.places import AS_IT_IS, ImageSet, filled, open_unpacked, read_json
+from vit_jax.inference.imagenet.places import AS_IT_IS, ImageSet, filled, open_unpacked
 
 _BORDER_PIXELS = 2  # red, around each image
 _MAPPINGS = ("folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json")

@@ -1,7 +1,6 @@
 """Where a set of images is: as TFDS has prepared it, or as its archive unpacks."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from vit_jax.data.folder import Folder
 from vit_jax.data.listing import WHOLE, FileSource, open_listing
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
-from vit_jax.files import read_bounded
 from vit_jax.inference.imagenet import classes
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(1, 1))  # how a folder is read: all of it
-_LARGEST_JSON = 2**26
 
 
 class Absent(ValueError):
@@ -98,11 +95,3 @@ def filled(rows: Sequence[np.ndarray]) -> np.ndarray:
     for row, values in zip(filled, rows, strict=True):
         row[: len(values)] = values
     return filled
-
-
-def read_json(path: Path) -> Any:
-    """The content of a file; ValueError if there is none."""
-    try:
-        return json.loads(read_bounded(path, _LARGEST_JSON))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error

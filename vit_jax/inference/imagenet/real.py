@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax.data.listing import FileSource
 from vit_jax.data.records import Source
 from vit_jax.data.subset import SubsetSource
+from vit_jax.files import read_json
 from vit_jax.inference.imagenet import classes
 from vit_jax.inference.imagenet.places import (
     ImageSet,
@@ -18,7 +19,6 @@ from vit_jax.inference.imagenet.places import (
     open_prepared,
     open_single,
     open_unpacked,
-    read_json,
 )
 
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG$", re.IGNORECASE)

@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from vit_jax.files import open_regular
 from vit_jax.references import mark_stored
 from vit_jax.weights.formats import npz, safetensors
 from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, naming
@@ -59,7 +60,7 @@ def open_arrays(
     with contextlib.ExitStack() as resources:
         with naming(str(path)):
             _require_file(path)
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 head = file.read(_HEAD_BYTES)
             is_safetensors = _SAFETENSORS.match(head)
             if not is_safetensors and (words := _describe_other(path, head)):

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.files import parse_json
 from vit_jax.weights.formats.arrays import DAMAGED
 
 MAX_TEXT_CHARACTERS = 4 * 2**20
@@ -30,7 +31,7 @@ def encode(metadata: Mapping[str, Any]) -> str:
 def decode(text: str) -> dict[str, Any]:
     """The inverse of `encode`; ValueError for what is not a JSON object of finite numbers, or too long."""
     _check_length(len(text))
-    value = json.loads(text, parse_constant=_refuse_constant)
+    value = parse_json(text, parse_constant=_refuse_constant)
     if not isinstance(value, dict):
         raise ValueError(f"JSON in it is not an object but starts with {text[:20]!r}. {DAMAGED}")
     return value

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from vit_jax.files import open_atomically
+from vit_jax.files import open_atomically, open_regular
 from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats.arrays import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
@@ -37,7 +37,7 @@ _HEADERS = {
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
     """Opens and checks an archive and reads the headers of its arrays; `resources` close it."""
-    file = resources.enter_context(path.open("rb"))
+    file = resources.enter_context(open_regular(path))
     if (end := zipfile._EndRecData(file)) and end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:  # type: ignore[attr-defined]
         raise ValueError(f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's.")
     archive = resources.enter_context(zipfile.ZipFile(file))
