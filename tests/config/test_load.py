@@ -70,6 +70,7 @@ def test_what_counts_last():
         ("seed=1.5", "='1.5'.*int"),
         ("model.width=wide", "='wide'.*int or None"),
         ("input.mixup_alpha=nan", "=nan.*finite"),
+        (f"input.mixup_alpha=1{'0' * 400}", "finite"),
         ("input.flip=maybe", "='maybe'.*bool"),
         ("input.image_size=(1,2,3)", r"=\(1, 2, 3\).*\(int, int\)"),
         ("total=90", "'90'.*duration"),

@@ -7,9 +7,9 @@ ml_collections' config_flags, which parses a value by the type of the field it r
 import ast
 import dataclasses
 import json
-import math
 import pathlib
 import runpy
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -265,7 +265,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
     elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if not abs(value) <= sys.float_info.max:  # also whole numbers that no float can hold
             raise ValueError(f"config.{name}={value!r} is not allowed: a finite number is needed.")
         return float(value)
     elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
