@@ -32,6 +32,14 @@ LOOP = "vit_jax.train.loop"
 VERB_LINES = 99
 NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
 BUILDERS = ("models", "cost")  # what an Architecture is for
+READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
+READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
+    *("vit_jax/doctor/machine.py", "vit_jax/hosts/notice.py", "vit_jax/train/lock.py", "vit_jax/plan/aot.py"),
+    *("vit_jax/train/agreement.py", "vit_jax/inference/imagenet/classes.py", "vit_jax/data/workers.py"),
+    "vit_jax/cli/__init__.py",
+    "vit_jax/weights/formats/npz.py",  # members of an archive
+    "vit_jax/transfer/features.py",  # of the cache, after it was checked that they are regular
+}
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
 
@@ -152,6 +160,20 @@ def foreign_violations(sources: Sources) -> list[str]:
     return found
 
 
+def unbounded_reads(sources: Sources) -> list[str]:
+    """Reads that do not go through vit_jax/files.py: of a device they have no end, and for a pipe they wait."""
+    found = []
+    for path, source in sources.items():
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        for call in calls if path not in {*READ_WITHOUT_BOUND, "vit_jax/files.py"} else ():
+            name = ast.unparse(call.func)
+            mode = next((one.value for one in call.args[-1:] if isinstance(one, ast.Constant)), "r")
+            is_writing = name.endswith("open") and isinstance(mode, str) and not set(mode).isdisjoint("wax")
+            if not READS.isdisjoint({name, name.rpartition(".")[2]}) and not is_writing:
+                found.append(f"{path}: {ast.unparse(call)} reads without a bound; vit_jax/files.py has functions")
+    return found
+
+
 def nameless(paths: list[str]) -> list[str]:
     """Files and folders whose name, or its last word, says nothing: `utils.py`, `image_utils.py`, `lib/`."""
     return [
@@ -229,6 +251,7 @@ COMPLAINTS = {
     "one loop": lambda: loop_violations(PACKAGE),
     "circles": lambda: import_cycles(PACKAGE),
     "recipes": lambda: recipe_violations(read_sources("configs/**/*.py")),
+    "reads": lambda: unbounded_reads(PACKAGE),
     "foreign": lambda: foreign_violations(PACKAGE),
     "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
@@ -321,6 +344,15 @@ CASES = [  # a check, sources, and how many complaints
     (foreign_violations, {"vit_jax/data/sources.py": "import tensorflow as tf"}, 1),
     (foreign_violations, {"vit_jax/config/load.py": "def f():\n    import jax.numpy as jnp"}, 1),
     (foreign_violations, {"vit_jax/data/sources.py": "import jax\nimport tensorflow_datasets as tfds"}, 0),
+    (
+        unbounded_reads,
+        {
+            "vit_jax/data/x.py": "open(p)\np.open('rb')\np.read_text()\nnp.load(p)\njson.load(f)",
+            "vit_jax/data/y.py": "read_bounded(p, 9)\nopen(p, 'wb')\np.open('a')\np.write_text('')",
+            "vit_jax/files.py": "open(p)",
+        },
+        5,
+    ),
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (

@@ -9,7 +9,7 @@ from vit_jax.studies.catalogue import STUDIES
 from vit_jax.studies.grid import make_grid
 from vit_jax.studies.picture import draw, pareto_front
 from vit_jax.studies.results import folder_of, rows_of, write_results
-from vit_jax.train.writers import write_summary
+from vit_jax.train.run_files import write_summary
 
 
 def leave(workdir, run, evaluations=(), **summary):

@@ -13,7 +13,7 @@ from vit_jax.cli import VERBS
 from vit_jax.studies.catalogue import STUDIES
 from vit_jax.train import pretrain, workdir
 from vit_jax.train.interruption import Interrupted
-from vit_jax.train.writers import write_summary
+from vit_jax.train.run_files import write_summary
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -14,8 +14,8 @@ from vit_jax.config import load_recipe, to_dict
 from vit_jax.files import WriteError
 from vit_jax.train import search
 from vit_jax.train import workdir as workdirs
+from vit_jax.train.run_files import write_summary
 from vit_jax.train.workdir import claim, refuse_as_source, require_same_start
-from vit_jax.train.writers import write_summary
 
 FINETUNING = load_recipe("configs/finetune.py:any,own")
 LONGER = dataclasses.replace(FINETUNING, total="40 epochs")
@@ -91,6 +91,10 @@ def test_a_run_that_has_begun_rejects_another_config_other_data_and_other_weight
         os.mkfifo(tmp_path / f"{name}.json")  # opening it would wait
         with rejects(f"{name}.json", "not a regular file"):
             read(tmp_path, FINETUNING)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "metrics.jsonl").write_text("[]\n")
+    with rejects("metrics.jsonl, line 1", "object"):
+        take(tmp_path, FINETUNING)
 
 
 def test_a_second_run_changes_nothing_of_the_first(tmp_path):

@@ -1,7 +1,6 @@
 """Learning curves: the metrics of one run or of several, against steps, images, compute or time."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -13,8 +12,7 @@ import numpy as np
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
-from vit_jax.train.workdir import CONFIG_FILE
-from vit_jax.train.writers import METRICS_FILE, read_metrics
+from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
 
 MOST_LETTERS = 60  # of a run's name in a legend
 MOST_MINUTES = 180  # on an axis of time, before it has hours
@@ -61,6 +59,8 @@ class RunLog:
         if axis == "steps":
             return step_P
         if axis == "images":
+            if "global_batch" not in self.config:
+                raise ValueError(f"{self.name}: its config has no global_batch, so use --axis=steps.")
             return step_P * self.config["global_batch"]
         known = self.curve(AXES[axis].metric)
         if not len(known.step_P):
@@ -105,15 +105,15 @@ USUAL = ("loss", "accuracy", "precision", "learning_rate")  # of a run those tha
 
 
 def read_run(folder: pathlib.Path, name: str) -> RunLog:
-    """Reads a workdir.
+    """Read a workdir.
 
     Raises:
-      ValueError: it has no config, or no metrics yet.
+      ValueError: it has no config, or no metrics yet, or one of these files is damaged.
     """
     lines = read_metrics(folder)
-    if not lines or not (folder / CONFIG_FILE).is_file():
+    if not lines or not os.path.exists(folder / CONFIG_FILE):
         raise ValueError(f"{folder} has no metrics ({METRICS_FILE}, {CONFIG_FILE}): give the workdir of a run.")
-    return RunLog(name, json.loads((folder / CONFIG_FILE).read_text()), lines)
+    return RunLog(name, read_config(folder), lines)
 
 
 def read_runs(folders: Sequence[str]) -> list[RunLog]:
@@ -139,10 +139,14 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
 def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
     """Those of runs that have written metrics, without the trials inside them."""
     found = list[pathlib.Path]()
-    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE) if path.stat().st_size):
+    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE) if _is_begun(path)):
         if not any(outer in path.parents for outer in found):
             found.append(path)
     return found
+
+
+def _is_begun(path: pathlib.Path) -> bool:
+    return os.path.exists(path) and path.stat().st_size > 0
 
 
 def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tuple[Panel, list[str]]]:

@@ -21,7 +21,7 @@ from vit_jax.inference.labelled import SplitChoice, open_labelled
 from vit_jax.inference.outcome import ClassEvaluation, Evaluation
 from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
-from vit_jax.train.series import DIVERGED
+from vit_jax.train.run_files import DIVERGED
 from vit_jax.weights import Weights
 
 MOST_CONFUSED = 10
@@ -90,7 +90,7 @@ def look_at_data(
 def build_page(report: Report) -> str:
     """The page."""
     config = report.run.config
-    title = f"{_name(report)} on {config['data']}"
+    title = f"{_name(report)} on {config.get('data')}"
     sections = [
         _section("Results", _results(report)),
         _section(
@@ -113,7 +113,11 @@ def build_page(report: Report) -> str:
 
 
 def _name(report: Report) -> str:
-    return report.model.architecture.name if report.model else str(report.run.config["model"].get("name", "a network"))
+    return (
+        report.model.architecture.name
+        if report.model
+        else str(report.run.config.get("model", {}).get("name", "a network"))
+    )
 
 
 # Sections.
@@ -166,7 +170,9 @@ def _pictures(model: Model, view: View) -> Iterator[str]:
 
 def _cost(report: Report) -> dict[str, str]:
     summary, last = report.summary or {}, report.run.last
-    cards = {"images seen": f"{last['step'] * report.run.config['global_batch']:,}"}
+    cards = dict[str, str]()
+    if "global_batch" in report.run.config:
+        cards["images seen"] = f"{last['step'] * report.run.config['global_batch']:,}"
     if "exaflops" in last:
         cards["training compute"] = f"{last['exaflops']:.3g} exaFLOPs"
     if seconds := summary.get("wall_seconds", last.get("wall_seconds")):
@@ -177,6 +183,7 @@ def _cost(report: Report) -> dict[str, str]:
         cards["MFU"] = f"{last['mfu']:.1%}"
     if "parameters" in summary:
         cards["parameters"] = f"{summary['parameters']:,}"
+    if {"num_devices", "device_kind"} <= summary.keys():
         cards["devices"] = f"{summary['num_devices']} x {summary['device_kind']}"
     versions = {name.removeprefix("version_"): value for name, value in summary.items() if name.startswith("version_")}
     return cards | versions

@@ -66,7 +66,7 @@ def report(given: Given) -> None:
     from vit_jax.checkpoint.reader import has_checkpoints
     from vit_jax.drawing import require_drawing
     from vit_jax.files import write_atomically
-    from vit_jax.train.writers import read_summary
+    from vit_jax.train.run_files import read_summary
 
     require_drawing()
     parts: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}

@@ -14,8 +14,7 @@ from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.picture import draw
 from vit_jax.tables import aligned
 from vit_jax.train.assemble import architecture_of
-from vit_jax.train.series import DIVERGED
-from vit_jax.train.writers import read_metrics, read_summary
+from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
 
 FILE = "study"  # in the study's folder, with the ending of each format
 RUNS = "runs"

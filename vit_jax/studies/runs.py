@@ -16,9 +16,8 @@ from vit_jax.studies.grid import Grid, Run
 from vit_jax.studies.results import folder_of, require_measures, write_results
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.pretrain import learn
+from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary
 from vit_jax.train.series import run_once
-from vit_jax.train.workdir import CONFIG_FILE
-from vit_jax.train.writers import read_summary
 
 Perform = Callable[[Any, str], object]
 """Does the run of a config in its workdir and leaves a `summary.json` there."""
@@ -51,7 +50,7 @@ def state_of(run: Run, workdir: pathlib.Path) -> str:
     """What has become of a run: "ended", "diverged", "interrupted" or "new"."""
     folder = folder_of(workdir, run)
     if (summary := read_summary(folder)) is not None:
-        return "diverged" if "diverged" in summary else "ended"
+        return "diverged" if DIVERGED in summary else "ended"
     return "interrupted" if has_checkpoints(folder) or (folder / CONFIG_FILE).exists() else "new"
 
 

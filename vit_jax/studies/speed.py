@@ -24,7 +24,7 @@ from vit_jax.sharding import Placement, build_mesh, replicated
 from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.overview import machine
-from vit_jax.train.writers import write_summary
+from vit_jax.train.run_files import write_summary
 
 NUM_CLASSES = 1000
 NUM_STEPS = 5  # of each batch, after a few that do not count

@@ -24,10 +24,11 @@ from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
+from vit_jax.train.run_files import last_training_line, write_summary
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.watchdog import Watchdog
-from vit_jax.train.writers import Writers, last_training_line, write_summary
+from vit_jax.train.writers import Writers
 
 FirstState = Callable[[CheckpointReader, dict[str, Any]], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin

@@ -17,8 +17,8 @@ from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.run_files import DIVERGED, read_summary, write_summary
 from vit_jax.train.workdir import TRIALS, claim
-from vit_jax.train.writers import read_summary, write_summary
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
 PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
@@ -54,7 +54,7 @@ def choose_learning_rate(
     )
     for number, rate in enumerate(rates, 1):
         trial_folder = folder / TRIALS / f"learning_rate={rate!r}"
-        summary = read_summary(trial_folder)
+        summary = read_summary(trial_folder, (LOSS,), (ACCURACY, PRECISION))
         if summary is None:
             trial = trial_config(config, rate)
             with claim(str(trial_folder), trial) as claimed:
@@ -63,7 +63,7 @@ def choose_learning_rate(
                     steps_after = (len(rates) - number) * trial_steps + final_steps
                     summary = train_with(trial, parts, claimed, "validation", steps_after)
                 except FloatingPointError as error:
-                    summary = {ACCURACY: None, LOSS: None, "diverged": str(error)}
+                    summary = {ACCURACY: None, LOSS: None, DIVERGED: str(error)}
                     if hosts.is_first():
                         write_summary(trial_folder, summary)  # so that it is not tried again
         if hosts.is_first():  # a trial that has ended needs no checkpoints
@@ -131,4 +131,4 @@ def _main(summary: Mapping[str, Any]) -> tuple[str, float]:
 
 def _is_finite(summary: Mapping[str, Any]) -> bool:
     """The last update may be the one that spoils a network: then only its evaluation shows it."""
-    return summary[LOSS] is not None and math.isfinite(summary[LOSS])
+    return None not in (summary[LOSS], _main(summary)[1]) and math.isfinite(summary[LOSS])

@@ -6,11 +6,8 @@ from typing import Any
 
 from vit_jax import hosts
 from vit_jax.train import workdir as workdirs
+from vit_jax.train.run_files import DIVERGED, read_summary, write_summary
 from vit_jax.train.search import say
-from vit_jax.train.writers import read_summary, write_summary
-
-DIVERGED = "diverged"
-"""In `summary.json` the reason why a run's loss was not finite; it has no results then."""
 
 
 def run_once(config: Any, folder: pathlib.Path, perform: Callable[[Any, str], object], name: str) -> None:

@@ -15,15 +15,14 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import MAX_JSON_BYTES, read_bounded, write_atomically
+from vit_jax.files import write_atomically
 from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.run_files import CONFIG_FILE, START_FILE, SUMMARY_FILE, read_config, read_metrics, read_start
 from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
-CONFIG_FILE = "config.json"
-START_FILE = "start.json"
+MAX_SHOWN = 200  # letters of a value in an error
 TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each learning rate
-TRIAL_RESULT = "summary.json"  # all that is left of a trial that has ended
 
 
 @contextlib.contextmanager
@@ -113,7 +112,7 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
       ValueError: weights or data have changed since; the weights of a run that is still training do.
     """
     file = path / START_FILE
-    stored = _read_json(file) if file.exists() and _is_begun(path) else None
+    stored = read_start(file) if file.exists() and _is_begun(path) else None
     hosts.wait_for_all("start read")
     if stored is None:
         if hosts.is_first():
@@ -141,6 +140,7 @@ def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueE
         stack.enter_context(lock)  # first: the config is of the run that has the folder
         if _is_begun(path):
             require_same_config(path, config)
+            read_metrics(path)  # damage is found before anything is compiled
         write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
     except (ValueError, OSError) as error:
         return error
@@ -150,17 +150,7 @@ def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueE
 def _is_begun(path: pathlib.Path) -> bool:
     """Whether there is something that another config, or other weights, could spoil."""
     trials = path.glob(f"{TRIALS}/*")
-    return has_checkpoints(path) or any(has_checkpoints(t) or (t / TRIAL_RESULT).exists() for t in trials)
-
-
-def _read_json(file: pathlib.Path) -> Any:
-    try:
-        return json.loads(read_bounded(file, MAX_JSON_BYTES))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        problem = "it is not JSON"
-    except ValueError as error:
-        problem = str(error)
-    raise ValueError(f"{file} is damaged: {problem}. Restore it, or choose another workdir.")
+    return has_checkpoints(path) or any(has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials)
 
 
 def _require_writable(path: pathlib.Path) -> None:
@@ -178,10 +168,9 @@ def _require_writable(path: pathlib.Path) -> None:
 
 def require_same_config(path: pathlib.Path, config: Any) -> None:
     """Raises ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
-    stored_file = path / CONFIG_FILE
-    if not stored_file.exists():
+    if not (path / CONFIG_FILE).exists():
         return
-    stored = flatten(_with_defaults(_read_json(stored_file), type(config)))
+    stored = flatten(_with_defaults(read_config(path), type(config)))
     given = flatten(json.loads(json.dumps(to_dict(config))))
     if ("search.learning_rates" in stored) != ("search.learning_rates" in given):
         raise ValueError(
@@ -190,7 +179,7 @@ def require_same_config(path: pathlib.Path, config: Any) -> None:
         )
     differ = [name for name in sorted(stored.keys() | given.keys()) if stored.get(name) != given.get(name)]
     lines = [
-        f"  {name}: there {stored.get(name, 'not set')!r}, given {given.get(name, 'not set')!r}\n"
+        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(given, name)}\n"
         for name in differ
         if not any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
     ]
@@ -199,6 +188,11 @@ def require_same_config(path: pathlib.Path, config: Any) -> None:
             f"workdir {str(path)!r} belongs to a run with another config:\n{''.join(lines)}"
             "Choose another workdir, or give the config it was started with."
         )
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    text = repr(values.get(name, "not set"))
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _with_defaults(stored: Any, kind: type) -> Any:

@@ -1,7 +1,6 @@
 """Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
 import json
-import math
 import os
 import pathlib
 import uuid
@@ -9,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import to_dict
-from vit_jax.files import write_atomically
+from vit_jax.files import read_bounded, write_atomically
+from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
 
-METRICS_FILE = "metrics.jsonl"
-SUMMARY_FILE = "summary.json"
+MAX_ID_BYTES = 256  # of a run of Weights & Biases
 
 
 class JsonLines:
@@ -20,8 +19,7 @@ class JsonLines:
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
         path = workdir / METRICS_FILE
-        kept = _lines_up_to(path, start_step) if path.exists() else []
-        write_atomically(path, "".join(kept))
+        write_atomically(path, metrics_up_to(workdir, start_step))
         self._file = path.open("a")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -65,7 +63,7 @@ class WeightsAndBiases:
             id_file.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
             project=config.logging.wandb_project,
-            id=id_file.read_text(),
+            id=read_bounded(id_file, MAX_ID_BYTES).decode(),
             name=workdir.name,
             dir=str(workdir),
             config=to_dict(config),
@@ -101,35 +99,3 @@ class Writers:
         """All metrics are on disk, or sent, when it returns."""
         for writer in self._writers:
             writer.close()
-
-
-def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json` atomically; it exists once a run has ended."""
-    write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
-
-
-def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The content of `summary.json`; None where no run has ended."""
-    path = workdir / SUMMARY_FILE
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, also while the run writes them; none where there is no such file."""
-    path = workdir / METRICS_FILE
-    return [json.loads(line) for line in _lines_up_to(path)] if path.exists() else []
-
-
-def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
-    """The last metrics of a training step that `metrics.jsonl` holds; empty if there are none."""
-    return next((line for line in reversed(read_metrics(workdir)) if "train_loss" in line), {})
-
-
-def _lines_up_to(path: pathlib.Path, step: float = math.inf) -> list[str]:
-    def is_kept(line: str) -> bool:
-        try:
-            return line.endswith("\n") and json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):  # cut off when the process was killed
-            return False
-
-    return [line for line in path.read_text().splitlines(keepends=True) if is_kept(line)]

@@ -14,7 +14,7 @@ from tests.transfer.vtab import small_suite
 from tests.transfer.vtab.small_suite import begun, files_of_runs, words_of
 from vit_jax.train import workdir
 from vit_jax.train.interruption import Interrupted
-from vit_jax.train.writers import write_summary
+from vit_jax.train.run_files import write_summary
 from vit_jax.transfer.vtab import sweep
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

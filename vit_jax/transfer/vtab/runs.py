@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from vit_jax.config import Duration, FinetuneConfig, InputConfig, StopEarlyConfig
+from vit_jax.train.run_files import read_summary
 from vit_jax.train.search import trial_config, with_learning_rate
-from vit_jax.train.writers import read_summary
 from vit_jax.transfer.vtab.suite import Task
 
 Part = Literal["trials", "final"]
@@ -93,7 +93,7 @@ def _inputs(inputs: InputConfig, task: Task, part: Part) -> InputConfig:
 
 def outcome_of(folder: pathlib.Path) -> Outcome | None:
     """What a run came to; None while it has not ended."""
-    summary = read_summary(folder)
+    summary = read_summary(folder, ("test_accuracy",), ("test_loss",))
     if summary is None:
         return None
     accuracy, loss = summary["test_accuracy"], summary["test_loss"]

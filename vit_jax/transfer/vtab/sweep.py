@@ -18,6 +18,7 @@ from vit_jax.train import workdir as workdirs
 from vit_jax.train.finetune import tune
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.overview import parameters_sha256
+from vit_jax.train.run_files import read_start
 from vit_jax.train.series import run_once
 from vit_jax.train.start import initial_weights
 from vit_jax.transfer.vtab.runs import Outcome, Part, Setting, choose, config_of_run, folder_of_run, outcome_of
@@ -168,8 +169,8 @@ def _require_same_weights(sweep: Sweep) -> None:
             record = {"init_from": sweep.config.init_from, "source": weights.source, "parameters_sha256": digest}
             write_atomically(file, json.dumps(record, indent=2) + "\n")
     hosts.wait_for_all("weights of the sweep recorded")
-    if (stored := json.loads(file.read_text()))["parameters_sha256"] != digest:
+    if (stored := read_start(file))["parameters_sha256"] != digest:
         raise ValueError(
             f"workdir {str(sweep.folder)!r} holds a sweep of other weights than {sweep.config.init_from!r} has now: of "
-            f"{stored['init_from']!r}, as it was then. Choose another workdir."
+            f"{stored.get('init_from')!r}, as it was then. Choose another workdir."
         )

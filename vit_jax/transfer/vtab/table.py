@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vit_jax.evals.intervals import wilson
 from vit_jax.files import write_atomically
 from vit_jax.tables import aligned
+from vit_jax.train.run_files import read_start
 from vit_jax.transfer.vtab.suite import PUBLISHED, Task
 from vit_jax.transfer.vtab.sweep import WEIGHTS_FILE, Sweep
 
@@ -133,7 +134,7 @@ def to_json(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
         (task, setting, sweep.outcome(task, "trials", setting)) for task in sweep.tasks for setting in sweep.settings
     ]
     return {
-        "weights": json.loads((sweep.folder / WEIGHTS_FILE).read_text()),
+        "weights": read_start(sweep.folder / WEIGHTS_FILE),
         "sweep": "shared" if sweep.is_shared else "per_task",
         "trials": [
             {
