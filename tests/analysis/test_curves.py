@@ -44,6 +44,12 @@ def test_curves_hold_what_was_written(here):
     assert [axes.get_ylabel() for axes in (loss, accuracy, rate)] == ["loss", "accuracy (%)", "learning rate"]
 
 
+def test_values_that_axes_cannot_hold_are_not_drawn():
+    values = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 3e38)
+    log = RunLog("x", {}, [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)])
+    assert [values.tolist() for values in log.curve("test_loss")] == [[6], [3e38]]
+
+
 @pytest.mark.parametrize(
     ("axis", "positions", "label"),
     [

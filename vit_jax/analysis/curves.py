@@ -17,6 +17,7 @@ from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read
 MOST_LETTERS = 60  # of a run's name in a legend
 MOST_MINUTES = 180  # on an axis of time, before it has hours
 LEGEND_COLUMNS = 3
+LARGEST = float(np.finfo(np.float32).max)  # axes overflow for larger values of float64
 MOST_MARKED = 40  # points of a curve that are drawn as points too
 
 
@@ -45,8 +46,8 @@ class RunLog:
         return {name: value for line in self.lines for name, value in line.items()}
 
     def curve(self, metric: str) -> Curve:
-        """A metric, where it was written as a finite number."""
-        found = [(line["step"], line[metric]) for line in self.lines if math.isfinite(line.get(metric, math.nan))]
+        """Return a metric where it was written as a finite number of float32, as metrics are."""
+        found = [(line["step"], line[metric]) for line in self.lines if abs(line.get(metric, math.nan)) <= LARGEST]
         steps, values = zip(*found, strict=True) if found else ((), ())
         return Curve(np.array(steps, float), np.array(values, float))
 
