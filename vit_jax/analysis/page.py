@@ -1,10 +1,8 @@
 """A run as one HTML page that needs no other file and no network: curves, answers, pictures, cost, config."""
 
 import base64
-import csv
 import dataclasses
 import html
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -152,7 +150,7 @@ def _answers(evaluation: Evaluation, model: Model) -> Iterator[str]:
     if isinstance(evaluation, ClassEvaluation) and (found := evaluation.confused(MOST_CONFUSED)):
         confused = [(one["class"], one["answer"], one["images"], one["of"]) for one in found]
         yield _table(("class", "taken for", "images", "of"), confused)
-    header, *rows = csv.reader(io.StringIO(evaluation.to_csv()))
+    header, *rows = evaluation.table()
     yield _folded("every class", _table(header, rows))
 
 

@@ -94,13 +94,16 @@ class Scores:
             yield dict(zip(per_class._fields, row, strict=True))
 
     def to_csv(self, class_names: Sequence[str]) -> str:
-        """A line for each class: name and figures; empty cells for what is not a number."""
+        """Return `table` as CSV."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["class", *PerClass._fields])
-        for name, (images, *figures) in zip(class_names, (row.values() for row in self.rows()), strict=True):
-            writer.writerow([name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)])
+        csv.writer(text, lineterminator="\n").writerows(self.table(class_names))
         return text.getvalue()
+
+    def table(self, class_names: Sequence[str]) -> Iterator[list[Any]]:
+        """Yield the header and a row for each class: its name and figures, which are empty where they are NaN."""
+        yield ["class", *PerClass._fields]
+        for name, (images, *figures) in zip(class_names, (row.values() for row in self.rows()), strict=True):
+            yield [name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)]
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Images of each class, (K,): answered rightly, answered, and true."""

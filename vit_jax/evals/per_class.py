@@ -8,7 +8,7 @@ Legend: L classes of the data, K outputs, A of them that may be answers, N image
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,14 +94,20 @@ class Tally:
         return [(int(labels[i]), int(self.answer_A[places[i]]), int(counts[i])) for i in order]
 
     def to_csv(self, class_names: Sequence[str], listed: Sequence[int]) -> str:
-        """A line for each listed class: name, images, right ones, accuracies with intervals; empty without images."""
+        """Return `table` as CSV."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        csv.writer(text, lineterminator="\n").writerows(self.table(class_names, listed))
+        return text.getvalue()
+
+    def table(self, class_names: Sequence[str], listed: Sequence[int]) -> Iterator[list[Any]]:
+        """Yield the header and a row for each listed class.
+
+        Columns are the name, images, right ones, and accuracies with intervals, which are empty without images.
+        """
         accuracies = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
-        writer.writerow(["class", "images", "top1_correct", *accuracies])
+        yield ["class", "images", "top1_correct", *accuracies]
         for number in listed:
             images, counts = int(self.images_L[number]), (int(self.top1_L[number]), int(self.top5_L[number]))
             shares = [(count / images, *wilson(count, images)) if images else ("", "", "") for count in counts]
             cells = [f"{share:.6f}" if images else "" for triple in shares for share in triple]
-            writer.writerow([class_names[number], images, counts[0], *cells])
-        return text.getvalue()
+            yield [class_names[number], images, counts[0], *cells]

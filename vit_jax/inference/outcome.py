@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.evals.multilabel import Scores
@@ -62,7 +62,11 @@ class Evaluation:
         raise NotImplementedError
 
     def to_csv(self) -> str:
-        """The table of the classes."""
+        """Return the table of the classes as CSV."""
+        raise NotImplementedError
+
+    def table(self) -> Iterator[list[Any]]:
+        """Yield the header and the rows of the table of the classes."""
         raise NotImplementedError
 
 
@@ -102,6 +106,9 @@ class ClassEvaluation(Evaluation):
 
     def to_csv(self) -> str:
         return self.tally.to_csv(self.labelled.source.class_names, self.labelled.key.listed.tolist())
+
+    def table(self) -> Iterator[list[Any]]:
+        return self.tally.table(self.labelled.source.class_names, self.labelled.key.listed.tolist())
 
     def confused(self, most: int) -> list[dict[str, Any]]:
         """The most frequent mistakes: images of "class", of so many, whose first answer was "answer"."""
@@ -151,6 +158,9 @@ class MultilabelEvaluation(Evaluation):
 
     def to_csv(self) -> str:
         return self.tally.to_csv(self.labelled.source.class_names)
+
+    def table(self) -> Iterator[list[Any]]:
+        return self.tally.table(self.labelled.source.class_names)
 
 
 def to_json(values: Mapping[str, Any]) -> str:
