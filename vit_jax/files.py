@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import os
 import pathlib
@@ -58,7 +59,7 @@ MAX_JSON_BYTES = 2**26
 MAX_JSON_DEPTH = 64  # recursive code handles this many levels
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file for reading. A device would be read without end, and a pipe would be waited for.
 
     Raises:
