@@ -30,7 +30,9 @@ def test_fewshot(words):
     assert len(dataset["1"]["seeds"]) == 2
     assert dataset["1"]["test_images"] == 21
     text = succeed(["fewshot", *words, "--shots=2", "--sampling=first", "--l2=1,100"])
-    assert "the best of 2" in text
+    assert "the best mean accuracy of 2" in text
+    text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
+    assert "the best mean rank of 2" in text
 
 
 def test_probe_knn_and_features(words, tmp_path):

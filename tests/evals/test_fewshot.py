@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.evals.features import Features
-from vit_jax.evals.fewshot import FewShot, FewShotEvaluator, best_l2, choose_examples, few_shot, spread
+from vit_jax.evals.fewshot import FewShot, FewShotEvaluator, FewShotResult, choose_examples, choose_l2, few_shot, spread
 
 LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and three images
 
@@ -63,14 +63,53 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
         few_shot(FewShot(), nothing, test, 3)
 
 
-def test_one_penalty_for_all_datasets():
-    """The best mean over datasets, not the best of one."""
-    protocol = FewShot(shots=(1,), seeds=(0,), l2=(1.0, 2.0))
-    results = [
-        type("Result", (), {"of": staticmethod(lambda shots, l2, values=values: np.array([values[l2]]))})
-        for values in ({1.0: 0.9, 2.0: 0.8}, {1.0: 0.5, 2.0: 0.7})
+# Hand-made accuracies of three datasets at penalties 1, 10 and 100, for 1 shot and for 5. The mean prefers a penalty
+# that is far ahead on one dataset, the mean rank one that is ahead on most.
+PENALTIES = (1.0, 10.0, 100.0)
+ACCURACIES = {
+    1: [(0.10, 0.20, 0.90), (0.60, 0.62, 0.61), (0.40, 0.45, 0.41)],
+    5: [(0.93, 0.92, 0.20), (0.71, 0.70, 0.72), (0.81, 0.80, 0.82)],
+}
+
+
+def table_results():
+    """One result for each dataset of `ACCURACIES`; two seeds lie symmetrically around each accuracy."""
+    return [
+        FewShotResult(
+            {
+                (shots, seed, l2): value
+                for shots, rows in ACCURACIES.items()
+                for l2, mean in zip(PENALTIES, rows[dataset], strict=True)
+                for seed, value in enumerate((mean - 0.05, mean + 0.05))
+            },
+            num_test=100,
+            short={},
+        )
+        for dataset in range(3)
     ]
-    assert best_l2(results, protocol, 1) == 2.0
+
+
+def test_mean_accuracy_chooses_one_penalty_at_the_most_shots():
+    """The best mean over datasets, not the best of one. Means of 5 shots: 0.817, 0.807, 0.580."""
+    protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES)
+    assert choose_l2(table_results(), protocol) == {1: 1.0, 5: 1.0}
+
+
+def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
+    """Ranks by hand, 0 for the lowest. 1 shot: 012, 021, 021, sums 0 5 4. 5 shots: 210, 102, 102, sums 4 1 4."""
+    protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES, penalty_choice="mean_rank")
+    found = choose_l2(table_results(), protocol)
+    assert found == {1: 10.0, 5: 1.0}  # of equal sums the first penalty given
+    accuracies = np.array([ACCURACIES[shots] for shots in (1, 5)])  # (shots, datasets, penalties)
+    below_SDL = (accuracies[..., None, :] < accuracies[..., :, None]).sum(-1)  # a rank, counted
+    assert list(found.values()) == [PENALTIES[k] for k in below_SDL.mean(1).argmax(-1)]
+
+
+def test_mean_rank_of_equal_accuracies_follows_the_order_given():
+    """As in scenic, where two argsorts make the ranks: the later of equal penalties has the higher rank."""
+    result = FewShotResult({(1, 0, l2): 0.5 for l2 in (100.0, 1.0, 10.0)}, num_test=2, short={})
+    protocol = FewShot(shots=(1,), seeds=(0,), l2=(100.0, 1.0, 10.0), penalty_choice="mean_rank")
+    assert choose_l2([result, result], protocol) == {1: 10.0}
 
 
 def test_evaluator_yields_mean_and_spread():
@@ -93,6 +132,8 @@ def test_evaluator_yields_mean_and_spread():
         ({"l2": (0.0,)}, "positive"),
         ({"sampling": "last"}, "random or first"),
         ({"sampling": "first"}, "seeds=.*without effect"),
+        ({"penalty_choice": "median", "l2": (1.0, 2.0)}, "penalty_choice='median'.*mean_accuracy or mean_rank"),
+        ({"penalty_choice": "mean_rank"}, "penalty_choice='mean_rank'.*one penalty.*Give several"),
     ],
 )
 def test_refuses(options, message):

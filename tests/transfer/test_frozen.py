@@ -62,11 +62,16 @@ def test_few_shot_table():
     assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
 
 
-def test_one_penalty_is_chosen_for_all():
-    protocol = FewShot(shots=(2,), seeds=(0,), l2=(1e-3, 1.0), sampling="first")
+@pytest.mark.parametrize("choice", ["mean_accuracy", "mean_rank"])
+def test_penalties_are_chosen_for_all_datasets(choice):
+    protocol = FewShot(shots=(1, 2), seeds=(0,), l2=(1e-3, 1e6), sampling="first", penalty_choice=choice)
     table = run_few_shot([pair("first", BALANCED, BALANCED)], Found(), protocol)
-    assert table.to_dict()["l2_used"] in (1e-3, 1.0)
-    assert "the best of 2 over these datasets" in table.to_text()
+    found = table.to_dict()
+    assert set(found["l2_used"]) == {"1", "2"}
+    for shots, l2 in found["l2_used"].items():
+        result = found["datasets"]["first"][shots]
+        assert result["mean"] == result["mean_by_l2"][f"{l2:g}"]
+    assert f"the best {choice.replace('_', ' ')} of 2 over these datasets" in table.to_text()
 
 
 def test_probes():

@@ -49,6 +49,7 @@ _DATA = CHECKPOINT | {
         "[--shots=1,5,10,25]": "training images of each class",
         "[--seeds=0,1,2]": "of the choices of images, over which results are averaged",
         "[--l2=1024]": "penalties",
+        "[--penalty_choice=mean_accuracy|mean_rank]": "rule that selects one of several penalties: ours, or scenic's",
         "[--sampling=random|first]": "which images of a class are taken",
     }
     | _ON_PAIRS,
@@ -67,6 +68,8 @@ def fewshot(given: Given) -> None:
         chosen |= {name: wholes(options, name, lowest)} if name in options else {}
     if "l2" in options:
         chosen["l2"] = tuple(positive(options, "l2", text) for text in options["l2"].split(","))
+    if "penalty_choice" in options:
+        chosen["penalty_choice"] = options["penalty_choice"]
 
     from vit_jax.evals.fewshot import FewShot
 

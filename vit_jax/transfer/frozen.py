@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.data.records import few
 from vit_jax.evals.features import Features, notes_on
-from vit_jax.evals.fewshot import FewShot, FewShotResult, best_l2, choose_examples, few_shot, spread
+from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
 from vit_jax.evals.intervals import wilson
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
@@ -31,49 +31,52 @@ def features_of(pair: Pair, extractor: Extractor) -> tuple[Features, Features, l
 
 @dataclasses.dataclass(frozen=True)
 class FewShotTable:
-    """Few-shot accuracies of several datasets: by name, with the penalty that was chosen for all of them."""
+    """Few-shot accuracies of several datasets by name, and the penalty of each number of shots, chosen for all."""
 
     protocol: FewShot
     results: dict[str, FewShotResult]
-    l2: float
+    l2: Mapping[int, float]
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: per dataset and number of shots the accuracy of each seed, their mean and spread."""
         datasets = {
             name: {
-                str(shots): _summary(result.of(shots, self.l2))
+                str(shots): _summary(result.of(shots, self.l2[shots]))
                 | {"test_images": result.num_test, "mean_by_l2": self._means(result, shots)}
                 for shots in self.protocol.shots
             }
             for name, result in self.results.items()
         }
         average = {str(shots): self._average(shots) for shots in self.protocol.shots}
-        return {**dataclasses.asdict(self.protocol), "l2_used": self.l2, "datasets": datasets, "average": average}
+        l2_used = {str(shots): l2 for shots, l2 in self.l2.items()}
+        return {**dataclasses.asdict(self.protocol), "l2_used": l2_used, "datasets": datasets, "average": average}
 
     def to_text(self) -> str:
         """A line for each dataset and number of shots, and the averages over the datasets."""
         lines = [f"{'data':<24} {'shots':>5} {'accuracy':>9} {'spread':>7}  seeds"]
         for name, result in self.results.items():
             for shots in self.protocol.shots:
-                values = result.of(shots, self.l2)
+                values = result.of(shots, self.l2[shots])
                 seeds = " ".join(f"{value:.2%}" for value in values)
                 lines.append(f"{name:<24} {shots:>5} {values.mean():>9.2%} {spread(values):>7.2%}  {seeds}")
         if len(self.results) > 1:
             lines += [f"{'average':<24} {shots:>5} {self._average(shots):>9.2%}" for shots in self.protocol.shots]
         if len(self.protocol.l2) > 1:
-            lines.append(f"penalty {self.l2:g}, the best of {len(self.protocol.l2)} over these datasets")
+            used = ", ".join(f"{l2:g} for {shots} shots" for shots, l2 in self.l2.items())
+            rule = self.protocol.penalty_choice.replace("_", " ")
+            lines.append(f"penalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets")
         return "\n".join(lines)
 
     def _means(self, result: FewShotResult, shots: int) -> dict[str, float]:
         return {f"{l2:g}": float(result.of(shots, l2).mean()) for l2 in self.protocol.l2}
 
     def _average(self, shots: int) -> float:
-        return float(np.mean([result.of(shots, self.l2).mean() for result in self.results.values()]))
+        return float(np.mean([result.of(shots, self.l2[shots]).mean() for result in self.results.values()]))
 
 
 def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot) -> FewShotTable:
-    """Few-shot evaluation of every dataset; of several penalties one is chosen for all, by the most shots."""
+    """Evaluate every dataset with few shots. Of several penalties `choose_l2` selects those used for all datasets."""
     results, notes = {}, []
     for pair in pairs:
         train, test, found = features_of(pair, extractor)
@@ -84,7 +87,7 @@ def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot)
                 names = few([pair.train.class_names[k] for k in classes])
                 notes.append(f"{pair.name}: fewer than {shots} images of {names}; those there are are used.")
         results[pair.name] = result
-    return FewShotTable(protocol, results, best_l2(list(results.values()), protocol, max(protocol.shots)), notes)
+    return FewShotTable(protocol, results, choose_l2(list(results.values()), protocol), notes)
 
 
 Classifier = LogisticClassifier | LinearClassifier
