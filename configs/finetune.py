@@ -1,8 +1,9 @@
 """Fine-tuning as in ViT, Table 4 and App. B.1.1, for weights in any format; BiT-HyperRule for ResNets; own images.
 
-The paper names neither warm-up nor crop: 500, 100 and 200 steps, the inception crop and a plain resize for testing are
-those of the released code. ImageNet at 512 and 518 pixels with a Polyak average is the paper's Table 2; everything else
-is trained at 384 without.
+The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
+(`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images
+with a short side of 448: `test_resize=short_side`. ImageNet at 512 and 518 pixels with a Polyak average is the paper's
+Table 2; everything else is trained at 384 without.
 """
 
 import dataclasses
@@ -92,16 +93,21 @@ FOLLOWED = {  # how often a run is looked at and saved
     "logging": LoggingConfig(every=Duration("0.01 fraction")),
 }
 CROPS = ("inception", "resize", "resize_short_side")
+TEST_RESIZES = ("direct", "short_side")
+RULES = ("paper", "bit", "quick")
 
 
 def get_config(argument: str = "") -> FinetuneConfig:
-    """Argument: MODEL,TASK[,rule=paper|bit|quick][,crop=…][,image_size=N][,examples=N].
+    """Argument: MODEL,TASK[,rule=paper|bit|quick][,crop=…][,image_size=N][,examples=N][,test_resize=direct|short_side].
 
     MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
     rule on own data. "quick" is the paper's rule with the rate 0.01 instead of a search: one run in the place of five.
     """
-    chosen = parse_argument(argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0)
-    for name, allowed in (("task", tuple(TASKS)), ("rule", ("paper", "bit", "quick")), ("crop", (*CROPS, ""))):
+    chosen = parse_argument(
+        argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0, test_resize=""
+    )
+    choices = {"task": tuple(TASKS), "rule": RULES, "crop": (*CROPS, ""), "test_resize": (*TEST_RESIZES, "")}
+    for name, allowed in choices.items():
         if chosen[name] not in allowed:
             raise ValueError(f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}.")
     if chosen["model"] != "any":
@@ -136,8 +142,9 @@ def get_config(argument: str = "") -> FinetuneConfig:
 
 def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
     """BiT-HyperRule (Big Transfer): steps, resolution and mixup by the size of the dataset and of its images."""
-    if chosen["crop"]:
-        raise ValueError(f"crop={chosen['crop']} has no effect with rule=bit, whose crop is resize.")
+    for name, fixed in (("crop", "resize"), ("test_resize", "direct")):
+        if chosen[name]:
+            raise ValueError(f"{name}={chosen[name]} has no effect with rule=bit, whose {name} is {fixed}.")
     num_examples = chosen["examples"] or task.num_examples
     if not num_examples:
         raise ValueError("rule=bit goes by the number of training images: add examples=N.")
@@ -181,12 +188,15 @@ def adapted(model: str, pixels: int) -> AdaptConfig:
 def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int) -> InputConfig:
     """Square images; random crops from images a little larger, or inception crops."""
     crop = chosen["crop"] or task.crop
+    test_resize = chosen["test_resize"] or "direct"
+    cropped = {} if test_resize == "direct" else {"test_crop_fraction": 384 / 448}
     return InputConfig(
         train_split=task.train_split,
         test_split=task.test_split,
         image_size=(pixels, pixels),
         train_crop=crop,
         train_resize_pixels=None if crop == "inception" else resize_pixels,
-        test_resize="direct",
+        test_resize=test_resize,
+        **cropped,
         exif_orientation=chosen["task"] == "own",
     )

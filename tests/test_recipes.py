@@ -131,6 +131,11 @@ def test_arguments_of_fine_tuning() -> None:
     for crop, pixels in (("inception", None), ("resize", 448), ("resize_short_side", 448)):
         inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
         assert (inputs.train_crop, inputs.train_resize_pixels) == (crop, pixels)
+    for pixels in (384, 224):
+        recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
+        cropped = load(f"{recipe},test_resize=short_side").input
+        assert (cropped.test_resize, cropped.test_crop_fraction) == ("short_side", 384 / 448)  # big_vision's
+        assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
     assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
 
@@ -163,6 +168,8 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
         ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),
+        ("finetune.py:ViT-B/16,pets,test_resize=crop", "test_resize='crop'", "direct, short_side"),
+        ("finetune.py:R50x1,pets,rule=bit,test_resize=direct", "test_resize=direct", "no effect.*rule=bit"),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
         ("pretrain_own.py:ViT-Ti/16,examples=200000", "examples=200000", "1 to 100,000.*pretrain_imagenet1k"),
         ("digits_transfer.py:tune", "stage='tune'", "pretrain, untrained, finetune, scratch"),
