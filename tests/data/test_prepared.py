@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax.data import images, jpeg, prepared
 from vit_jax.data.files import image_files
@@ -25,7 +26,11 @@ def folder(make_folder):
 
 def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
     copy = tmp_path / "copy"
-    assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {"reduced": 2, "copied": 2}
+    assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {
+        "reduced": 2,
+        "copied": 2,
+        "unreadable": 0,
+    }
     before, after = (open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy))
     assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]  # so the hold-out is the same
     assert before.class_names == after.class_names
@@ -48,7 +53,7 @@ def test_an_interrupted_copy_goes_on(folder, tmp_path):
     prepared.prepare_folder(folder, copy, short_side=60)
     (copy / "a/small.png").rename(copy / "a/.small.png.1f.tmp")  # as a kill before the rename leaves it
     assert len(image_files(str(copy))) == 3
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1}
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 0}
     assert len(image_files(str(copy))) == 4
 
 
@@ -71,9 +76,60 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     prepare_before("rename")
     prepare_before("replace")
     prepared.prepare_folder(folder, copy, short_side=60)
-    assert kinds[1] == {"reduced": 2, "copied": 2}
+    assert kinds[1] == {"reduced": 2, "copied": 2, "unreadable": 0}
     assert len(image_files(str(copy))) == 4
     assert list(copy.glob("**/.*")) == []
+
+
+def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
+    """What cannot be opened is skipped, named, and copied once it can; what no JPEG can hold is copied."""
+    missing = tmp_path / "elsewhere.png"
+    (folder / "a/dangling.png").symlink_to(missing)
+    (folder / "b/loop.jpg").symlink_to("loop.jpg")
+    (folder / "b/sparse.jpg").touch()
+    os.truncate(folder / "b/sparse.jpg", 60 * 10**9)
+    wide = cv2.imencode(".png", np.zeros((61, 70_000, 3), np.uint8))[1].tobytes()
+    (folder / "b/wide.png").write_bytes(wide)
+    copy = tmp_path / "copy"
+    counts = prepared.prepare_folder(folder, copy, short_side=60)
+    assert counts == {"reduced": 2, "copied": 3, "unreadable": 3}
+    assert (copy / "b/wide.png").read_bytes() == wide
+    assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == [
+        *("broken.jpg", "photo.png", "prepared.json", "small.png", "tall.jpg", "wide.png")
+    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(folder / "a/dangling.png") in message
+    assert str(folder / "b/loop.jpg") in message
+    assert str(folder / "b/sparse.jpg") in message
+    missing.write_bytes(wide)
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 2}
+
+
+def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
+    words = ["prepare", f"folder:{folder}", f"--output={tmp_path / 'copy'}", "--short_side=60"]
+    assert run(words).code == 0
+    (folder / "a/dangling.png").symlink_to(tmp_path / "elsewhere.png")
+    outcome = run(words)
+    assert (outcome.code, "1 cannot be read" in outcome.out) == (1, True)
+
+
+def test_an_output_that_cannot_be_written(folder, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with rejects(str(tmp_path / "file/copy"), "cannot be written"):
+        prepared.prepare_folder(folder, tmp_path / "file/copy", short_side=60)
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60)
+    (copy / "b").rename(copy / "elsewhere")
+    (copy / "b").write_bytes(b"")
+    with rejects(str(copy / "b"), "cannot be written"):
+        prepared.prepare_folder(folder, copy, short_side=60)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"short_side": 60}', '{"short_side": "60", "quality": 90}'])
+def test_a_damaged_description(folder, text):
+    (folder / prepared.DESCRIPTION).write_text(text)
+    with rejects(str(folder / prepared.DESCRIPTION), "short_side.*quality|not JSON"):
+        prepared.preparation(f"folder:{folder}")
 
 
 def test_rejections(folder, tmp_path):
@@ -90,13 +146,6 @@ def test_rejections(folder, tmp_path):
     prepare(folder, tmp_path / "copy")
     with rejects(str(tmp_path / "copy"), "'short_side': 61"):
         prepare(folder, tmp_path / "copy", short_side=61)
-
-
-def test_a_file_that_cannot_be_read_is_named(folder, tmp_path):
-    (folder / "a/large.png").touch()
-    os.truncate(folder / "a/large.png", 60 * 10**9)
-    with rejects("a/large.png", "larger than.*Move it"):
-        prepared.prepare_folder(folder, tmp_path / "copy", short_side=60)
 
 
 @pytest.mark.parametrize("content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000])

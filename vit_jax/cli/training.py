@@ -240,7 +240,8 @@ _OF_FOLDER = {
 def prepare(given: Given) -> None:
     """Write a TFDS dataset as ArrayRecord files, once, or a smaller copy of an image folder.
 
-    The copy is read several times faster. It needs --short_side= and --output=, which are for folders only.
+    The copy is read several times faster. It needs --short_side= and --output=, which are for folders only. Images that
+    cannot be read are skipped; then the exit code is 1.
     """
     from vit_jax.data.folder import folder_of
 
@@ -265,7 +266,12 @@ def prepare(given: Given) -> None:
     if quality > 100:
         raise UsageError(f"--quality={quality}: must be a whole number from 1 to 100.")
     counts = prepare_folder(folder, output, short_side=whole(options, "short_side"), quality=quality)
-    print(f"{output}: {counts['reduced']:,} images made smaller, {counts['copied']:,} copied as they are")
+    unreadable = f", {counts['unreadable']:,} cannot be read" if counts["unreadable"] else ""
+    print(f"{output}: {counts['reduced']:,} images made smaller, {counts['copied']:,} copied as they are{unreadable}")
+    if unreadable:
+        from vit_jax.hosts import exits
+
+        sys.exit(exits.FAILED)
 
 
 @verb(

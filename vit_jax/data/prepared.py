@@ -7,16 +7,17 @@ above it. Which size and quality they have stands in a file beside them.
 import concurrent.futures
 import functools
 import json
+import logging
 import os
 from pathlib import Path
 
 import cv2
-import numpy as np
 
 from vit_jax.data.files import image_files, read_file
 from vit_jax.data.folder import folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
+from vit_jax.data.records import few
 from vit_jax.data.workers import available_cores
 from vit_jax.files import make_folder, read_json, write_atomically
 
@@ -27,18 +28,18 @@ _UNIT = 16  # height and width of the blocks that are coded together, with colou
 
 
 def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int = QUALITY) -> dict[str, int]:
-    """Writes a copy of an image folder with the same names, classes and splits; goes on where it was interrupted.
+    """Write a copy of an image folder with the same names, classes and splits; continue an interrupted copy.
 
     An image whose short side is not longer than `short_side`, or that cannot be decoded, is copied as it is. Of a
     larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name. It keeps the
-    orientation that its Exif data state.
+    orientation that its Exif data state. A file that cannot be opened is skipped, and a warning names it.
 
     Returns:
-      How many images were made smaller and how many copied, in this call, as "reduced" and "copied".
+      How many images this call made smaller, copied, and could not open: "reduced", "copied" and "unreadable".
 
     Raises:
-      ValueError: there is no such folder, it has no images, or `output` is inside it or holds another copy; a file
-        cannot be read.
+      ValueError: there is no such folder, it has no images, or `output` is inside it, holds another copy or cannot be
+        written.
     """
     files = image_files(str(folder)) if folder.is_dir() else []
     if not files:
@@ -53,23 +54,30 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as threads:
         done = list(threads.map(make, files))
-    return {kind: done.count(kind) for kind in ("reduced", "copied")}
+    counts = {kind: done.count(kind) for kind in ("reduced", "copied", "unreadable")}
+    if counts["unreadable"]:
+        names = [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]
+        logging.getLogger(__name__).warning(
+            "%d images cannot be read and are not in the copy: %s. Repair them and repeat the command.",
+            len(names),
+            few(names),
+        )
+    return counts
 
 
 def description_of(folder: Path) -> dict[str, int] | None:
-    """Return the "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of.
+    """Return "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of.
 
     Raises:
-      ValueError: the file that states them has another structure.
+      ValueError: the file that states them is damaged.
     """
-    for place in (folder, folder.parent):
-        if (file := place / DESCRIPTION).is_file():
-            found = read_json(file, MAX_DESCRIPTION_BYTES)
-            if not isinstance(found, dict) or not all(
-                type(found.get(name)) is int for name in ("short_side", "quality")
-            ):
-                raise ValueError(f"{file}: must be an object with the numbers short_side and quality. Delete it.")
-            return found
+    for file in (folder / DESCRIPTION, folder.parent / DESCRIPTION):
+        if not file.is_file():
+            continue
+        found = read_json(file, MAX_DESCRIPTION_BYTES)
+        if not (isinstance(found, dict) and all(type(found.get(name)) is int for name in ("short_side", "quality"))):
+            raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
+        return found
     return None
 
 
@@ -84,22 +92,26 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
     target = output / os.path.relpath(file, folder)
     if target.exists():
         return "done before"
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         stored = read_file(file)
-    except UnreadableImage as error:
-        raise ValueError(f"{file} cannot be copied: {error}. Move it out of the folder.") from error
-    try:
-        image: np.ndarray | None = decode(stored)
     except UnreadableImage:
-        image = None
-    is_reduced = False
-    if image is not None and min(image.shape[:2]) > short_side:
-        is_reduced = True
-        smaller = cv2.cvtColor(resize_to_cover(image, (short_side, short_side)), cv2.COLOR_RGB2BGR)
-        sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
-        restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
-        options = (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
-        stored = tagged(cv2.imencode(".jpg", smaller, options)[1].tobytes(), orientation_of(stored))
-    write_atomically(target, stored)
-    return "reduced" if is_reduced else "copied"
+        return "unreadable"
+    reduced = _reduced(stored, short_side, quality)
+    with make_folder(target.parent):
+        write_atomically(target, stored if reduced is None else reduced)
+    return "copied" if reduced is None else "reduced"
+
+
+def _reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
+    """Return the smaller image as JPEG; None for a small image, and for one that cannot be decoded or encoded."""
+    try:
+        image = decode(stored)
+    except UnreadableImage:
+        return None
+    if min(image.shape[:2]) <= short_side:
+        return None
+    smaller = cv2.cvtColor(resize_to_cover(image, (short_side, short_side)), cv2.COLOR_RGB2BGR)
+    sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
+    restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
+    is_encoded, file = cv2.imencode(".jpg", smaller, (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts))
+    return tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None  # no with more than 65,535 columns
