@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("references", "files", "tables"),
+    ("backend", "references", "files", "tables"),
     ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals", "weights"),

@@ -75,6 +75,7 @@ class CheckpointReader:
           ValueError: names or shapes differ from what is stored; differences are listed.
           DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
         """
+        jax.devices()  # a platform that does not start is no damage
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
         is_local = all(sharding is None or sharding.is_fully_addressable for sharding in shardings)
         restored, unchecked, problem = {}, {}, ""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import __version__
+from vit_jax.backend import BackendError, explained_backend
 from vit_jax.cli import analysis, planning, runs, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
@@ -25,7 +26,7 @@ _HELP = ("help", "--help", "-h")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one verb; a ValueError becomes one message and exit code 2.
+    """Run one verb; a ValueError becomes one message and exit code 2, devices that do not start exit code 1.
 
     Ctrl-C and a closed output end it with the exit codes of a shell, unless the verb handles them.
     """
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
         sys.exit(128 + signal.SIGPIPE)
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, BackendError) as error:
         if os.environ.get("VIT_JAX_TRACEBACK"):
             raise
         fail(str(error), 2 if isinstance(error, ValueError) else 1)
@@ -59,7 +60,8 @@ def _run(words: Sequence[str]) -> None:
     elif not {"--help", "-h"}.isdisjoint(rest):
         print(_find(verb).help(), end="")
     else:
-        _find(verb)(rest)
+        with explained_backend():
+            _find(verb)(rest)
 
 
 def _overview() -> str:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import vit_jax
+from vit_jax.backend import plugins
 from vit_jax.data.workers import SHARED_MEMORY, available_cores
 from vit_jax.train.overview import PACKAGES
 
@@ -46,8 +47,8 @@ def versions() -> Finding:
     """Python and packages; plugins of JAX are of its own version."""
     own = f"vit_jax {vit_jax.__version__}, Python {platform.python_version()}"
     found = ", ".join([own, *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)])
-    plugins = {name: version for name, version in _plugins().items() if name != "libtpu"}
-    wrong = [f"{name} {version}" for name, version in plugins.items() if version != jax.lib.__version__]
+    of_jax = {name: version for name, version in plugins().items() if name != "libtpu"}
+    wrong = [f"{name} {version}" for name, version in of_jax.items() if version != jax.lib.__version__]
     remedy = f"{', '.join(wrong)} is not of jaxlib {jax.lib.__version__}: pip install --upgrade 'jax[cuda]'"
     return Finding("versions", found, remedy if wrong else "")
 
@@ -57,20 +58,19 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
 
     `root` is that of the file system.
     """
-    plugins, backend, chosen = _plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
+    installed, backend, chosen = plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
     gpus, has_tpu = _gpus(), _has_tpu(root)
     if not gpus and not has_tpu:
         return Finding("driver", f"neither GPU nor TPU; JAX computes on: {backend}")
     kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
     found = f"NVIDIA {gpus[0][0]}, {len(gpus)} x {gpus[0][1]}" if gpus else "TPU"
-    found += "".join(f", {name} {version}" for name, version in plugins.items() if extra in name)
-    if remedy := _too_old(gpus[0][0], plugins) if gpus else "":
+    found += "".join(f", {name} {version}" for name, version in installed.items() if extra in name)
+    if remedy := _too_old(gpus[0][0], installed) if gpus else "":
         return Finding("driver", found, remedy)
     if backend == kind or chosen:
         return Finding("driver", f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
-    installed = any(extra in name for name in plugins)
     remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
-    if not installed:
+    if not any(extra in name for name in installed):
         remedy = f"pip install 'vit_jax[{extra}]'; then start again"
     return Finding("driver", f"{found}; JAX computes on: {backend}", remedy)
 
@@ -135,14 +135,6 @@ def _product(matrix: jax.Array) -> jax.Array:
     return jnp.matmul(matrix, matrix)
 
 
-def _plugins() -> dict[str, str]:
-    """Versions of what JAX uses accelerators by."""
-    given = (distribution.name or "" for distribution in importlib.metadata.distributions())  # None: it is damaged
-    names = {name.lower().replace("_", "-") for name in given}
-    found = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
-    return {name: importlib.metadata.version(name) for name in found}
-
-
 def _gpus() -> list[tuple[str, str]]:
     """Driver and name of each GPU that the driver shows."""
     try:
@@ -153,11 +145,11 @@ def _gpus() -> list[tuple[str, str]]:
     return [(version, name) for version, _, name in pairs]
 
 
-def _too_old(version: str, plugins: dict[str, str]) -> str:
+def _too_old(version: str, installed: dict[str, str]) -> str:
     """What to do about a driver that is older than the CUDA release of JAX's plugin needs."""
     for release, least in LEAST_DRIVERS.items():
         number = version.partition(".")[0]
-        if f"jax-cuda{release}-plugin" in plugins and number.isdecimal() and int(number) < least:
+        if f"jax-cuda{release}-plugin" in installed and number.isdecimal() and int(number) < least:
             return f"JAX for CUDA {release} needs driver {least} or newer: update it, or ask who runs the machine to"
     return ""
 

@@ -19,6 +19,7 @@ from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.backend import explained_backend
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
 from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
@@ -121,7 +122,8 @@ def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
       *orderly: exceptions that all processes raise together and that are not errors.
     """
     try:
-        yield
+        with explained_backend():
+            yield
     except orderly:
         raise
     except BaseException as error:
