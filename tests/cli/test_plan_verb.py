@@ -57,8 +57,8 @@ def test_search():
         (["--topology=h100:4", "--search", "--hlo=x.txt"], "--hlo.*--search"),
         (["--topology=v5e:2x2", "--arithmetic", "--hlo=x.txt"], "--hlo.*--arithmetic"),
         (["--topology=h100:4", "--hlo=x.txt"], "--hlo=x.txt.*compilers for GPUs"),
-        (["--topology=v5e:2x2", "--hlo=no/such/folder/x.txt"], "--hlo=no/such/folder/x.txt.*existing folder"),
-        (["--topology=v5e:2x2", "--hlo=."], "--hlo=.*existing folder"),
+        (["--topology=v5e:2x2", "--hlo=no/such/folder/x.txt"], "--hlo=no/such/folder/x.txt.*is no folder"),
+        (["--topology=v5e:2x2", "--hlo=."], "--hlo=.*is a folder"),
     ],
 )
 def test_options_that_do_not_fit_each_other(words, rule, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from tests.weights.small_networks import RESNET, SQUARE, TRAINING, arrays_of, as
 from vit_jax import cli, pytree
 from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.files import WriteError
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.saving import OWN, describe_weights, save_weights
@@ -299,13 +301,17 @@ def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
     assert figures(out)["data"] == f"train of {data.removeprefix('--data=')}, 14 of 23 images"
 
 
-def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weights, here):
+def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weights, here, monkeypatch):
+    def full_disk(path, content):
+        raise WriteError(errno.ENOSPC, "No space left on device", str(path))
+
     data = write_classes(here / "images", [0] * 4 + [1] * 4, sample_pixels(8))
     (here / "images/ant/002.png").write_bytes(b"")
     words = ("evaluate", "w.npz", data, "--split=train", "--seed=1")
     code, out, _ = run(*words)
     assert (code, figures(out)["images"]) == (0, "5, and 1 that cannot be read")
-    code, out, err = run("evaluate", "w.npz", data, "--csv=nowhere/table.csv")
+    monkeypatch.setattr("vit_jax.cli.weights.write_atomically", full_disk)
+    code, out, err = run("evaluate", "w.npz", data, "--csv=table.csv")
     assert (code, figures(out)["images"]) == (2, "7, and 1 that cannot be read")  # the figures are not lost
     assert "table.csv cannot be written" in err
 

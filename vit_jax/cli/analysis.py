@@ -1,13 +1,13 @@
 """The verb inspect: pictures of a model."""
 
 import dataclasses
-import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.cli.model import CHECKPOINT, READING, open_model
+from vit_jax.cli.outputs import output_folder
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, whole
 from vit_jax.config.nearest import did_you_mean
@@ -50,12 +50,13 @@ def inspect(given: Given) -> None:
     names = _names(options.get("WHAT", "all"), list(KINDS))
     with_images = {name for name in names if KINDS[name].needs_images}
     _require_sense(options, names, needs_images=bool(with_images))
+    output = output_folder(options["output"])
     require_drawing()
     model, _ = open_model(options, needs_classes=False, needs_transform="images" in options)
     drawn = _available(model, names, options)
     if "heads" in drawn:
         chosen_heads(model, heads)
-    view, images, output = View(), options.get("images"), pathlib.Path(options["output"]).expanduser()
+    view, images = View(), options.get("images")
     if images is not None and with_images & {*drawn}:
         split, data_dir = options.get("split"), options.get("data_dir")
         view = read_view(model, images, split=split, data_dir=data_dir, num_images=numbers["num_images"])

@@ -2,10 +2,10 @@
 
 import math
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 
+from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, whole
 
@@ -35,6 +35,7 @@ def plan(given: Given) -> None:
     """
     options, overrides, _ = given
     _check_combination(options)
+    target = output_file(options["hlo"], "--hlo=") if "hlo" in options else None
     os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
     from vit_jax.config import load_recipe
     from vit_jax.files import write_atomically
@@ -65,9 +66,6 @@ def plan(given: Given) -> None:
         )
         _print("json" in options, found_to_json(found), found_to_text(found))
         return
-    target = pathlib.Path(options["hlo"]).expanduser() if "hlo" in options else None
-    if target is not None and (target.is_dir() or not target.parent.is_dir()):  # before minutes of compiling
-        raise UsageError(f"--hlo={target}: must be a file in an existing folder.")
     result = make_plan(config, topology, dataset, price_per_chip_hour=price, can_compile=can_compile)
     _print("json" in options, to_json(result), to_text(result))
     if target is None:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
+from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import ALLOW_CODE, verb
 from vit_jax.cli.words import Given, UsageError
 from vit_jax.files import printable
@@ -30,7 +31,9 @@ def plot(given: Given) -> None:
     from vit_jax.analysis import curves
     from vit_jax.files import write_atomically
 
-    output, form = drawing.output_of(options.get("output", "curves.png"))
+    name = options.get("output", "curves.png")
+    output, form = drawing.output_of(name)
+    output_file(name)
     asked = tuple(options["metrics"].split(",")) if "metrics" in options else curves.USUAL
     figure = curves.draw_curves(curves.read_runs(runs), asked, options.get("axis", "steps"))
     write_atomically(output, drawing.to_bytes(figure, form))
@@ -58,7 +61,7 @@ def report(given: Given) -> None:
     if idle := [f"--{name}" for name in _OF_DATA if name in options and "without_data" in options]:
         raise UsageError(f"{', '.join(idle)}: without effect with --without_data; leave it out.")
     numbers = limits(options)
-    output = pathlib.Path(options.get("output", "report.html")).expanduser()
+    output = output_file(options.get("output", "report.html"))
     folder = pathlib.Path(options["WORKDIR"]).expanduser().absolute()
 
     from vit_jax.analysis.curves import read_run

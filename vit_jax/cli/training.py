@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.verb import ALLOW_CODE, RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
 from vit_jax.files import printable_lines
@@ -198,6 +199,7 @@ def lr_range(given: Given) -> None:
     from vit_jax.files import write_atomically
 
     output, form = drawing.output_of(options["output"])
+    output_file(options["output"])
     config = load_recipe(options["config"], given.overrides)
 
     from vit_jax.train import range_test
@@ -260,7 +262,7 @@ def prepare(given: Given) -> None:
         return
     from vit_jax.data.prepared import QUALITY, prepare_folder
 
-    output = Path(options["output"]).expanduser()
+    output = output_folder(options["output"])
     options = {"quality": str(QUALITY)} | options
     quality = whole(options, "quality")
     if quality > 100:

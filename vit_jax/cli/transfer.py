@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_placed_model
+from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
@@ -177,9 +178,9 @@ def knn(given: Given) -> None:
 def features(given: Given) -> None:
     """The frozen features themselves, with labels and names, as a file."""
     options = given.options
-    output = pathlib.Path(options["output"]).expanduser()
-    if output.suffix != ".npz" or not output.parent.is_dir():
-        raise UsageError(f"--output={output}: must be a file that ends in .npz, in an existing folder.")
+    output = output_file(options["output"])
+    if output.suffix != ".npz":
+        raise UsageError(f"--output={options['output']}: must be a file that ends in .npz.")
     with _extracting(options, "own") as (extractor, choice, weights):
         from vit_jax.transfer.datasets import open_split
         from vit_jax.transfer.features import write_features

@@ -17,6 +17,7 @@ from vit_jax.cli.model import (
     open_model,
     weight_options,
 )
+from vit_jax.cli.outputs import output_file, output_folder, require_creatable
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
 from vit_jax.files import printable, write_atomically
@@ -68,6 +69,7 @@ def convert(given: Given) -> None:
 
 
 def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:
+    require_creatable(pathlib.Path(destination).expanduser().parent, destination)
     facts = weight_options(options)
 
     from vit_jax.checkpoint import SaveError
@@ -121,15 +123,18 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
     from vit_jax.inference import outcome, report
     from vit_jax.inference.evaluate import make_evaluate
 
-    folder = pathlib.Path(options["report"]).expanduser() if "report" in options else None
-    if folder is not None:
+    folder, table = None, None
+    if hosts.is_first():
+        folder = output_folder(options["report"], "--report=") if "report" in options else None
+        table = _csv_file(options)
+    if "report" in options:
         require_drawing()
     model, weights = load_placed_model(options)
     opened, absent = _open_evaluated(options, weights)
     evaluate = make_evaluate(model, **numbers)
     found = {}
     for name, labelled in opened.items():
-        if folder is not None and hosts.is_first():
+        if folder is not None:
             inside = folder / name if len(opened) > 1 else folder
             found[name] = report.write_report(inside, labelled, model, evaluate)
         else:
@@ -145,7 +150,7 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
         print(f"note: imagenet:{name} is not there: {printable(reason)}", file=sys.stderr)
     if "csv" in options:
         (evaluation,) = found.values()
-        _write_csv(options["csv"], evaluation.to_csv())
+        _write_csv(table, evaluation.to_csv())
 
 
 def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
@@ -175,13 +180,18 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
     return {"": open_labelled(data, weights, choice)}, {}
 
 
-def _write_csv(name: str, table: str) -> None:
-    """Names of images are written as the bytes that they are, to a file, or shown where that is "-"."""
+def _csv_file(options: Mapping[str, str]) -> pathlib.Path | None:
+    """Return the file of --csv=; None without one, and for "-", standard output."""
+    return None if options.get("csv", "-") == "-" else output_file(options["csv"], "--csv=")
+
+
+def _write_csv(path: pathlib.Path | None, table: str) -> None:
+    """Write a table to a file, with names of images as the bytes that they are, or to standard output."""
     encoded = table.encode("utf-8", "surrogateescape")
-    if name == "-":
+    if path is None:
         print(encoded.decode(errors="replace"), end="", flush=True)
     else:
-        write_atomically(pathlib.Path(name).expanduser(), encoded)
+        write_atomically(path, encoded)
 
 
 @verb(
@@ -207,6 +217,7 @@ def predict(given: Given) -> None:
     options, _, paths = given
     top = whole(options, "top") if "top" in options else None
     threshold = fraction(options, "threshold") if "threshold" in options else None
+    table = _csv_file(options)
     from vit_jax.data.files import list_images
 
     images = list_images(paths)
@@ -223,7 +234,7 @@ def predict(given: Given) -> None:
     if options.get("csv") != "-":
         print(to_json(found) if "json" in options else to_table(found))
     if "csv" in options:
-        _write_csv(options["csv"], to_csv(found))
+        _write_csv(table, to_csv(found))
     failed = [record["image"] for record in found if "error" in record]
     if failed:
         names = ", ".join(map(printable, failed))
@@ -258,6 +269,7 @@ def export(given: Given) -> None:
 
     from vit_jax.inference.export import export_onnx, export_stablehlo, require_free
 
+    output_file(output)
     require_free(output, kind, overwrite="overwrite" in options)
     model = _readable(*open_model(options))
     write = export_onnx if kind == "onnx" else export_stablehlo

@@ -1,0 +1,70 @@
+"""Outputs that cannot be written are rejected before anything is loaded."""
+
+import pathlib
+
+import pytest
+
+from tests.integration.commands import run
+from tests.rejections import rejects
+from vit_jax import cli
+from vit_jax.cli.outputs import output_file, output_folder
+
+WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
+OUTPUTS = {  # by verb, the words before the output, and the options that name a file or, with a slash, a folder
+    "lr-range": (["--config=no-such-recipe"], ["output=a.png"]),
+    "evaluate": ([WEIGHTS, "--data=digits"], ["csv=a.csv", "report=a/"]),
+    "predict": ([WEIGHTS, "."], ["csv=a.csv"]),
+    "export": ([WEIGHTS, "--to=stablehlo"], ["output=a.stablehlo"]),
+    "features": ([WEIGHTS, "--data=digits"], ["output=a.npz"]),
+    "plot": (["no-such-run"], ["output=a.png"]),
+    "report": (["no-such-run"], ["output=a.html"]),
+    "inspect": ([WEIGHTS], ["output=a/"]),
+    "prepare": (["folder:no-such-folder", "--short_side=8"], ["output=a/"]),
+    "plan": (["--config=no-such-recipe", "--topology=v5e:2x2"], ["hlo=a.txt"]),
+}
+CASES = [(verb, words, option) for verb, (words, options) in OUTPUTS.items() for option in options]
+
+
+def test_every_output_of_every_verb_is_listed_here():
+    names = ("output", "csv", "report", "hlo")
+    declared = {
+        (name, option)
+        for name, verb in cli.VERBS.items()
+        for form in verb.arguments
+        if (option := form.strip("[-]").partition("=")[0]) in names and "=" in form
+    }
+    assert declared == {(verb, option.partition("=")[0]) for verb, _, option in CASES}
+
+
+@pytest.mark.parametrize(("verb", "words", "option"), CASES)
+def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").touch()
+    name, _, output = option.partition("=")
+    for place in ("file", "/proc", "missing"):
+        outcome = run([verb, *words, f"--{name}={place}/{output.rstrip('/')}"])
+        if place == "missing" and output.endswith("/"):
+            assert not outcome.err.startswith(f"vit-jax: --{name}=")  # folders are made
+        else:
+            assert (outcome.code, outcome.err[: len(name) + 12]) == (2, f"vit-jax: --{name}="[: len(name) + 12])
+    assert sorted(path.name for path in pathlib.Path().iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "words", [["convert", WEIGHTS, "file/a.npz"], ["export", WEIGHTS, "--to=npz", "--output=/proc/a.npz"]]
+)
+def test_converted_weights(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").touch()
+    outcome = run(words)
+    assert outcome.code == 2
+    assert WEIGHTS not in outcome.err
+    assert words[-1].removeprefix("--output=") in outcome.err
+
+
+def test_nothing_is_left_behind(tmp_path):
+    assert output_file(str(tmp_path / "a.png")) == tmp_path / "a.png"
+    assert output_folder(str(tmp_path / "a/b")) == tmp_path / "a/b"
+    assert not list(tmp_path.iterdir())
+    with rejects(f"--csv={tmp_path}", "is a folder"):
+        output_file(str(tmp_path), "--csv=")
