@@ -1,6 +1,15 @@
-"""Tables in Markdown that are also read as they are."""
+"""Tables as text: Markdown that is also read as it is, and CSV that spreadsheets do not execute."""
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TextIO
+
+# What makes a spreadsheet take a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
+# is guarded as well, so that removing one quote restores every cell.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()) -> str:
@@ -13,3 +22,26 @@ def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collecti
         for line in (head, rule, *lines)
     ]
     return "".join(f"| {row} |\n" for row in rows)
+
+
+def to_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV; text cells as for `write_csv`."""
+    text = io.StringIO(newline="")
+    write_csv(text, rows)
+    return text.getvalue()
+
+
+def write_csv(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows as CSV. A text cell that a spreadsheet would take for a formula gets a single quote in front."""
+    line = io.StringIO(newline="")
+    writer = csv.writer(line, lineterminator="\r\n")  # or a carriage return in a cell would get no quotes
+    for row in rows:
+        line.seek(0)
+        line.truncate()
+        writer.writerow([_guarded(cell) for cell in row])
+        file.write(line.getvalue().removesuffix("\r\n") + "\n")
+
+
+def _guarded(cell: Any) -> Any:
+    is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell

@@ -187,6 +187,38 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
     assert hostile in {one["class"] for one in found[0]["predictions"]}
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
+    """Control characters are escaped on a terminal; a pipe gets the names as they are."""
+    save_weights(sample_weights(class_names=("c\x1b[2J", *NAMES[1:])), here / "w", OWN)
+    pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / "a\x1b]0;owned\x07\r.png")
+    words = ["predict", "w", *map(str, pathlib.Path().glob("a*")), "--csv=-", "--top=7"]
+    piped = run(*words)[1]
+    assert '"a\x1b]0;owned\x07\r.png",' in piped
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    cli.main(words)
+    shown = sys.stdout.getvalue()
+    assert not {"\x1b", "\x07", "\r"} & {*shown}
+    assert r"a\x1b]0;owned\x07\r.png" in shown
+    assert r"c\x1b[2J" in shown
+    assert len(shown.splitlines()) == 2
+
+
+def test_cells_that_a_spreadsheet_would_execute(here):
+    """Names of classes and files get a quote in front; probabilities stay numbers."""
+    save_weights(sample_weights(class_names=("=1+2", "-3", *NAMES[2:])), here / "w", OWN)
+    pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / "@SUM(A1).png")
+    assert run("predict", "w", "@SUM(A1).png", "--csv=t.csv", "--top=7")[0] == 0
+    (row,) = [*csv.reader((here / "t.csv").read_text().splitlines())][1:]
+    assert row[0] == "'@SUM(A1).png"
+    assert {"'=1+2", "-3", *NAMES[2:]} == {*row[2::2]}
+    assert sum(map(float, row[3::2])) == pytest.approx(1, abs=1e-5)
+
+
 def test_a_foreign_file_asks_how_images_are_prepared(here):
     write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
     (here / "names.txt").write_text("ant\nbee\ncat\n")

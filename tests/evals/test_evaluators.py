@@ -15,6 +15,7 @@ from vit_jax.evals.answers import Answers, answer
 from vit_jax.evals.intervals import wilson
 from vit_jax.evals.per_class import Tally
 from vit_jax.evals.sums import numbered_rows
+from vit_jax.tables import to_csv
 
 
 def make_batch(labels, mask, images=None):
@@ -170,7 +171,7 @@ def test_the_table_of_classes():
     tally = Tally(4, np.arange(4))
     right = np.array([[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [0, 1], [0, 0]], bool)
     tally.add(answers([0, 0, 0, 0, 2, 2, 2], [0] * 7, [0.5] * 7), right)
-    text = tally.to_csv(["cat", "dog, wet", 'the "best"', "not listed"], [0, 1, 2])
+    text = to_csv(tally.table(["cat", "dog, wet", 'the "best"', "not listed"], [0, 1, 2]))
     header, *rows = csv.reader(io.StringIO(text))
     names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
     assert header == ["class", "images", "top1_correct", *names]

@@ -20,7 +20,7 @@ from vit_jax.cli.model import (
 from vit_jax.cli.outputs import output_file, output_folder, require_creatable
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
-from vit_jax.files import printable, write_atomically
+from vit_jax.files import printable, printable_lines, write_atomically
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -186,10 +186,14 @@ def _csv_file(options: Mapping[str, str]) -> pathlib.Path | None:
 
 
 def _write_csv(path: pathlib.Path | None, table: str) -> None:
-    """Write a table to a file, with names of images as the bytes that they are, or to standard output."""
+    """Write a table to a file, with names of images as the bytes that they are, or to standard output.
+
+    On a terminal control characters of names are escaped; a pipe gets the table as it is.
+    """
     encoded = table.encode("utf-8", "surrogateescape")
     if path is None:
-        print(encoded.decode(errors="replace"), end="", flush=True)
+        text = encoded.decode(errors="replace")
+        print(printable_lines(text) if sys.stdout.isatty() else text, end="", flush=True)
     else:
         write_atomically(path, encoded)
 

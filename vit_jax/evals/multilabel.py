@@ -3,8 +3,6 @@
 Legend: B global batch, K classes, N images that count.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,14 +91,8 @@ class Scores:
         for row in zip(*(figures.tolist() for figures in per_class), strict=True):
             yield dict(zip(per_class._fields, row, strict=True))
 
-    def to_csv(self, class_names: Sequence[str]) -> str:
-        """Return `table` as CSV."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.table(class_names))
-        return text.getvalue()
-
     def table(self, class_names: Sequence[str]) -> Iterator[list[Any]]:
-        """Yield the header and a row for each class: its name and figures, which are empty where they are NaN."""
+        """Yield the header, then for each class name and figures; empty cells for what is not a number."""
         yield ["class", *PerClass._fields]
         for name, (images, *figures) in zip(class_names, (row.values() for row in self.rows()), strict=True):
             yield [name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)]

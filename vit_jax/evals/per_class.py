@@ -5,8 +5,6 @@ They are added up as answers come, so that memory does not grow with the images.
 Legend: L classes of the data, K outputs, A of them that may be answers, N images, T first answers.
 """
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -93,16 +91,10 @@ class Tally:
         order = np.argsort(-counts, kind="stable")[:most]
         return [(int(labels[i]), int(self.answer_A[places[i]]), int(counts[i])) for i in order]
 
-    def to_csv(self, class_names: Sequence[str], listed: Sequence[int]) -> str:
-        """Return `table` as CSV."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.table(class_names, listed))
-        return text.getvalue()
-
     def table(self, class_names: Sequence[str], listed: Sequence[int]) -> Iterator[list[Any]]:
-        """Yield the header and a row for each listed class.
+        """Yield the header, then for each listed class: name, images, right ones, accuracies with intervals.
 
-        Columns are the name, images, right ones, and accuracies with intervals, which are empty without images.
+        Accuracies are empty without images.
         """
         accuracies = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
         yield ["class", "images", "top1_correct", *accuracies]

@@ -9,6 +9,7 @@ from vit_jax.evals.multilabel import Scores
 from vit_jax.evals.per_class import Tally
 from vit_jax.files import printable
 from vit_jax.inference.labelled import Labelled
+from vit_jax.tables import to_csv
 
 CONFUSED_SHOWN, CONFUSED_KEPT = 3, 50
 
@@ -61,13 +62,13 @@ class Evaluation:
         """In a line of text, with its name, where the answers are not good; empty where they are."""
         raise NotImplementedError
 
-    def to_csv(self) -> str:
-        """Return the table of the classes as CSV."""
+    def table(self) -> Iterator[list[Any]]:
+        """Yield the header and the rows of the table of classes."""
         raise NotImplementedError
 
-    def table(self) -> Iterator[list[Any]]:
-        """Yield the header and the rows of the table of the classes."""
-        raise NotImplementedError
+    def to_csv(self) -> str:
+        """Return the table of classes as CSV."""
+        return to_csv(self.table())
 
 
 class ClassEvaluation(Evaluation):
@@ -103,9 +104,6 @@ class ClassEvaluation(Evaluation):
         confused = self.confused(CONFUSED_SHOWN)
         pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
         return {"most_confused": ", ".join(pairs)} if pairs else {}
-
-    def to_csv(self) -> str:
-        return self.tally.to_csv(self.labelled.source.class_names, self.labelled.key.listed.tolist())
 
     def table(self) -> Iterator[list[Any]]:
         return self.tally.table(self.labelled.source.class_names, self.labelled.key.listed.tolist())
@@ -155,9 +153,6 @@ class MultilabelEvaluation(Evaluation):
         known = [one for one in self.details()["classes"] if one["images"]]
         ranked = sorted((one["average_precision"], one["class"]) for one in known)
         return {"lowest_precision": ", ".join(f"{name} {value:.2%}" for value, name in ranked[:CONFUSED_SHOWN])}
-
-    def to_csv(self) -> str:
-        return self.tally.to_csv(self.labelled.source.class_names)
 
     def table(self) -> Iterator[list[Any]]:
         return self.tally.table(self.labelled.source.class_names)

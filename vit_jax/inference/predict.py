@@ -1,7 +1,5 @@
 """Classes and probabilities of image files, and how they are printed."""
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -12,6 +10,7 @@ import numpy as np
 from vit_jax.api import Model
 from vit_jax.data.images import UnreadableImage
 from vit_jax.files import printable
+from vit_jax.tables import to_csv as rows_to_csv
 
 
 def predict(model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0) -> Iterator[dict[str, Any]]:
@@ -48,18 +47,14 @@ def to_json(records: Sequence[dict[str, Any]]) -> str:
 
 
 def to_csv(records: Sequence[dict[str, Any]]) -> str:
-    """A line for each image: its name, why it cannot be read, and its classes, the most probable first."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
+    """Return a line for each image: its name, why it cannot be read, and its classes, the most probable first."""
     most = max(len(record.get("predictions", ())) for record in records)
-    writer.writerow(
-        ["image", "error", *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability"))]
-    )
+    rows = [["image", "error", *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability"))]]
     for record in records:
         classes = [(one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())]
         empty = [("", "")] * (most - len(classes))
-        writer.writerow([record["image"], record.get("error", ""), *itertools.chain(*classes, *empty)])
-    return table.getvalue()
+        rows.append([record["image"], record.get("error", ""), *itertools.chain(*classes, *empty)])
+    return rows_to_csv(rows)
 
 
 def to_table(records: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,6 @@
 """An evaluation as a folder of files: figures, tables of classes and of images, confusion, and pictures of them."""
 
 import contextlib
-import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from vit_jax.inference import figures
 from vit_jax.inference.evaluate import Evaluate, Watch
 from vit_jax.inference.labelled import Labelled
 from vit_jax.inference.outcome import ClassEvaluation, Evaluation, to_json
+from vit_jax.tables import to_csv, write_csv
 
 
 def write_report(folder: Path, labelled: Labelled, model: Model, evaluate: Evaluate) -> Evaluation:
@@ -49,12 +49,11 @@ def _writing_images(folder: Path, labelled: Labelled) -> Iterator[Watch]:
         columns, cells = ["labels", "answers", "is_right", *names], _scored
     with make_folder(folder), open_atomically(folder / "images.csv") as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", *columns])
+        write_csv(text, [["image", *columns]])
 
         def watch(*found: Any) -> None:
-            for record, *words in cells(names, answer_names, *found):
-                writer.writerow([labelled.source.name_of(record), *words])
+            rows = cells(names, answer_names, *found)
+            write_csv(text, ([labelled.source.name_of(record), *words] for record, *words in rows))
 
         try:
             yield watch
@@ -92,8 +91,5 @@ def _confusion_csv(evaluation: ClassEvaluation) -> str:
     assert evaluation.tally.first_2LA is not None
     key, names = evaluation.labelled.key, evaluation.labelled.source.class_names
     counts_LA = evaluation.tally.first_2LA.sum(axis=0)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", *(key.answer_names[output] for output in evaluation.tally.answer_A)])
-    writer.writerows([names[label], *counts_LA[label].tolist()] for label in key.listed.tolist())
-    return text.getvalue()
+    header = ["class", *(key.answer_names[output] for output in evaluation.tally.answer_A)]
+    return to_csv([header, *([names[label], *counts_LA[label].tolist()] for label in key.listed.tolist())])

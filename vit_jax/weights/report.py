@@ -55,7 +55,7 @@ def table(statuses: Iterable[ArrayStatus]) -> str:
     rows = [_HEADINGS]
     for status in statuses:
         shape = "x".join(map(str, status.shape)) or "scalar"
-        rows.append((status.name, joined_names(status.ours) or "-", shape, status.dtype, status.status))
+        rows.append((printable(status.name), joined_names(status.ours) or "-", shape, status.dtype, status.status))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
     return "\n".join(
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + f"  {row[-1]}"

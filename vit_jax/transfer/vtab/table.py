@@ -1,7 +1,5 @@
 """The results of a sweep as Markdown, CSV and JSON: tasks, means of groups and of all, the paper's beside them."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +8,7 @@ from typing import Any, NamedTuple
 from vit_jax.evals.intervals import wilson
 from vit_jax.files import write_atomically
 from vit_jax.tables import aligned
+from vit_jax.tables import to_csv as rows_to_csv
 from vit_jax.train.run_files import read_start
 from vit_jax.transfer.vtab.suite import PUBLISHED, Task
 from vit_jax.transfer.vtab.sweep import WEIGHTS_FILE, Sweep
@@ -119,13 +118,11 @@ def plan_to_markdown(sweep: Sweep) -> str:
 
 def to_csv(results: Sequence[Result]) -> str:
     """One line for each task, and none for means; accuracies are fractions, and the paper's percent as printed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = ("test_accuracy", "low", "high", *Result._fields[3:])
-    writer.writerow(["task", "group", *names, *(f"paper_percent: {column}" for column in PUBLISHED)])
+    rows: list[list[Any]] = [["task", "group", *names, *(f"paper_percent: {column}" for column in PUBLISHED)]]
     for task, accuracy, interval, *numbers in results:
-        writer.writerow([task.name, task.group, accuracy, *interval, *numbers, *task.published])
-    return text.getvalue()
+        rows.append([task.name, task.group, accuracy, *interval, *numbers, *task.published])
+    return rows_to_csv(rows)
 
 
 def to_json(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
