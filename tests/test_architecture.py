@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("backend", "references", "files", "tables"),
-    ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts"),
+    ("backend", "references", "files"),
+    ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts", "tables"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals", "weights"),
     ("train", "api"),

@@ -1,10 +1,15 @@
-"""Tables as text: Markdown that is also read as it is, and CSV that spreadsheets do not execute."""
+"""Text for other readers: Markdown in which names stay names, and CSV that spreadsheets do not execute."""
 
 import csv
 import io
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TextIO
+
+from vit_jax.files import printable
+
+_ESCAPED, _ENTITIES = r"\`*_{}[]#!", "<>&|~$:"  # every dialect of Markdown knows these escapes, and entities
+_MARKUP = str.maketrans({sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{ord(sign)};" for sign in _ENTITIES})
 
 # What makes a spreadsheet take a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
 # is guarded as well, so that removing one quote restores every cell.
@@ -13,7 +18,8 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()) -> str:
-    """A table of cells; columns whose head is among `words` are aligned to the left, numbers to the right."""
+    """Return a table of cells, which may have markup; columns whose head is among `words` are aligned to the left."""
+    head, *lines = ([printable(cell).replace("|", r"\|") for cell in line] for line in (head, *lines))
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     signs = ["<" if name in words else ">" for name in head]
     rule = ["-" * width if sign == "<" else f"{'-' * (width - 1)}:" for sign, width in zip(signs, widths, strict=True)]
@@ -22,6 +28,21 @@ def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collecti
         for line in (head, rule, *lines)
     ]
     return "".join(f"| {row} |\n" for row in rows)
+
+
+def markdown_text(name: str) -> str:
+    """Return a name as one line of Markdown without markup, HTML, links or cell borders."""
+    return printable(name).translate(_MARKUP)
+
+
+def markdown_code(name: str, *, in_table: bool = False) -> str:
+    """Return a name as a code span of Markdown; in a table its pipes are escaped, which tables alone undo."""
+    text = printable(name)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith(("`", " ")) or text.endswith(("`", " ")) or not text else ""
+    if in_table:
+        text = text.replace("|", r"\|")
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def to_csv(rows: Iterable[Sequence[Any]]) -> str:

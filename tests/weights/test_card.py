@@ -1,13 +1,20 @@
 """Model cards: their metadata, what they say, and that nothing of this machine is in them; uploads to the Hub."""
 
+import ast
+import collections
+import dataclasses
 import sys
 import types
+import xml.etree.ElementTree
 
+import markdown
 import pytest
 import yaml
 
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, weights_of
+from vit_jax.files import printable
+from vit_jax.weights.card import model_card
 from vit_jax.weights.saving import OWN, save_weights
 from vit_jax.weights.transfer import without_head
 
@@ -41,8 +48,35 @@ def test_what_a_card_says(tmp_path, format_name, library, use):
     assert "a folder of images, `images`" in text
     assert "/my/" not in text
     assert str(tmp_path) not in text
-    assert "`cat`, `dog | `x``, `bird`." in text
+    assert "`cat`, `` dog | `x` ``, `bird`." in text
     assert use in text
+
+
+HOSTILE = "</code><img src=x>\n\n# a|b ```\n```\n[x](http://evil) CLASS \x1b[2J"
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
+def test_names_stay_names(tmp_path, format_name):
+    """Names of folders, classes and data are shown as text, whatever markup they have, and as one Python literal."""
+    training = dataclasses.replace(TRAINING, data=f"tfds:{HOSTILE}")
+    weights = weights_of(VIT, class_names=(HOSTILE, *NAMES[1:]), training=training)
+    text = model_card(weights, format_name, HOSTILE)
+    assert "\x1b" not in text
+    parser = markdown.Markdown(extensions=["tables", "fenced_code"])
+    page = xml.etree.ElementTree.fromstring(f"<page>{parser.convert(text.split('---', 2)[2])}</page>")
+    tags = collections.Counter(element.tag for element in page.iter())
+    assert not {"img", "a"} & {*tags}
+    assert [tags[tag] for tag in ("h1", "h2", "table", "pre")] == [1, 2, 1, 1]
+    shown = printable(HOSTILE)
+    assert "".join(page.find("h1").itertext()) == shown
+    cells = ["".join(cell.itertext()) for cell in page.iter("td")]
+    assert len(cells) == 2 * 5
+    assert f"tfds:{shown}" in [cell.replace(r"\|", "|") for cell in cells]
+    classes = page.findall("p")[-2 if format_name != OWN else -1]
+    assert [code.text.strip() for code in classes.iter("code")] == [shown, NAMES[1], NAMES[2]]
+    (code,) = page.iter("pre")
+    literals = [node.value for node in ast.walk(ast.parse("".join(code.itertext()))) if isinstance(node, ast.Constant)]
+    assert (f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE) in literals
 
 
 @pytest.mark.parametrize(("is_upright", "words"), [(True, "turned upright"), (False, "taken as they are stored")])

@@ -5,17 +5,18 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.files import open_regular, printable, write_atomically
+from vit_jax.files import open_regular, write_atomically
+from vit_jax.tables import markdown_code, markdown_text
 from vit_jax.weights.load import Weights
 
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
 MOST_CLASSES = 20  # that a card names
 _LIBRARY = {"timm": "timm", "huggingface": "transformers", "vit_jax": "vit_jax"}
-_USE = {
-    "timm": 'import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True)',
-    "huggingface": 'import transformers\n\nmodel = transformers.CLASS.from_pretrained("FOLDER")',
-    "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model("FOLDER")\nmodel.predict(["image.jpg"])  # probabilities',
+_USE = {  # {} is the folder
+    "timm": "import timm\n\nmodel = timm.create_model({}, pretrained=True)",
+    "huggingface": "import transformers\n\nmodel = transformers.CLASS.from_pretrained({})",
+    "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model({})\nmodel.predict(["image.jpg"])  # probabilities',
 }
 
 
@@ -48,7 +49,7 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
         "---",
         "",
     ]
-    lines += [f"# {printable(name)}", "", f"{a.name}, {count:,} parameters, {head}.", ""]
+    lines += [f"# {markdown_text(name)}", "", f"{markdown_text(a.name)}, {count:,} parameters, {head}.", ""]
     lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), scaled to [-1, 1] |"]
     lines += [f"| preparation | {_preparation(weights.preprocessing)} |"]
     lines += [f"| photographs | {_photographs(weights.preprocessing)} |"]
@@ -56,7 +57,8 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
     classes = "ViTForImageClassification" if a.num_classes else "ViTModel"
-    use = _USE[format_name].replace("FOLDER", name).replace("CLASS", classes)
+    source = json.dumps(f"local-dir:{name}" if format_name == "timm" else name)  # a literal of Python on one line
+    use = _USE[format_name].replace("CLASS", classes).format(source)
     lines += ["## Use", "", "```python", use, "```", ""]
     if format_name != "vit_jax":
         lines += ["`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option.", ""]
@@ -67,7 +69,11 @@ def _data(data: str) -> str:
     """Data as in a config, without the folders that lead to it."""
     kind, colon, path = data.partition(":")
     listing = {"folder": "a folder", "csv": "a table"}.get(kind) if colon else None
-    return f"{listing} of images, `{printable(pathlib.Path(path).name)}`" if listing else f"`{data}`"
+    return (
+        f"{listing} of images, {markdown_code(pathlib.Path(path).name, in_table=True)}"
+        if listing
+        else markdown_code(data, in_table=True)
+    )
 
 
 def _preparation(preprocessing: Mapping[str, Any] | None) -> str:
@@ -89,7 +95,7 @@ def _photographs(preprocessing: Mapping[str, Any] | None) -> str:
 
 def _details(weights: Weights) -> str:
     a = weights.architecture
-    parts = [f"GELU {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
+    parts = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
     if a.has_resnet:
         parts.append(
             f"group norm epsilon {a.group_norm_epsilon:g}, weight standardisation {a.standardization_epsilon:g}"
@@ -100,6 +106,6 @@ def _details(weights: Weights) -> str:
 def _classes(weights: Weights) -> str:
     if weights.class_names is None:
         return "Their names are not known."
-    shown = [f"`{printable(name)}`" for name in weights.class_names[:MOST_CLASSES]]
+    shown = [markdown_code(name) for name in weights.class_names[:MOST_CLASSES]]
     rest = len(weights.class_names) - len(shown)
     return ", ".join(shown) + (f" and {rest:,} more." if rest else ".")
