@@ -27,6 +27,7 @@ stamp="$venv/vit-jax-installed"
 run="$HOME/vit_jax_run"
 mounts="${VIT_JAX_MOUNTS:-/mnt/vit_jax}" # the same on every worker, since the run's config contains it
 cache="$HOME/vit_jax_cache"
+downloads="$HOME/vit_jax_downloads"
 
 main() {
   if [[ "${1:-}" == --dry-run ]]; then
@@ -89,9 +90,11 @@ install_gcsfuse() {
     apt_get install gcsfuse
   else
     local file="gcsfuse_${GCSFUSE_VERSION}_amd64.deb"
-    execute curl --fail --location --silent --show-error --output "/tmp/$file" \
+    execute mkdir -p -m 700 -- "$downloads" # root installs what is there: no other user may write it
+    execute curl --fail --location --silent --show-error --output "$downloads/$file" \
       "https://github.com/GoogleCloudPlatform/gcsfuse/releases/download/v$GCSFUSE_VERSION/$file"
-    apt_get install "/tmp/$file"
+    apt_get install "$downloads/$file"
+    execute rm -f -- "$downloads/$file"
   fi
 }
 

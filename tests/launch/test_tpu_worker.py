@@ -152,6 +152,27 @@ def test_packages_are_tried_again_while_another_program_installs(worker):
     assert "apt-get update has failed 20 times" in result.stderr
 
 
+def test_a_downloaded_package_lies_where_only_the_user_may_write(worker):
+    """Root installs it. A name in a shared folder could be taken by another user before."""
+    write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
+    bin, seen = worker.folder / "bin", worker.folder / "seen"
+    bin.mkdir()
+    for path in STAND_INS.iterdir():
+        (bin / path.name).symlink_to(path)
+    (bin / "gcsfuse").unlink()
+    write_program(bin / "apt-cache", "#!/bin/bash\nexit 1\n")
+    output = 'while [[ "$1" != --output ]]; do shift; done; echo package >"$2"'
+    write_program(bin / "curl", f'#!/bin/bash\n{output}\nstat --format=\'%a\' -- "$(dirname "$2")" >{seen}\n')
+    worker.answers("apt-get", "true", f"ln -s {STAND_INS}/gcsfuse {bin}")
+    environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
+    result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
+    assert result.returncode == 0, result.stderr
+    (package,) = (call[-1] for call in worker.calls("sudo") if call[-1].endswith(".deb"))
+    assert Path(package).parent == worker.folder / "vit_jax_downloads"
+    assert seen.read_text() == "700\n"
+    assert not Path(package).exists()
+
+
 def test_four_workers_of_which_one_is_killed(stage):
     """Only the machines are stand-ins: shipped, installed, started, one lost, started again."""
     tool = write_program(stage.folder / "tool", FAKE_RUN)
