@@ -55,7 +55,11 @@ read_options() {
   while (($#)); do
     case "$1" in
       --name=*) name="${1#*=}" && render+=("$1") ;;
-      --namespace=*) place=(--namespace="${1#*=}") ;;
+      --namespace=*)
+        [[ "${1#*=}" =~ ^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$ ]] ||
+          refuse "$1: must be at most 63 lower-case letters, digits and hyphens, and no hyphen at an end."
+        place=("$1")
+        ;;
       --poll_seconds=*) poll_seconds="${1#*=}" ;;
       --dry-run) dry_run=yes ;;
       --shares=*) shares="${1#*=}" && render+=("$1") ;;

@@ -28,6 +28,10 @@ JOB = "worker"
 POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
 SHARED_VERBS = ("study", "vtab")  # whose runs --index= and --count= deal to several machines
 WORKDIR, DATA = "/workdir", "/data"
+LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
+IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
+FOLDER_LETTERS = "-a-zA-Z0-9._=+@,"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -111,7 +115,7 @@ def _kind(options: argparse.Namespace) -> str:
         return "tpu"
     if options.accelerator == "cpu":
         return "cpu"
-    if re.fullmatch(r"nvidia-[a-z0-9-]+", options.accelerator):
+    if re.fullmatch(f"nvidia-{LABEL}", options.accelerator) and len(options.accelerator) <= POD_NAME_LENGTH:
         return "gpu"
     raise ValueError(
         f"--accelerator={options.accelerator!r}: must be cpu, nvidia-... as GKE names the GPU, or one of "
@@ -185,10 +189,12 @@ def _check_counts(options: argparse.Namespace) -> None:
 
 def _check_words(options: argparse.Namespace) -> None:
     quantity = (r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?", "a quantity of Kubernetes, like 4, 500m or 16Gi")
-    account = (r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", "lower-case letters, digits, hyphens and dots")
-    for name, (pattern, kind) in {"cpus": quantity, "memory": quantity, "service_account": account}.items():
+    account = (SUBDOMAIN, "lower-case letters, digits, hyphens and single dots, with a letter or digit at both ends")
+    image = (IMAGE, "REGISTRY/NAME:TAG, of letters, digits and . _ - : / @")
+    checks = {"cpus": quantity, "memory": quantity, "service_account": account, "image": image}
+    for name, (pattern, kind) in checks.items():
         value = getattr(options, name)
-        if value is not None and not re.fullmatch(pattern, value):
+        if value is not None and (not re.fullmatch(pattern, value) or re.search(r"\.\.|//", value)):
             raise ValueError(f"--{name}={value!r}: must be {kind}.")
 
 
@@ -210,22 +216,33 @@ def _data_bucket(options: argparse.Namespace) -> str | None:
 def _place(workdir: str, is_dry_run: bool) -> tuple[str, str]:
     """Where the run finds its workdir, and the bucket or claim that is mounted for it."""
     bucket = re.fullmatch(r"gs://([^/]+)/(.+?)/?", workdir)
-    claim = re.fullmatch(r"claim:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/(.+?)/?", workdir)
+    claim = re.fullmatch(rf"claim:({SUBDOMAIN})/(.+?)/?", workdir)
     if bucket:
-        return f"{WORKDIR}/{bucket[2]}", _bucket("workdir", f"gs://{bucket[1]}", is_placeholder=is_dry_run)
+        name = _bucket("workdir", f"gs://{bucket[1]}", is_placeholder=is_dry_run)
+        return f"{WORKDIR}/{_folder(workdir, bucket[2])}", name
     if claim:
-        return f"{WORKDIR}/{claim[3]}", claim[1]
+        return f"{WORKDIR}/{_folder(workdir, claim.groups()[-1])}", claim[1]
     raise ValueError(
         f"--workdir={workdir}: must be gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim "
         "(ReadWriteMany): all processes write into it, and it outlives them."
     )
 
 
+def _folder(workdir: str, folder: str) -> str:
+    """Return the folder, which stays below its mount and which neither Kubernetes nor a shell expands."""
+    if any(part in (".", "..") or not re.fullmatch(f"[{FOLDER_LETTERS}]+", part) for part in folder.split("/")):
+        raise ValueError(
+            f"--workdir={workdir}: parts of the folder must be of letters, digits and . _ = + @ , - and none may be "
+            ". or .. or empty."
+        )
+    return folder
+
+
 def _bucket(option: str, address: str, *, is_placeholder: bool = False) -> str:
     """The name of a bucket; of one to be named, in capitals as in the README, where nothing is submitted."""
     letters = "a-zA-Z0-9" if is_placeholder else "a-z0-9"
-    match = re.fullmatch(rf"gs://([{letters}][-{letters}_.]{{2,62}})", address)
-    if not match:
+    match = re.fullmatch(rf"gs://([{letters}][-{letters}_.]{{1,61}}[{letters}])", address)
+    if not match or ".." in address:
         raise ValueError(
             f"--{option}={address}: must name a bucket, like gs://my-bucket: yours, in the place of BUCKET or IMAGES."
         )

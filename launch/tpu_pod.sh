@@ -121,10 +121,18 @@ read_options() {
   done
 }
 
+# need_folder PATH: refuses what leads out of the mounted bucket, and what a shell could expand.
+need_folder() {
+  local word='[-a-zA-Z0-9._=+@,]+'
+  [[ "$1" =~ ^$word(/$word)*$ && ! "/$1/" =~ /[.]{1,2}/ ]] ||
+    refuse "--workdir=gs://$1: parts of the folder must be of letters, digits and . _ = + @ , - and none may be . or" \
+      ".. or empty."
+}
+
 # check_options COMMAND: validates all options before a machine is requested.
 check_options() {
-  local word bucket upload bucket_name='[a-z0-9][-a-z0-9_.]{2,62}'
-  [[ -z "$dry_run" ]] || bucket_name='[a-zA-Z0-9][-a-zA-Z0-9_.]{2,62}' # commands of the README, to be read
+  local word bucket upload bucket_name='[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9]'
+  [[ -z "$dry_run" ]] || bucket_name='[a-zA-Z0-9][-a-zA-Z0-9_.]{1,61}[a-zA-Z0-9]' # commands of the README, to be read
   need_dns_name name "$name" 48
   [[ "$zone" =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || refuse "--zone=$zone: must be a zone like us-west4-a."
   need_counts slices max_failures poll_seconds
@@ -138,6 +146,7 @@ check_options() {
     [[ "$workdir" =~ ^gs://$bucket_name/.+$ ]] ||
       refuse "--workdir=$workdir: must be gs://BUCKET/FOLDER with your bucket's name, of lower-case letters, in the" \
         "place of BUCKET: all workers write to it, and it stays after them."
+    need_folder "${workdir#gs://}"
   fi
   for bucket in ${data_buckets[@]+"${data_buckets[@]}"}; do
     [[ "$bucket" =~ ^gs://$bucket_name$ ]] ||

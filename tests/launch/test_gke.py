@@ -214,6 +214,20 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*CPU, "--memory=16 GB", *WORDS], "--memory='16 GB': must be a quantity"),
         ([*TPU, "--workdir=/runs", *WORDS], "--workdir=/runs: must be gs://BUCKET/FOLDER"),
         ([*TPU, "--data_bucket=gs://images/x", *WORDS], "must name a bucket"),
+        ([*TPU, "--data_bucket=gs://a..b", *WORDS], "--data_bucket=gs://a..b: must name a bucket"),
+        ([*TPU, "--data_bucket=gs://ab-", *WORDS], "--data_bucket=gs://ab-: must name a bucket"),
+        *(
+            ([*TPU, f"--workdir={place}/{folder}", *WORDS], f"--workdir={place}/{folder}: parts of the folder must be")
+            for place in ("gs://bucket", "claim:nfs")
+            for folder in ("../other", "runs/..", "runs/./x", "runs//x", "$(HOSTNAME)/x", "`id`", "a b", "x\ty")
+        ),
+        ([*TPU, "--workdir=claim:a..b/x", *WORDS], "--workdir=claim:a..b/x: must be gs://BUCKET/FOLDER, or claim:"),
+        ([*TPU, "--service_account=a..b", *WORDS], "--service_account='a..b': must be"),
+        ([*TPU, "--service_account=$(id)", *WORDS], "--service_account='$(id)': must be"),
+        ([*TPU, "--image=$(id)", *WORDS], "--image='$(id)': must be REGISTRY/NAME:TAG"),
+        ([*TPU, "--image=registry/../vit:1", *WORDS], "--image='registry/../vit:1': must be REGISTRY/NAME:TAG"),
+        ([*TPU, "--image=vit jax", *WORDS], "--image='vit jax': must be REGISTRY/NAME:TAG"),
+        ([*GPU, "--accelerator=nvidia-l4-", *WORDS], "--accelerator='nvidia-l4-': must be cpu, nvidia-"),
         ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
         ([*TPU], "give the command to run after --"),
         ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
@@ -223,6 +237,19 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
 def test_mistakes_are_refused(stage, words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         render(words)
+
+
+@pytest.mark.parametrize("image", ["REGISTRY/vit-jax:1", "localhost:5000/a/b_c:v1.2", "r.io/x@sha256:" + 64 * "a"])
+def test_images_by_tag_and_digest(image):
+    *_, container = parts(render([*TPU, f"--image={image}", *WORDS]))
+    assert container["image"] == image
+
+
+@pytest.mark.parametrize("name", ["$(id)", "a/b", "..", "A", "a-"])
+def test_a_namespace_that_kubernetes_would_not_accept(stage, name):
+    result = stage.run("gke.sh", "status", "--name=vit-h", f"--namespace={name}")
+    assert (result.returncode, stage.calls()) == (2, [])
+    assert f"--namespace={name}: must be" in result.stderr
 
 
 def test_one_command_from_the_manifest_to_the_end(stage):

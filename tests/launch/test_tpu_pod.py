@@ -496,6 +496,10 @@ def test_price_is_an_argument(stage):
         (["run", *NAME, "--type=v5litepod"], "--type=v5litepod: must be"),
         (["run", *NAME, "--type=v99-8"], "--type=v99-8: must be"),
         (["run", *NAME, "--type=v4-8", "--workdir=runs/x"], "--workdir=runs/x: must be gs://BUCKET/FOLDER"),
+        *(
+            (["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"], f"gs://bucket/{folder}: parts of the")
+            for folder in ("../other", "runs/..", "runs/./x", "runs//x", "$(id)", "`id`", "a b", "x;y")
+        ),
         ([*RUN], "Give the command to run after --"),
         ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
         ([*RUN, "--spot", "--reserved", *WORDS], "exclude each other"),
