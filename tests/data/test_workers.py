@@ -65,7 +65,8 @@ def test_workers_end_with_a_killed_run(tmp_path):
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is no folder")
 def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(tmp_path):
     def left():
-        return [path.name for path in SHARED_MEMORY.iterdir() if digits in path.name]
+        names = (path.name for path in SHARED_MEMORY.iterdir())
+        return [name for name in names if f"vj{digits}" in name or name == f"vit_jax-{digits}.lock"]
 
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
@@ -74,7 +75,8 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
         try:
             digits = run.stdout.readline().split()[2].strip("/vj_")
             reclaim()
-            assert len(left()) > 1, "the lock, and batches"
+            kinds = {name.partition(digits)[0] for name in left()}
+            assert kinds == {"vit_jax-", "vj", "sem.vj"}, "the lock, batches, and semaphores"
         finally:
             os.killpg(run.pid, signal.SIGKILL)
     reclaim()
@@ -83,7 +85,8 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
 
 def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
     kept = ["vj00000_1234", "vjabcde_1234", "psm_1234", "vit_jax-?????.lock", "vit_jax-abcde.lock"]
-    for name in [*kept, "vj01234_1234", "vit_jax-01234.lock"]:
+    kept += ["sem.mp-01234567", "sem.vjabcde-01234567", "sem.vj00000-01234567", "sem.vj012345-1234567"]
+    for name in [*kept, "vj01234_1234", "sem.vj01234-abcdefgh", "vit_jax-01234.lock"]:
         (tmp_path / name).touch()
     with (tmp_path / "vit_jax-abcde.lock").open() as living:
         fcntl.flock(living, fcntl.LOCK_EX)

@@ -97,7 +97,10 @@ def _end_with_parent() -> None:
 
 
 def segment_prefix() -> str | None:
-    """What names of this process's segments of shared memory begin with; None where they are not files."""
+    """Return the start of the names of this process's segments of shared memory; None where they are not files.
+
+    Semaphores that it creates afterwards have the same start and "-".
+    """
     return f"/vj{_living_run()}_" if SHARED_MEMORY.is_dir() else None
 
 
@@ -110,6 +113,8 @@ def _living_run() -> str:
     fcntl.flock(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX)  # the system closes it
     new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # workers get it
+    config["semprefix"] = f"/vj{digits}"
     return digits
 
 
@@ -125,12 +130,15 @@ def _end_run(lock: pathlib.Path) -> None:
 
 
 def reclaim(folder: pathlib.Path = SHARED_MEMORY) -> None:
-    """Removes the segments of processes that were killed: the system has released their locks, in any container."""
+    """Remove segments and semaphores of processes that were killed.
+
+    The system has released their locks, in any container.
+    """
     for path in folder.glob(f"vit_jax-{'[0-9a-f]' * 5}.lock"):
         with contextlib.suppress(OSError), path.open() as file:  # locked by a process that lives, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for segment in _segments(path):
-                segment.unlink(missing_ok=True)
+            for left in (*_segments(path), *folder.glob(f"sem.vj{path.stem[-5:]}-*")):
+                left.unlink(missing_ok=True)
             path.unlink()
 
 
