@@ -1,6 +1,8 @@
 """Checkpoints with other bytes than were written are noticed, whatever was damaged."""
 
+import errno
 import os
+import pathlib
 import shutil
 
 import jax
@@ -19,6 +21,7 @@ from vit_jax.sharding import build_mesh
 
 KERNEL = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)
 ITEMS = {"progress": {"step": np.int32(1)}, "model": {"kernel": KERNEL, "bias": np.ones(3, np.float32)}}
+SHAPES = {"kernel": KERNEL.shape, "bias": (3,)}
 ABSTRACT = jax.tree.map(ocp.utils.to_shape_dtype_struct, jax.tree.map(jnp.asarray, ITEMS))
 
 
@@ -63,6 +66,11 @@ def test_every_flipped_bit_of_the_arrays_is_noticed_or_harmless(workdir):
     CheckpointReader(workdir).restore(2, ABSTRACT)
 
 
+def rename_in_description(step, old, new):
+    file = step / "model/_METADATA"
+    file.write_text(file.read_text().replace(old, new))
+
+
 DAMAGES = {
     "truncated metadata": lambda step: (step / "metadata/metadata").write_bytes(b'{"names"'),
     "empty metadata": lambda step: (step / "metadata/metadata").write_bytes(b""),
@@ -85,23 +93,114 @@ DAMAGES = {
         (step / "model").symlink_to("../../elsewhere"),
     ],
     "pipe": lambda step: [(step / "model/_METADATA").unlink(), os.mkfifo(step / "model/_METADATA")],
+    "no description": lambda step: (step / "model/_METADATA").unlink(),
+    "truncated description": lambda step: os.truncate(step / "model/_METADATA", 20),
+    "another description": lambda step: (step / "model/_METADATA").write_text("[]"),
+    "another key in the description": lambda step: rename_in_description(step, "key_metadata", "kez_metadata"),
+    "another option in the description": lambda step: rename_in_description(
+        step, "skip_deserialize", "rkip_deserialize"
+    ),
+    "another type in the description": lambda step: rename_in_description(step, "np.ndarray", "mp.ndarray"),
+    "no manifest": lambda step: (step / "model/manifest.ocdbt").unlink(),
+    "changed manifest": lambda step: flip_a_bit(step / "model/manifest.ocdbt", 30),
+    "empty arrays": lambda step: [os.truncate(path, 0) for path in step.glob("model/d/*")],
+    "deeply nested metadata": lambda step: (step / "metadata/metadata").write_text("[" * 100_000),
+    "linked to itself": lambda step: [
+        (step / "model/_METADATA").unlink(),
+        (step / "model/_METADATA").symlink_to("_METADATA"),
+    ],
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=[name.replace(" ", "_") for name in DAMAGES])
 def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog):
     damage(workdir / "checkpoints" / "2")
-    with pytest.raises(DamagedCheckpoint, match=r"checkpoints/2 is damaged: [^\n]*\.$"):
+    with pytest.raises(DamagedCheckpoint, match=r"checkpoints/2 is damaged: (?!.*damaged)[^\n]*[^.]\.$"):
         CheckpointReader(workdir).restore(2, ABSTRACT)
-    shapes = {"kernel": KERNEL.shape, "bias": (3,)}
-    parameters, metadata, what = read_workdir(workdir, lambda metadata: shapes)
+    parameters, metadata, what = read_workdir(workdir, lambda _: SHAPES)
     np.testing.assert_array_equal(parameters["kernel"], KERNEL)
     assert (metadata, what) == ({"names": ["cat", "dog"]}, "parameters of step 1")
     (message,) = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
     assert message.endswith("Read instead: parameters of step 1.")
     shutil.rmtree(workdir / "checkpoints" / "1")
     with pytest.raises(ValueError, match=r"No checkpoint in .* can be used\. .*\n.*checkpoints/2 is damaged"):
-        read_workdir(workdir, lambda metadata: shapes)
+        read_workdir(workdir, lambda _: SHAPES)
+
+
+def behind_orbax(error):
+    """As orbax raises an error that reading an array has met."""
+    outer = Exception("Encountered error while reading array index: (slice(0, 64, 1),). See full TensorStore details")
+    outer.__cause__ = error
+    return outer
+
+
+TENSORSTORE = 'Error opening "zarr" driver: Error reading local file "/d/1"'
+PASSING = {
+    "no device": RuntimeError("Unable to initialize backend 'cuda': no device"),
+    "no memory": MemoryError(),
+    "no memory of a device": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+    "failing storage": OSError(errno.EIO, "Input/output error"),
+    "no permission": PermissionError(errno.EACCES, "Permission denied"),
+    "bug": TypeError("restore() got an unexpected keyword argument 'item'"),
+    "wrong argument": ValueError("Sharding of jax.Array cannot be None."),
+    "stop": KeyboardInterrupt(),
+}
+PASSING_IN_TENSORSTORE = {
+    "storage": (errno.EIO, ValueError(f"UNKNOWN: {TENSORSTORE}: Input/output error [os_error_code='5']")),
+    "permission": (errno.EACCES, ValueError(f"PERMISSION_DENIED: {TENSORSTORE} [OS error 13: EACCES]")),
+    "memory": (errno.EIO, behind_orbax(ValueError(f"RESOURCE_EXHAUSTED: {TENSORSTORE}"))),
+    "network": (errno.ESTALE, behind_orbax(ValueError(f"ABORTED: {TENSORSTORE} [os_error_code='116']"))),
+}
+
+
+def fail_with(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    # Of a description that orbax rejects it raises a ValueError of its own, which is damage.
+    [("restore", name) for name in PASSING] + [("metadata", name) for name in PASSING if name != "wrong argument"],
+)
+def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(written, monkeypatch, method, name):
+    error = PASSING[name]
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_with(error))
+    for read in (
+        lambda: CheckpointReader(written).restore(2, ABSTRACT),
+        lambda: read_workdir(written, lambda _: SHAPES),
+    ):
+        with pytest.raises(type(error)) as raised:
+            read()
+        assert raised.value is error
+
+
+@pytest.mark.parametrize(("number", "error"), PASSING_IN_TENSORSTORE.values(), ids=PASSING_IN_TENSORSTORE)
+def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(written, monkeypatch, number, error):
+    """Which ends a run with the exit code after which launchers start it again."""
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail_with(error))
+    with pytest.raises(OSError, match=r"checkpoints/2'") as raised:
+        CheckpointReader(written).restore(2, ABSTRACT)
+    assert (raised.value.errno, isinstance(raised.value, ValueError)) == (number, False)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize(("owner", "method"), [(os, "open"), (pathlib.Path, "stat")])
+def test_metadata_that_cannot_be_read_now_are_not_damaged(written, monkeypatch, owner, method, number):
+    original = getattr(owner, method)
+
+    def fail(path, *words, **options):
+        if str(path).endswith("/2/metadata/metadata"):
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path, *words, **options)
+
+    monkeypatch.setattr(owner, method, fail)
+    for read in (lambda: CheckpointReader(written).metadata(2), lambda: read_workdir(written, lambda _: SHAPES)):
+        with pytest.raises(OSError, match=os.strerror(number)) as raised:
+            read()
+        assert not isinstance(raised.value, ValueError)
 
 
 def test_a_checkpoint_from_before_there_were_digests_is_read(workdir):

@@ -1,9 +1,11 @@
 """What happens to a run whose checkpoints are damaged, or whose workdir goes while it uses it."""
 
 import dataclasses
+import errno
 import itertools
 import shutil
 
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.integration import commands
@@ -43,6 +45,24 @@ def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_pat
     assert again["parameters_sha256"] == summary["parameters_sha256"]
     assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
     assert commands.curve(tmp_path / "run") == commands.curve(reference)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(config, uninterrupted, tmp_path, monkeypatch, error):
+    shutil.copytree(uninterrupted[1], tmp_path / "run")
+    restore = ocp.PyTreeCheckpointHandler.restore
+
+    def fail(handler, path, *words, **options):
+        if "6" in path.parts:
+            raise error
+        return restore(handler, path, *words, **options)
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+    with pytest.raises(type(error)) as raised:
+        pretrain(config, str(tmp_path / "run"))
+    assert raised.value is error
+    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
+    assert not (tmp_path / "run/damaged_checkpoints").exists()
 
 
 def test_without_a_good_checkpoint_nothing_is_moved(config, uninterrupted, tmp_path):

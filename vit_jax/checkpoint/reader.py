@@ -6,8 +6,6 @@ import json
 import logging
 import math
 import pathlib
-import re
-import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,23 +16,24 @@ from flax.traverse_util import unflatten_dict
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
+from vit_jax.checkpoint.damage import (
+    METADATA,
+    DamagedCheckpoint,
+    damage_of,
+    damage_of_description,
+    reason,
+    require_plain_files,
+)
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.files import MAX_JSON_BYTES, first_line, read_json
+from vit_jax.files import MAX_JSON_BYTES, parse_json, read_bounded
 from vit_jax.references import mark_stored
 
 T = TypeVar("T")
 
 FOLDER = "checkpoints"
-METADATA = "metadata"
 DIGESTS = "array_digests"  # within the metadata, with the next
 METADATA_DIGEST = "metadata_sha256"
 BEST_STEPS = "best_steps"  # in the metadata of a run with early stopping, the best first
-_DATA = "d"  # the folder of the files that hold arrays
-_DESCRIPTIONS = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "manifest.ocdbt", METADATA, "metrics")
-
-
-class DamagedCheckpoint(ValueError):
-    """A checkpoint that is incomplete or holds other bytes than were written."""
 
 
 class CheckpointReader:
@@ -73,7 +72,9 @@ class CheckpointReader:
 
         Raises:
           ValueError: names or shapes differ from what is stored; differences are listed.
-          DamagedCheckpoint: in every process, if it cannot be read in one of them, or an array has changed since.
+          DamagedCheckpoint: in every process, if files are missing or cannot be parsed in one of them, or an array has
+            changed since.
+          Exception: any other error of a read, such as an OSError of a failing disk; it says nothing about the files.
         """
         jax.devices()  # a platform that does not start is no damage
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
@@ -87,14 +88,16 @@ class CheckpointReader:
         except _OtherModel:
             raise  # alike in every process: their descriptions are the same files
         except Exception as error:
-            problem = _reason(error)
+            problem = damage_of(error, self.folder / str(step))
         problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
         if problem:
-            raise self._damaged(step, problem)
+            raise DamagedCheckpoint(self.folder / str(step), problem)
         changed = [f"{item}/{leaf}" for item, leaves in unchecked.items() for leaf in _changed(restored[item], leaves)]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise self._damaged(step, f"other bytes than were written in {', '.join(changed[:3])}{more}")
+            raise DamagedCheckpoint(
+                self.folder / str(step), f"other bytes than were written in {', '.join(changed[:3])}{more}"
+            )
         return {name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()}
 
     def _restore_item(self, step: int, name: str, tree: Any) -> tuple[dict[str, jax.Array], list[str]]:
@@ -105,7 +108,10 @@ class CheckpointReader:
             raise _OtherModel(f"{path.parent} has no item {name!r}.")
         # A handler of its own: those within a checkpointer wait for all processes, and would wait for one that failed.
         handler = ocp.PyTreeCheckpointHandler()
-        stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+        try:
+            stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+        except Exception as error:
+            raise DamagedCheckpoint(path.parent, damage_of_description(error, path)) from error
         expected = {leaf: _with_heads(value, stored.get(leaf)) for leaf, value in wanted.items()}
         if lines := pytree.differences(expected, stored):
             raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}")
@@ -124,17 +130,16 @@ class CheckpointReader:
         folder = self.folder / str(step)
         try:
             require_plain_files(folder)
-            metadata = dict(read_json(folder / METADATA / METADATA))
-        except (OSError, ValueError, TypeError) as error:
-            raise self._damaged(step, _reason(error)) from error
+            metadata = dict(parse_json(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES)))
+        except OSError as error:
+            raise DamagedCheckpoint(folder, damage_of(error, folder)) from error
+        except (TypeError, ValueError) as error:  # of the parser
+            raise DamagedCheckpoint(folder, reason(error)) from error
         digest = metadata.pop(METADATA_DIGEST, None)
         if digest is not None and digest != metadata_digest(metadata):
-            raise self._damaged(step, f"other bytes than were written in {METADATA}")
+            raise DamagedCheckpoint(folder, f"other bytes than were written in {METADATA}")
         self._described[step] = {DIGESTS: {}} | mark_stored(metadata, str(folder), self._allowed)
         return self._described[step]
-
-    def _damaged(self, step: int, problem: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(f"{self.folder / str(step)} is damaged: {problem}.")
 
 
 class _OtherModel(ValueError):
@@ -145,24 +150,6 @@ def metadata_digest(metadata: Mapping[str, Any]) -> str:
     """SHA-256 of JSON values, the same before they are written and after they are read."""
     as_read = json.loads(json.dumps(metadata))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
-
-
-def require_plain_files(folder: pathlib.Path) -> None:
-    """Raises ValueError if there is anything but folders and regular files, or one too large to read but data.
-
-    A link to a device would be read without end.
-    """
-    for path in folder.rglob("*"):
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            if path.is_symlink():
-                raise ValueError(f"{path.relative_to(folder)} is a link to a folder")  # which is not walked here
-            continue
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path.relative_to(folder)} is not a regular file")
-        is_empty = not status.st_size and path.name in _DESCRIPTIONS
-        if is_empty or (status.st_size > MAX_JSON_BYTES and path.parent.name != _DATA):
-            raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
 
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:
@@ -264,9 +251,3 @@ def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None])
     known = {name: digest for name, digest in digests.items() if digest is not None}
     found = array_digests({name: leaves[name] for name in known})
     return [name for name, digest in known.items() if found[name] != digest]
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, DamagedCheckpoint):
-        return str(error)
-    return re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0][:200].rstrip(".")

@@ -21,8 +21,9 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
+from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA, METADATA_DIGEST, metadata_digest
+from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, metadata_digest
 from vit_jax.files import first_line, read_json, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured

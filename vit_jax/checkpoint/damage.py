@@ -1,0 +1,102 @@
+"""Tell a damaged checkpoint from an error that says nothing about its files: a failing disk, no device, a bug."""
+
+import errno
+import json
+import os
+import pathlib
+import re
+import stat
+
+from vit_jax.files import MAX_JSON_BYTES, first_line, parse_json, read_bounded
+
+METADATA = "metadata"
+_DATA = "d"  # the folder of the files that hold arrays
+_TREE = "_METADATA"  # orbax's description of an item
+_DESCRIPTIONS = ("_CHECKPOINT_METADATA", _TREE, "_sharding", "manifest.ocdbt", METADATA, "metrics")
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}  # errors of the system that are damage
+# tensorstore raises ValueError for every failure. Its text begins with the status, except INVALID_ARGUMENT.
+_STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
+_DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
+_ERROR_NUMBER = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is incomplete or holds other bytes than were written.
+
+    Args:
+      folder: the checkpoint.
+      problem: what is damaged, in a few words.
+    """
+
+    def __init__(self, folder: pathlib.Path, problem: str):
+        super().__init__(f"{folder} is damaged: {problem}.")
+        self.problem = problem
+
+
+def damage_of(error: Exception, folder: pathlib.Path) -> str:
+    """Return the damage of files in `folder` that an error reports; raise the error if it reports none.
+
+    Raises:
+      OSError: in the place of a ValueError by which tensorstore reports an error of the system.
+    """
+    cause = error.__cause__ if type(error) is Exception and isinstance(error.__cause__, Exception) else error
+    status = _STATUS.match(str(cause)) if isinstance(cause, ValueError) else None
+    if isinstance(cause, OSError):
+        is_damage = isinstance(cause, FileNotFoundError) or cause.errno in _MISSING  # orbax's has no number
+    elif status:
+        number = next((int(number) for pair in _ERROR_NUMBER.findall(str(cause)) for number in pair if number), None)
+        is_damage = number in _MISSING or (number is None and status[1] in _DAMAGE)
+        if not is_damage:
+            number = number or errno.EIO
+            raise OSError(number, f"{os.strerror(number)} ({reason(cause)})", str(folder)) from error
+    else:
+        is_damage = isinstance(cause, (DamagedCheckpoint, json.JSONDecodeError, UnicodeDecodeError))
+    if not is_damage:
+        raise error
+    return reason(cause)
+
+
+def damage_of_description(error: Exception, item: pathlib.Path) -> str:
+    """Return the damage that an error reports while orbax reads the description of an item; raise it if there is none.
+
+    orbax parses the description without checking it, so that a changed key is a KeyError, as a bug would be.
+    """
+    is_orbax = type(error) is ValueError and not _STATUS.match(str(error))  # an unknown type of an array or a key
+    if is_orbax or (isinstance(error, (AttributeError, LookupError, TypeError)) and not _is_description(item / _TREE)):
+        return f"{item.name}/{_TREE} cannot be parsed"
+    return damage_of(error, item)
+
+
+def _is_description(file: pathlib.Path) -> bool:
+    try:
+        for entry in parse_json(read_bounded(file, MAX_JSON_BYTES))["tree_metadata"].values():
+            _ = [(key["key"], key["key_type"]) for key in entry["key_metadata"]]
+            _ = [entry["value_metadata"][name] for name in ("value_type", "skip_deserialize")]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
+    return True
+
+
+def require_plain_files(folder: pathlib.Path) -> None:
+    """Raise ValueError for anything but folders and regular files, and for files of a wrong size other than data.
+
+    A link to a device would be read without end.
+    """
+    for path in folder.rglob("*"):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            if path.is_symlink():
+                raise ValueError(f"{path.relative_to(folder)} is a link to a folder")  # which is not walked here
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path.relative_to(folder)} is not a regular file")
+        is_empty = not status.st_size and path.name in _DESCRIPTIONS
+        if is_empty or (status.st_size > MAX_JSON_BYTES and path.parent.name != _DATA):
+            raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
+
+
+def reason(error: BaseException) -> str:
+    """Return what an error says in one line, without the specification of an array."""
+    if isinstance(error, DamagedCheckpoint):
+        return error.problem
+    return re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0][:200].rstrip(".")
