@@ -1,5 +1,6 @@
 """Smaller copies of image folders."""
 
+import json
 import os
 import pathlib
 
@@ -130,6 +131,40 @@ def test_a_damaged_description(folder, text):
     (folder / prepared.DESCRIPTION).write_text(text)
     with rejects(str(folder / prepared.DESCRIPTION), "short_side.*quality|not JSON"):
         prepared.preparation(f"folder:{folder}")
+
+
+def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypatch):
+    """Also a split of it. The message is the command that finishes the copy."""
+    copy = tmp_path / "copy"
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "decode", fail_at_last)
+        with pytest.raises(KeyboardInterrupt):
+            prepared.prepare_folder(folder, copy, short_side=60)
+    assert len(image_files(str(copy))) < 4
+    assert [path.name for path in copy.rglob(".*")] == []
+    command = f"vit-jax prepare folder:{folder} --short_side=60 --quality=90 --output={copy}"
+    for part in (copy, copy / "a"):
+        with rejects(f"folder:{part}", command):
+            open_source(f"folder:{part}", "all", make_config(), 0)
+    prepared.prepare_folder(folder, copy, short_side=60)
+    assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
+
+
+def fail_at_last(stored, decode=images.decode):
+    image = decode(stored)
+    if image.shape[0] > image.shape[1]:
+        raise KeyboardInterrupt
+    return image
+
+
+def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(folder, tmp_path, make_config):
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60)
+    (copy / "prepared.json").write_text('{"short_side": 60, "quality": 90}')
+    assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
+    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 0, "unreadable": 0}
+    assert json.loads((copy / "prepared.json").read_text())["complete"] is True
 
 
 def test_rejections(folder, tmp_path):

@@ -4,12 +4,17 @@ import collections
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.files import EXTENSIONS, entries_of, image_files, is_folder, is_image
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
 from vit_jax.data.records import few
+from vit_jax.files import read_json
+
+DESCRIPTION = "prepared.json"  # of a copy that `vit-jax prepare` makes
+MAX_DESCRIPTION_BYTES = 2**16
 
 
 class Folder(Listing):
@@ -34,6 +39,7 @@ class Folder(Listing):
             raise ValueError(
                 f"There is no folder {str(self.path)!r}; give folder:PATH with a sub-folder for each class."
             )
+        _require_complete(self.path)
 
     def splits(self, *names: str) -> list[str]:
         wanted = (*SPLIT_NAMES, *(part_of_split(name)[0] for name in names))
@@ -83,6 +89,35 @@ def folder_of(data: str) -> Path | None:
     """The path in "folder:PATH"; None for other data."""
     kind, _, name = data.partition(":")
     return Path(name).expanduser() if kind == "folder" and name else None
+
+
+def description_of(folder: Path) -> dict[str, Any] | None:
+    """Return how a copy was prepared, or the copy that a split's folder is part of; None for other folders.
+
+    "short_side" and "quality" are those of its images. "complete" is False while it is being written.
+
+    Raises:
+      ValueError: the file that states them is damaged.
+    """
+    for place in (folder, folder.parent):
+        if (file := place / DESCRIPTION).is_file():
+            found = read_json(file, MAX_DESCRIPTION_BYTES)
+            kinds = {"short_side": int, "quality": int, "complete": bool, "source": str}
+            found = {"complete": True, "source": ""} | found if isinstance(found, dict) else {}
+            if not all(type(found.get(name)) is kind for name, kind in kinds.items()):
+                raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
+            return found | {"folder": str(place)}
+    return None
+
+
+def _require_complete(folder: Path) -> None:
+    found = description_of(folder)
+    if found is not None and not found["complete"]:
+        raise ValueError(
+            f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run the command that finishes it: vit-jax "
+            f"prepare folder:{found['source']} --short_side={found['short_side']} --quality={found['quality']} "
+            f"--output={found['folder']}"
+        )
 
 
 def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Smaller copies of image folders, which are read several times faster: the same files, each with a shorter side.
 
 The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` finds a crop without decoding what is
-above it. Which size and quality they have stands in a file beside them.
+above it. A file beside them states their size and quality, and whether the copy is complete.
 """
 
 import concurrent.futures
@@ -14,21 +14,19 @@ from pathlib import Path
 import cv2
 
 from vit_jax.data.files import image_files, read_file
-from vit_jax.data.folder import folder_of
+from vit_jax.data.folder import DESCRIPTION, description_of, folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.records import few
 from vit_jax.data.workers import available_cores
-from vit_jax.files import make_folder, read_json, write_atomically
+from vit_jax.files import make_folder, write_atomically
 
-DESCRIPTION = "prepared.json"
-MAX_DESCRIPTION_BYTES = 2**16
 QUALITY = 90
 _UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
 
 
 def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int = QUALITY) -> dict[str, int]:
-    """Write a copy of an image folder with the same names, classes and splits; continue an interrupted copy.
+    """Write a copy of an image folder with the same names, classes and splits; continue one that was interrupted.
 
     An image whose short side is not longer than `short_side`, or that cannot be decoded, is copied as it is. Of a
     larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name. It keeps the
@@ -47,13 +45,20 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     if output.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{str(output)!r} is inside {str(folder)!r}, whose copy it would be; give another --output=.")
     description = {"short_side": short_side, "quality": quality}
-    if (found := description_of(output)) not in (None, description) or (found is None and output.exists()):
+    found = description_of(output)
+    has_another = found is not None and any(found.get(name) != value for name, value in description.items())
+    if has_another or (found is None and output.exists()):
         raise ValueError(f"{str(output)!r} exists and was not prepared with {description}; give another --output=.")
     with make_folder(output):
-        write_atomically(output / DESCRIPTION, json.dumps(description))
+        state = description | {"source": str(folder.absolute()), "complete": False}
+        write_atomically(output / DESCRIPTION, json.dumps(state))
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
-    with concurrent.futures.ThreadPoolExecutor(available_cores()) as threads:
+    threads = concurrent.futures.ThreadPoolExecutor(available_cores())
+    try:
         done = list(threads.map(make, files))
+    finally:
+        threads.shutdown(cancel_futures=True)  # after Ctrl-C no image is begun, and none is left half-written
+    write_atomically(output / DESCRIPTION, json.dumps(state | {"complete": True}))  # last: readers require it
     counts = {kind: done.count(kind) for kind in ("reduced", "copied", "unreadable")}
     if counts["unreadable"]:
         names = [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]
@@ -65,24 +70,8 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     return counts
 
 
-def description_of(folder: Path) -> dict[str, int] | None:
-    """Return "short_side" and "quality" of a prepared copy, or of the copy that a split's folder is part of.
-
-    Raises:
-      ValueError: the file that states them is damaged.
-    """
-    for file in (folder / DESCRIPTION, folder.parent / DESCRIPTION):
-        if not file.is_file():
-            continue
-        found = read_json(file, MAX_DESCRIPTION_BYTES)
-        if not (isinstance(found, dict) and all(type(found.get(name)) is int for name in ("short_side", "quality"))):
-            raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
-        return found
-    return None
-
-
 def preparation(data: str) -> str:
-    """Words on how the data of a run were prepared; empty where they were not."""
+    """Return words on how the data of a run were prepared; empty where they were not."""
     folder = folder_of(data)
     found = folder and description_of(folder)
     return f", prepared with short side {found['short_side']} and JPEG quality {found['quality']}" if found else ""
