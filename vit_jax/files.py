@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, AnyStr, BinaryIO
 
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
@@ -139,6 +139,21 @@ def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
         yield line
 
 
+_CLEANUPS: list[Callable[[], object]] = []
+
+
+def clean_up_at_once(action: Callable[[], object]) -> None:
+    """Call `action` too when `hosts.exits.leave_at_once` ends the process, where Python's `atexit` calls nothing."""
+    _CLEANUPS.append(action)
+
+
+def clean_up() -> None:
+    """Call what `clean_up_at_once` was given, each once."""
+    while _CLEANUPS:
+        with contextlib.suppress(OSError):
+            _CLEANUPS.pop()()
+
+
 # Writing.
 
 
@@ -154,7 +169,7 @@ class WriteError(OSError, ValueError):
 
 @contextlib.contextmanager
 def make_folder(path: pathlib.Path) -> Iterator[None]:
-    """Create a folder and its parents; after a ValueError in the context, remove those it created, unless filled.
+    """Create a folder and its parents; after a ValueError or a stop, remove those it created, unless filled.
 
     Links are followed, also those whose target does not exist.
 
@@ -170,7 +185,7 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
         raise WriteError(error.errno, reason, str(path)) from error
     try:
         yield
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         with contextlib.suppress(OSError):  # not empty
             for folder in made:
                 folder.rmdir()

@@ -16,6 +16,7 @@ from vit_jax import cli
 from vit_jax.cli.words import split
 from vit_jax.config import load_recipe
 from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
+from vit_jax.hosts import exits
 from vit_jax.weights import OPTIONS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -115,6 +116,57 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         cli.main(["predict", "w.npz", "a.png"])
     assert exit_.value.code == 128 + signal.SIGINT == 130
     assert capsys.readouterr().err == "vit-jax: stopped\n"
+
+
+def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch, capsys):
+    """Also where a library turns it into an error."""
+
+    def terminated(words):
+        signal.raise_signal(signal.SIGTERM)
+
+    def wrapped(words):
+        try:
+            terminated(words)
+        except BaseException as error:
+            raise ValueError("cannot be read") from error
+
+    monkeypatch.setattr(os, "_exit", sys.exit)  # pytest stays
+    before = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    for verb in (terminated, wrapped):
+        monkeypatch.setitem(cli.VERBS, "predict", verb)
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(["predict", "w.npz", "a.png"])
+        assert exit_.value.code == exits.PREEMPTED == 75
+        assert capsys.readouterr().err == "vit-jax: stopped by SIGTERM; the same command starts again\n"
+        assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before
+
+
+IN_A_CALLBACK = """
+import gc, os, signal, sys, time
+from vit_jax import cli
+
+def callback(*_):
+    gc.callbacks.clear()
+    os.kill(os.getpid(), int(sys.argv[1]))
+    time.sleep(0)
+
+def verb(words):
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(600)
+
+cli.VERBS["predict"] = verb
+cli.main(["predict"])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_is_not_lost_in_a_callback(number, code):
+    """Python prints what is raised there and forgets it; JAX has such a callback of the garbage collector."""
+    words = [sys.executable, "-c", IN_A_CALLBACK, str(int(number))]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
+    assert result.stderr.startswith("vit-jax: stopped")
 
 
 @pytest.mark.parametrize("words", ["show --config=configs/digits.py", "--help"])

@@ -1,6 +1,7 @@
 """The verb doctor: every line on a machine where all is well, and with each fault that it knows, made up."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -231,3 +232,16 @@ def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
     assert (outcome.code, bool(trained)) == ((0, True) if expected is None else (expected, False))
     assert run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"]).code == 2
     assert len(started) == 1, "the recipe is loaded before"
+
+
+def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
+    killed = []
+
+    def wait():
+        raise KeyboardInterrupt
+
+    doctor = types.SimpleNamespace(wait=wait, kill=lambda: killed.append(True))
+    monkeypatch.setattr(subprocess, "Popen", lambda command: doctor)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    assert run(["pretrain", "--doctor", f"--config={RECIPE}", f"--workdir={tmp_path}"]).code == 130
+    assert killed == [True]

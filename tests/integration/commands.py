@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tests.tiny import RECIPE, ROOT, RUN, flags
 from vit_jax import cli
 
+HELD = str(pathlib.Path(__file__).parent / "held")
 HANG_SECONDS = 600  # far above what any of these runs takes on a busy machine
 
 
@@ -62,8 +63,17 @@ def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
 def start_held(words, folder):
     """As `start`, but at the first new checkpoint in the folder's workdir it waits for a signal."""
     before = " ".join(map(str, checkpoint_steps(folder)))
-    held = str(pathlib.Path(__file__).parent / "held")
-    return start(words, PYTHONPATH=held, HELD_FOLDER=str(folder), HELD_BEFORE=before)
+    return start(words, PYTHONPATH=HELD, HELD_FOLDER=str(folder), HELD_BEFORE=before)
+
+
+def start_held_at(call, words, folder, **environment):
+    """As `start`, but after the first `call`, such as "os:fsync", it makes the file held and waits for a signal."""
+    file = folder / "held"
+    file.unlink(missing_ok=True)
+    process = start(words, devices=1, PYTHONPATH=HELD, HELD_CALL=call, HELD_FILE=str(file), **environment)
+    wait_until(file.exists, process)
+    file.unlink()
+    return process
 
 
 # As in pyproject.toml.

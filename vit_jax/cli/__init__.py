@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vit_jax import __version__
 from vit_jax.backend import BackendError, explained_backend
-from vit_jax.cli import analysis, planning, runs, study, training, transfer, vtab, weights
+from vit_jax.cli import analysis, planning, runs, stop, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 from vit_jax.config.nearest import did_you_mean
@@ -28,18 +28,18 @@ _HELP = ("help", "--help", "-h")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb; a ValueError becomes one message and exit code 2, devices that do not start exit code 1.
 
-    Ctrl-C and a closed output end it with the exit codes of a shell, unless the verb handles them.
+    SIGTERM ends it with exit code 75, Ctrl-C and a closed output with those of a shell, unless the verb handles them.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
     try:
-        try:
-            _run(list(sys.argv[1:] if arguments is None else arguments))
-        finally:
-            sys.stdout.flush()  # an error at exit could not be handled
-    except KeyboardInterrupt:
-        print("vit-jax: stopped", file=sys.stderr, flush=True)
-        os._exit(128 + signal.SIGINT)  # a normal exit during an import or a compilation may crash
+        with stop.orderly_end():
+            try:
+                _run(list(sys.argv[1:] if arguments is None else arguments))
+            finally:
+                sys.stdout.flush()  # an error at exit could not be handled
+    except KeyboardInterrupt as error:
+        stop.leave(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
         sys.exit(128 + signal.SIGPIPE)
@@ -47,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("VIT_JAX_TRACEBACK"):
             raise
         fail(str(error), 2 if isinstance(error, ValueError) else 1)
+    except OSError as error:  # of a disk or a network; launchers start the command again
+        if os.environ.get("VIT_JAX_TRACEBACK") or error.strerror is None:
+            raise
+        fail(f"{error.filename or 'the system'}: {error.strerror}", 1)
 
 
 def _run(words: Sequence[str]) -> None:

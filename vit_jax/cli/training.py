@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.cli.outputs import output_file, output_folder
+from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.cli.verb import ALLOW_CODE, RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
 from vit_jax.files import printable_lines
@@ -66,20 +66,11 @@ def finetune(given: Given) -> None:
 
 @contextlib.contextmanager
 def preemptible() -> Iterator[None]:
-    """SIGTERM while the run imports, opens data or waits for others: `train.interruption` is not there yet."""
-
-    def end(*_: object) -> None:
-        words = "stopped before the first step: there is nothing to save; the same command starts again"
-        os.write(2, f"vit-jax: {words}\n".encode())
-        os._exit(75)  # exits.PREEMPTED; nothing can be imported here, in the middle of an import
-
-    before = signal.signal(signal.SIGTERM, end)
+    """Say what SIGTERM means while a run imports, opens data or waits for others, before `train.interruption`."""
     try:
         yield
-    finally:
-        hosts = sys.modules.get("vit_jax.hosts")
-        if hosts is None or hosts.this_process().num_processes == 1:  # with several, JAX has it since they joined
-            signal.signal(signal.SIGTERM, before)
+    except Terminated as error:
+        leave(error, "stopped before the first step: there is nothing to save; the same command starts again")
 
 
 def _train(verb: str, other: str, kind: type[Any], given: Given) -> None:
@@ -119,16 +110,13 @@ def _check(config: Any, options: Mapping[str, str]) -> None:
 
 
 def _examine(words: Sequence[str]) -> None:
-    """Runs the verb doctor with these words in its own process, which frees the devices; ends unless all is well."""
+    """Run the verb doctor with these words in its own process, which frees the devices; end unless all is well."""
     doctor = subprocess.Popen([sys.executable, "-P", "-m", "vit_jax", "doctor", *words])
-
-    def end(*_: object) -> None:
+    try:
+        code = doctor.wait()
+    except KeyboardInterrupt:
         doctor.kill()
-        os._exit(75)  # exits.PREEMPTED
-
-    before = signal.signal(signal.SIGTERM, end)
-    code = doctor.wait()
-    signal.signal(signal.SIGTERM, before)
+        raise
     if code == 1:
         fail("doctor found what is wrong; nothing was started. Without --doctor it would be.", 2)
     if code != 0:
@@ -150,7 +138,7 @@ def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
 
 
 def run_training(loop: Callable[[], object], workdir: str) -> None:
-    """Runs a training loop; converts its errors to one message and an exit code."""
+    """Run a training loop; convert its errors to one message and an exit code."""
     import jax
 
     from vit_jax.checkpoint import SaveError
@@ -163,6 +151,8 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
         loop()
     except Interrupted as interrupted:
         fail(str(interrupted), exits.PREEMPTED)
+    except Terminated:
+        raise
     except KeyboardInterrupt:
         fail("stopped at once; the last checkpoint is kept", exits.STOPPED)
     except (SaveError, LostWorker, WorkdirLost) as error:
@@ -330,8 +320,7 @@ def doctor(given: Given) -> None:
 
     found = []
     try:
-        with hosts.ends_together():
-            hosts.start()
+        with joined():
             for findings in examine(options.get("workdir"), config):
                 found.append(findings)
                 if hosts.is_first() and "json" not in options:

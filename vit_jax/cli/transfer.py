@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_placed_model
 from vit_jax.cli.outputs import output_file
+from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
 from vit_jax.files import printable
@@ -213,10 +214,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     if idle:
         raise UsageError(f"{', '.join(idle)}: without effect here; leave it out (--preprocessing={preprocessing}).")
 
-    from vit_jax import hosts
-
-    with hosts.ends_together():
-        hosts.start()
+    with joined():
         from vit_jax.transfer.datasets import PairChoice
         from vit_jax.transfer.features import Extractor, default_cache
 

@@ -18,6 +18,7 @@ from vit_jax.cli.model import (
     weight_options,
 )
 from vit_jax.cli.outputs import output_file, output_folder, require_creatable
+from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
 from vit_jax.files import printable, printable_lines, write_atomically
@@ -110,10 +111,7 @@ def evaluate(given: Given) -> None:
     options = given.options
     numbers = limits(options)
 
-    from vit_jax import hosts
-
-    with hosts.ends_together():
-        hosts.start()
+    with joined():
         _evaluate(options, numbers)
 
 

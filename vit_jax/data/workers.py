@@ -18,6 +18,8 @@ import time
 from multiprocessing import resource_tracker, shared_memory, util
 from typing import Any, NamedTuple
 
+from vit_jax.files import clean_up_at_once
+
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
 BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
@@ -115,6 +117,7 @@ def _living_run() -> str:
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # workers get it
     config["semprefix"] = f"/vj{digits}"
+    clean_up_at_once(functools.partial(_end_run, path))
     return digits
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from vit_jax.files import printable_lines
+from vit_jax.files import clean_up, printable_lines
 
 FAILED = 1  # an error that may occur again: a full disk, a loss that is not finite, a bug
 MISUSED = 2  # the user has to change something: an option, the data, the workdir
@@ -20,7 +20,7 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
-        return STOPPED
+        return getattr(error, "exit_code", STOPPED)  # that of `cli.stop.Terminated`
     return MISUSED if isinstance(error, ValueError) else FAILED
 
 
@@ -31,9 +31,10 @@ def say(message: str) -> None:
 
 
 def leave_at_once(exit_code: int) -> NoReturn:
-    """Ends the process and its workers without waiting for anything."""
+    """End the process and its workers without waiting for anything."""
     for child in multiprocessing.active_children():
         child.kill()
+    clean_up()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -175,6 +175,10 @@ class Peers:
             wait_for_all()
         self._is_closing.set()
 
+    def leave(self, exit_code: int) -> None:
+        """End this process at once; does not return."""
+        self._leave(exit_code)
+
     # Called by the threads.
 
     def _repeat(self, action: Callable[[], None]) -> None:
@@ -269,7 +273,10 @@ class Peers:
         return self._rule({0: self.own_report()} | self._reports)
 
     def _verdict_on_failure(self, process: int, failure: Failure) -> Verdict:
-        what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
+        if failure.exit_code == exits.PREEMPTED:
+            what = f"was stopped by SIGTERM{_after(failure.step)}. {self._advice('')}"
+        else:
+            what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
         return Verdict(message=f"{self.name(process)} {what}", exit_code=failure.exit_code)
 
     def _fails_itself(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from vit_jax.files import clean_up_at_once
 from vit_jax.plan.topology import Topology
 from vit_jax.train.assemble import Assembly
 
@@ -126,7 +127,9 @@ def _read_bundles() -> dict[str, int]:
 def _schedules() -> pathlib.Path:
     """The folder to which this process's compiler writes schedules: about 50 MB for a step, removed at the end."""
     folder = tempfile.mkdtemp(prefix="vit_jax_schedules_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)
+    clean_up_at_once(remove)
     return pathlib.Path(folder)
 
 

@@ -1,10 +1,14 @@
 """Loaded by Python where this folder is on PYTHONPATH: holds a run at its first new checkpoint until a signal comes.
 
-Without it a small run could end before a test has seen the checkpoint and sent the signal.
+Without it a small run could end before a test has seen the checkpoint and sent the signal. HELD_CALL=module:function
+holds another verb after its first call of the function, and makes HELD_FILE.
 """
 
+import importlib
 import os
 import pathlib
+import sys
+import threading
 import time
 
 if folder := os.environ.get("HELD_FOLDER"):
@@ -21,3 +25,24 @@ if folder := os.environ.get("HELD_FOLDER"):
         return requested or self._requested
 
     Interruption.is_requested = held
+
+if held_call := os.environ.get("HELD_CALL"):
+    module, _, name = held_call.partition(":")
+    function = getattr(importlib.import_module(module), name)
+
+    def is_ending(thread):
+        """Whether a thread waits for a pool of threads to end."""
+        frame = sys._current_frames()[thread.ident]
+        while frame is not None and frame.f_code.co_name != "shutdown":
+            frame = frame.f_back
+        return frame is not None
+
+    def hold(*words, **options):
+        """Hold the main thread for ever, and others until it ends them."""
+        result, main = function(*words, **options), threading.main_thread()
+        pathlib.Path(os.environ["HELD_FILE"]).touch()
+        while threading.current_thread() is main or not is_ending(main):
+            time.sleep(0.05)
+        return result
+
+    setattr(sys.modules[module], name, hold)

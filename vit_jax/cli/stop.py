@@ -1,0 +1,117 @@
+"""SIGTERM and Ctrl-C end every verb in order: temporary files are removed, one line is printed, no process is left.
+
+Both raise an exception in the main thread, so that every context is left. During its steps a run has its own handlers,
+which save first: `train.interruption`.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+SECOND_AFTER = 5.0  # seconds: launchers often send a signal twice, to the group and to the process
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has arrived. It is treated as Ctrl-C everywhere, apart from the exit code."""
+
+    exit_code = 75  # hosts.exits.PREEMPTED: the package `hosts` imports JAX, and help must be fast
+
+
+_asked_at: float | None = None  # when the first SIGTERM arrived
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Raise `Terminated` in this context when SIGTERM arrives, and in the place of an error that follows from it."""
+    global _asked_at
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
+        yield
+        return
+    _asked_at = None
+    handler, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    sys.unraisablehook = again = _send_again(hook)
+    take_sigterm()
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if _asked_at is None:
+            raise
+        raise Terminated from error
+    finally:
+        if _num_processes() == 1:  # with several, JAX has it since they joined
+            signal.signal(signal.SIGTERM, handler)
+        if sys.unraisablehook is again:
+            sys.unraisablehook = hook
+
+
+def take_sigterm() -> None:
+    """Make SIGTERM raise `Terminated` in the main thread."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    global _asked_at
+    now = time.monotonic()
+    if _asked_at is None:
+        _asked_at = now
+        raise Terminated
+    if now - _asked_at > SECOND_AFTER:  # what cleans up may hang; until then it is not disturbed
+        leave(Terminated(), "stopped at once by a second SIGTERM")
+
+
+def _send_again(hook: Any) -> Any:
+    """Return a hook that sends a signal again if its exception was raised in a callback, where Python drops it.
+
+    One of JAX's runs at every garbage collection.
+    """
+
+    def handle(report: Any) -> None:
+        global _asked_at
+        if not issubclass(report.exc_type, KeyboardInterrupt):  # the exception itself may be None
+            hook(report)
+            return
+        _asked_at = None
+        number = signal.SIGTERM if issubclass(report.exc_type, Terminated) else signal.SIGINT
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+
+    return handle
+
+
+def _num_processes() -> int:
+    """Return how many processes the verb has; `hosts` may be not imported, or in part."""
+    this_process = getattr(sys.modules.get("vit_jax.hosts"), "this_process", None)
+    return this_process().num_processes if this_process else 1
+
+
+def leave(error: KeyboardInterrupt, words: str = "") -> NoReturn:
+    """Print one line and end the process, its workers and the other processes of the verb.
+
+    A normal exit during an import or a compilation may crash.
+    """
+    is_sigterm = isinstance(error, Terminated)
+    exit_code = Terminated.exit_code if is_sigterm else 128 + signal.SIGINT
+    usual = "stopped by SIGTERM; the same command starts again" if is_sigterm else "stopped"
+    print(f"vit-jax: {words or usual}", file=sys.stderr, flush=True)
+    if this_process := getattr(sys.modules.get("vit_jax.hosts"), "this_process", None):
+        this_process().leave(exit_code)
+    os._exit(exit_code)
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Join the other processes, if there are any; an error or a signal in one of them ends all."""
+    from vit_jax import hosts
+
+    with hosts.ends_together():
+        hosts.start()
+        if hosts.this_process().num_processes > 1:
+            take_sigterm()  # JAX's preemption service has it since they joined, and only notes it
+        yield
