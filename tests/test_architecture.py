@@ -38,7 +38,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
     *("vit_jax/train/agreement.py", "vit_jax/inference/imagenet/classes.py", "vit_jax/data/workers.py"),
     "vit_jax/cli/__init__.py",
     "vit_jax/weights/formats/npz.py",  # members of an archive
-    "vit_jax/transfer/features.py",  # of the cache, after it was checked that they are regular
+    "vit_jax/transfer/cache.py",  # of the cache, after it was checked that they are regular
 }
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 

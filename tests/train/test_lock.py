@@ -1,12 +1,15 @@
 """Two runs never write into one workdir, and a crashed one does not keep it."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from vit_jax.train import lock as locks
 from vit_jax.train.lock import FILE, WorkdirLock, WorkdirLost
 
 HOLD = """
@@ -104,8 +107,82 @@ def test_a_workdir_that_is_lost_is_noticed(tmp_path, loss):
     assert (folder / FILE).exists() is (loss == "taken over"), "the lock of another is left alone"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"token": 1}', "\x00\xff"])
-def test_a_file_that_is_no_lock_is_replaced(tmp_path, content):
-    (tmp_path / FILE).write_text(content)
-    with WorkdirLock(tmp_path) as lock:
+NO_LOCKS = {
+    "empty": lambda file: file.write_text(""),
+    "a list": lambda file: file.write_text("[]"),
+    "incomplete": lambda file: file.write_text('{"token": 1}'),
+    "binary": lambda file: file.write_text("\x00\xff"),
+    "nested": lambda file: file.write_text("[" * 60_000),
+    "with odd values": lambda file: file.write_text(json.dumps(locks._this_process() | ODD)),
+    "large": lambda file: [file.touch(), os.truncate(file, 2**40)],
+    "pipe": os.mkfifo,
+    "device": lambda file: file.symlink_to("/dev/zero"),
+    "link to itself": lambda file: file.symlink_to(FILE),
+}
+ODD = {"token": "../../elsewhere", "since": "", "pid": "x", "started": "1"}
+
+
+@pytest.mark.parametrize("make", NO_LOCKS.values(), ids=[name.replace(" ", "_") for name in NO_LOCKS])
+def test_a_file_that_is_no_lock_is_replaced(tmp_path, make):
+    make(tmp_path / FILE)
+    with WorkdirLock(tmp_path, expiry_seconds=0.1) as lock:
         lock.check()
+        assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def race(folder, count):
+    """Return the locks that were won by so many that try at one moment, and the errors of the others."""
+    start, won, errors = threading.Barrier(count), [], []
+
+    def enter():
+        lock = WorkdirLock(folder, say=lambda line: None, expiry_seconds=0.2)
+        start.wait()
+        try:
+            won.append(lock.__enter__())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=enter) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won, errors
+
+
+def dead_owner(folder):
+    """Leave what two runs that were killed leave: a lock, and the claim of one that was about to replace it."""
+    path = folder / FILE
+    for _ in range(2):
+        path.write_text(json.dumps(WorkdirLock(folder)._owner | {"started": "1", "renewals": 0}))
+        path = locks.claim_of(path, path.read_bytes())
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "without hard links"])
+@pytest.mark.parametrize("state", ["free", "void", "not a lock"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, links):
+    def refuse(*_, **__):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns within a few statements
+    try:
+        for number in range(40):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            if state == "void":
+                dead_owner(folder)
+            elif state == "not a lock":
+                (folder / FILE).write_text("[]")
+            won, errors = race(folder, count)
+            assert len(won) == 1, (won, errors)
+            assert all("used by another run" in str(error) for error in errors), errors
+            won[0].check()
+            assert [path.name for path in folder.iterdir()] == [FILE], "neither winner nor losers leave other files"
+            won[0].__exit__(None, None, None)
+            assert list(folder.iterdir()) == []
+    finally:
+        sys.setswitchinterval(before)

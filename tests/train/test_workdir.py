@@ -5,6 +5,9 @@ import errno
 import json
 import os
 import pathlib
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -14,6 +17,7 @@ from vit_jax.config import load_recipe, to_dict
 from vit_jax.files import WriteError
 from vit_jax.train import search
 from vit_jax.train import workdir as workdirs
+from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.run_files import write_summary
 from vit_jax.train.workdir import claim, refuse_as_source, require_same_start
 
@@ -103,6 +107,68 @@ def test_a_second_run_changes_nothing_of_the_first(tmp_path):
         take(tmp_path, LONGER)
     assert stored_config(tmp_path) == as_json(FINETUNING)
     take(tmp_path, LONGER)
+
+
+RACE = """
+import dataclasses, pathlib, sys, time
+from vit_jax.config import load_recipe
+from vit_jax.train.workdir import claim
+
+config = dataclasses.replace(load_recipe("configs/finetune.py:any,own"), seed=int(sys.argv[1]))
+print("ready", flush=True)
+for line in sys.stdin:
+    folder, at = line.split()
+    while time.time() < float(at):
+        pass
+    try:
+        with claim(folder, config):
+            print("won", flush=True)
+            sys.stdin.readline()
+        print("left", flush=True)
+    except ValueError as error:
+        print(str(error), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.processes
+def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
+    """Also where a killed run has left its lock. The other is told who has the workdir, and writes nothing."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=pathlib.Path(__file__).parents[2],
+        )
+        for seed in range(2)
+    ]
+
+    def say(line):
+        for process in processes:
+            process.stdin.write(line)
+            process.stdin.flush()
+
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for number in range(40):
+        folder = tmp_path / str(number)
+        if number % 2:
+            folder.mkdir()
+            (folder / "run.lock").write_text(json.dumps(WorkdirLock(folder)._owner | {"started": "1"}))
+        say(f"{folder} {time.time() + 0.02}\n")
+        said = [process.stdout.readline() for process in processes]
+        assert said.count("won\n") == 1, said
+        winner = said.index("won\n")
+        assert f"is used by another run: process {processes[winner].pid} on" in said[1 - winner]
+        assert {path.name for path in folder.iterdir()} == {"run.lock", "config.json"}
+        assert stored_config(folder)["seed"] == winner
+        say("\n")
+        assert processes[winner].stdout.readline() == "left\n"
+        assert [path.name for path in folder.iterdir()] == ["config.json"]
+    for process in processes:
+        process.communicate()
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path):

@@ -2,9 +2,14 @@
 
 File locks of the system are not passed on by every network file system. The file names its owner instead, and the owner
 renews it. On the same machine a lock is void when the owner's process has ended; elsewhere when it is not renewed.
+
+A lock appears complete, as a hard link that fails where there is one. A void lock is replaced by the process that has
+a second lock, a claim, whose name follows from the void one.
 """
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -16,12 +21,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from vit_jax.files import read_json, write_atomically
+from vit_jax.files import parse_json, read_bounded, write_atomically
 
 FILE = "run.lock"
-MAX_BYTES = 2**16
 RENEWAL_SECONDS = 5.0
 EXPIRY_SECONDS = 30.0  # without renewal, as another machine sees it; clocks need not agree
+_MAX_BYTES = 2**16
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}  # from file systems without hard links
 
 
 class WorkdirLost(RuntimeError):
@@ -59,12 +65,7 @@ class WorkdirLock:
 
     def __enter__(self) -> Self:
         if self._enabled:
-            if (other := _read(self._path)) is not None and not self._is_void(other):
-                raise ValueError(
-                    f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
-                    f"since {other['since']}. End that run first, or choose another workdir."
-                )
-            self._renew()
+            self._acquire(self._path)
             self._thread.start()
         return self
 
@@ -98,26 +99,84 @@ class WorkdirLock:
                 f"{found['since']}, because this one did not renew its lock for {self._expiry_seconds:.0f} s."
             )
 
-    def _is_void(self, other: dict[str, Any]) -> bool:
-        """Whether the owner of a lock is gone; may wait until the lock would have been renewed."""
+    def _acquire(self, path: pathlib.Path) -> None:
+        """Create the lock or claim `path`, or replace it if it is void; raise ValueError if another process has it."""
+        while not self._create(path):
+            found = _content(path)
+            if found is None:  # released since
+                continue
+            if (other := _owner(found)) is not None and not self._is_void(other, path):
+                raise ValueError(
+                    f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
+                    f"since {other['since']}. End that run first, or choose another workdir."
+                )
+            if not found and self._is_filled(path):
+                continue
+            claim = claim_of(path, found)
+            self._acquire(claim)  # only the process that has it replaces what was found
+            try:
+                if _content(path) == found:
+                    self._write_beside(path).replace(path)  # also a link or a pipe, which `write_atomically` would keep
+                    return
+            finally:
+                claim.unlink(missing_ok=True)
+
+    def _create(self, path: pathlib.Path) -> bool:
+        """Create `path` with its content at once; return False if it exists."""
+        complete = self._write_beside(path)
+        try:
+            os.link(complete, path)
+        except FileExistsError:
+            return complete.stat().st_nlink > 1  # a network file system may have lost the first answer
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            except FileExistsError:
+                return False
+            complete.replace(path)
+        finally:
+            complete.unlink(missing_ok=True)
+        return True
+
+    def _write_beside(self, path: pathlib.Path) -> pathlib.Path:
+        """Return a new file with the content of the lock in the folder of `path`."""
+        complete = path.with_name(f".{FILE}.{uuid.uuid4().hex}")
+        write_atomically(complete, self._text())
+        return complete
+
+    def _is_filled(self, path: pathlib.Path) -> bool:
+        """Whether an empty lock, as it is for a moment without hard links, changes in the time that this takes."""
+        for _ in range(10):
+            time.sleep(min(1.0, self._expiry_seconds / 10) / 10)
+            if _content(path) != b"":
+                return True
+        return False
+
+    def _is_void(self, other: dict[str, Any], path: pathlib.Path) -> bool:
+        """Whether the owner of the lock at `path` is gone; may wait until the lock would have been renewed."""
         if (has_ended := _has_ended(other)) is not None:
             return has_ended
         self._say(
-            f"{self._path} is of process {other['pid']} on {other['host']}: waiting up to {self._expiry_seconds:.0f} s "
+            f"{path} is of process {other['pid']} on {other['host']}: waiting up to {self._expiry_seconds:.0f} s "
             "to see whether that run is alive"
         )
         deadline = time.monotonic() + self._expiry_seconds
         while time.monotonic() < deadline:
             time.sleep(min(1.0, self._expiry_seconds / 10))
-            if (now := _read(self._path)) is None:
+            if (now := _read(path)) is None:
                 return True
             if now != other:
                 return False
         return True
 
+    def _text(self) -> str:
+        return json.dumps({**self._owner, "renewals": self._renewals}) + "\n"
+
     def _renew(self) -> None:
-        write_atomically(self._path, json.dumps({**self._owner, "renewals": self._renewals}) + "\n")
         self._renewals += 1
+        write_atomically(self._path, self._text())
 
     def _keep_renewing(self) -> None:
         while not self._is_closing.wait(self._renewal_seconds):
@@ -152,12 +211,34 @@ def _has_ended(owner: dict[str, Any]) -> bool | None:
     return bool(_started(owner["pid"]) != owner["started"])
 
 
+def claim_of(path: pathlib.Path, found: bytes) -> pathlib.Path:
+    """Return the claim that a process needs before it replaces `path`, in which it has found this content."""
+    owner = _owner(found)
+    name = found if owner is None else str(owner["token"]).encode()  # without the number of renewals
+    return path.with_name(f".{FILE}.{hashlib.sha256(name).hexdigest()[:32]}")
+
+
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-    """The owner of a lock; None if there is none, or none that can be read: such a file was not written by us."""
+    """Return the owner of a lock; None if there is none, or the file is not a lock."""
+    found = _content(path)
+    return None if found is None else _owner(found)
+
+
+def _content(path: pathlib.Path) -> bytes | None:
+    """Return the content of a file, or a word for one that is no lock; None if there is no file."""
     try:
-        owner = read_json(path, MAX_BYTES)
-        return owner if {"token", "since", *_this_process()} <= owner.keys() else None
-    except (OSError, ValueError, AttributeError):
+        return read_bounded(path, _MAX_BYTES)
+    except (OSError, ValueError):
+        return b"not a lock" if os.path.lexists(path) else None
+
+
+def _owner(found: bytes) -> dict[str, Any] | None:
+    """Return the owner that the content of a lock names; None if it was not written by this module."""
+    try:
+        owner = parse_json(found)
+        is_complete = {"token", "since", *_this_process()} <= owner.keys()
+        return owner if is_complete and type(owner["pid"]) is int and 0 < owner["pid"] < 2**31 else None
+    except (ValueError, AttributeError):
         return None
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import pathlib
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import write_atomically
+from vit_jax.train.lock import FILE as LOCK_FILE
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.run_files import CONFIG_FILE, START_FILE, SUMMARY_FILE, read_config, read_metrics, read_start
 from vit_jax.weights.hub import is_hub_address
@@ -70,7 +72,10 @@ def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
 
 @contextlib.contextmanager
 def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
-    """After a ValueError in the context what the run made goes again, unless it has come to more than these files."""
+    """Remove what the run made after a ValueError in the context, unless it is more than these files.
+
+    Where another run has the lock, new files are of that run, and stay.
+    """
     if not hosts.is_first():
         yield
         return
@@ -83,7 +88,8 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
     except ValueError:
         with contextlib.suppress(OSError):
             new = {*path.iterdir()} - before
-            for file in new if {file.name for file in new} <= {*files} else ():
+            is_ours = not os.path.lexists(path / LOCK_FILE) and {file.name for file in new} <= {*files}
+            for file in new if is_ours else ():
                 file.unlink()
             for folder in made:
                 folder.rmdir()
@@ -157,7 +163,7 @@ def _require_writable(path: pathlib.Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / ".probe", "a full disk takes empty files")
-        (path / ".probe").unlink(missing_ok=True)  # another run may be at the same point
+        (path / ".probe").unlink(missing_ok=True)  # by another run that starts at the same moment
     except OSError as error:
         if error.errno in PASSING:
             raise OSError(error.errno, error.strerror, str(path)) from None
