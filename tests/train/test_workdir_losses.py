@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.integration import commands
+from vit_jax.checkpoint import CheckpointStore
 from vit_jax.train.interruption import Interruption
 from vit_jax.train.lock import WorkdirLost
 from vit_jax.train.pretrain import pretrain
@@ -92,3 +93,26 @@ def test_a_workdir_that_goes_ends_the_run_at_the_next_write(config, tmp_path, mo
         pretrain(config, str(tmp_path / "run"))
     assert next(count) <= 6
     assert commands.checkpoint_steps(tmp_path / "gone") == [2]
+
+
+@pytest.mark.parametrize("moment", ["before", "while it is written"])
+def test_a_save_does_not_make_a_removed_workdir_again(config, tmp_path, monkeypatch, moment):
+    """Nor does the message speak of checkpoints that went with it."""
+    save = CheckpointStore.save
+
+    def remove():
+        (tmp_path / "run").rename(tmp_path / "gone")  # at once: files may come while a folder is removed
+        shutil.rmtree(tmp_path / "gone")
+
+    def save_and_remove(store, step, *words, **options):
+        if step == 4 and moment == "before":
+            store.wait()
+            remove()
+        save(store, step, *words, **options)
+        if step == 4:
+            remove()
+
+    monkeypatch.setattr(CheckpointStore, "save", save_and_remove)
+    with pytest.raises(WorkdirLost, match="was removed or replaced while the run used it"):
+        pretrain(config, str(tmp_path / "run"))
+    assert list(tmp_path.rglob("*")) == []

@@ -11,6 +11,7 @@ import operator
 import pathlib
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, metadata
 from vit_jax.files import first_line, read_json, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
+LATE_SECONDS = 1
 ITEMS = ("progress", "model", "optimizer", "polyak")
 
 
@@ -54,6 +56,7 @@ class CheckpointStore:
       keep_latest: how many of the newest to keep.
       keep_best: how many of the best by `best_metric` to keep besides.
       best_metric: a name among the metrics given to `save`; more is better, unless it ends in "loss".
+      check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as `WorkdirLock.check`.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class CheckpointStore:
         keep_latest: int = 1,
         keep_best: int = 0,
         best_metric: str = "",
+        check_workdir: Callable[[], object] = lambda: None,
     ):
         workarounds.apply()
         orbax_log = logging.getLogger("absl")
@@ -90,6 +94,7 @@ class CheckpointStore:
         }
         handlers[METADATA] = ocp.JsonCheckpointHandler()
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
+        self._check_workdir, self._last_save = check_workdir, -1
 
     def latest_step(self) -> int | None:
         """The newest step that is completely on disk."""
@@ -108,7 +113,10 @@ class CheckpointStore:
 
         Raises:
           SaveError: this save, or the one before, failed.
+          RuntimeError: of `check_workdir`.
         """
+        self._check_workdir()
+        self._last_save = step
         named = {name: pytree.named_leaves(tree) for name, tree in items.items()}
         described = {**metadata, DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()}}
         args = {name: ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/")) for name, leaves in named.items()}
@@ -148,14 +156,37 @@ class CheckpointStore:
         self._guard(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        """Waits for what is being written and frees the manager's threads."""
-        self._guard(self._manager.close)
+        """Wait for what is being written and free the manager's threads."""
+        try:
+            self._guard(self._manager.close)
+        finally:
+            self._remove_late()
+
+    def _remove_late(self) -> None:
+        """Remove what a save wrote into a workdir that was removed meanwhile, for which orbax makes the folders again.
+
+        After an error some arrays may still be being written: return once nothing has come for `LATE_SECONDS`.
+        """
+        try:
+            self._check_workdir()
+        except RuntimeError:
+            quiet_since = time.monotonic()
+            while time.monotonic() < quiet_since + LATE_SECONDS:
+                beside = {path.name for path in self.folder.parent.glob("*")}
+                steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
+                if beside == {FOLDER} and steps <= {str(self._last_save)}:  # nothing of another run, or of a copy
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        self.folder.parent.rmdir()
+                    quiet_since = time.monotonic()
+                time.sleep(0.05)
 
     def _guard(self, action: Callable[[], Any]) -> None:
         try:
             action()
         except Exception as error:
-            step = self.latest_step()
+            self._check_workdir()
+            step = max((step for step in self._manager.all_steps() if (self.folder / str(step)).is_dir()), default=None)
             kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"

@@ -77,7 +77,11 @@ def train(
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         stopping = EarlyStopping(config, before)
         store = CheckpointStore(
-            folder, keep_latest=keeping.keep_latest, keep_best=keeping.keep_best, best_metric=keeping.best_metric
+            folder,
+            keep_latest=keeping.keep_latest,
+            keep_best=keeping.keep_best,
+            best_metric=keeping.best_metric,
+            check_workdir=workdir.check,
         )
         stack.callback(store.close)
         display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
