@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+import tensorflow_datasets as tfds
 
 from tests import tiny
 from vit_jax.plan.check import check_start
@@ -56,13 +57,19 @@ def test_weights(tiny_run):
         check(same, "model.width=32")
 
 
-def test_paths_that_only_the_machines_have():
+def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
     remote = pathlib.Path("/mnt/remote")
     first, *unseen = check("data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote)
     assert "folder:/mnt/remote/photos is not visible from here" in first
     assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
     first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
-    assert unseen == ["not visible from here: /mnt/remote/tfds"]
+    assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
+    for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
+        _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
+        assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", "the default of TFDS"
+    monkeypatch.chdir(tmp_path)
+    _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
+    assert read == "read here: tfds"
     with pytest.raises(ValueError, match="num_heads=7"):
         check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
 

@@ -30,7 +30,7 @@ _RUN = RECIPE | {
     "no device is used",
     "[--devices=N]": "with --check: of all machines of the run; the smallest possible number by default",
     "[--slices=N]": "with --check: TPU slices, or nodes of GPUs, that these devices form",
-    "[--remote=FOLDER]": "with --check: a folder that only the machines of the run have; paths below it are printed",
+    "[--remote=FOLDER]": "with --check: a folder that only the machines of the run have; its paths are printed alone",
     "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
 }
 

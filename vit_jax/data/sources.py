@@ -1,6 +1,7 @@
 """Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or one's own, "module:name"."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vit_jax.data.memory import CachedSource
 from vit_jax.data.records import Source, checked_labels, few
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
+from vit_jax.data.vtab import find_task
 from vit_jax.references import is_reference, resolve
 
 _LISTINGS: Mapping[str, Callable[[Path], Listing]] = {"folder": Folder, "csv": Table}
@@ -23,6 +25,23 @@ def listing_of(data: str) -> Listing | None:
     """The list of files in "folder:PATH" and "csv:FILE"; None for other data."""
     kind, _, name = data.partition(":")
     return _LISTINGS[kind](Path(name).expanduser()) if kind in _LISTINGS and name else None
+
+
+def path_of(data: str, data_dir: str | None) -> Path | None:
+    """Return the file, or the folder of a prepared dataset, that holds the data; None for digits and custom sources.
+
+    Raises:
+      ValueError: VTAB has no task of this name.
+    """
+    if (listing := listing_of(data)) is not None:
+        return listing.path
+    kind, _, name = data.partition(":")
+    if kind not in ("tfds", "vtab") or not name:
+        return None
+    import tensorflow_datasets as tfds  # here, because it takes seconds to load
+
+    dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
+    return Path(data_dir or tfds.core.constants.DATA_DIR).expanduser() / dataset
 
 
 def located(data: str) -> str:

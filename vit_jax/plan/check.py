@@ -10,13 +10,14 @@ import jax
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.validate import validate
-from vit_jax.data.sources import listing_of
+from vit_jax.data.sources import path_of
 from vit_jax.data.tfds_source import NotPrepared
 from vit_jax.files import first_line
 from vit_jax.plan.dataset import choose_dataset, known_examples
 from vit_jax.plan.topology import StandIn
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
 from vit_jax.train.start import adapt, fitting_weights, read_resumed
+from vit_jax.weights.hub import is_hub_address
 
 _UNKNOWN_EXAMPLES = 10**9  # so large that no length of a run is too long for it
 _UNKNOWN_CLASSES = 1000
@@ -40,13 +41,14 @@ def check_start(
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:
-      One line that says what was checked, and one line per path below `remote`.
+      One line that says what was checked. With `remote`, one line per path below it, and one per path that was read.
 
     Raises:
       ValueError: the run cannot start.
     """
     validate(config)
-    unseen = [path for path in _paths(config) if remote is not None and path.is_relative_to(remote)]
+    paths = [] if remote is None else [*_paths(config)]
+    unseen = [path for path in paths if path.is_relative_to(str(remote))]
     data, about = _open(config, unseen)
     if data is not None:
         num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
@@ -63,20 +65,21 @@ def check_start(
     if isinstance(config, PretrainConfig):
         _read_start(run, unseen)
     _trace(run)
-    return [f"checked: {_describe(run)}; {about}", *(f"not visible from here: {path}" for path in unseen)]
+    where = (f"{'not visible from' if path in unseen else 'read'} here: {path}" for path in paths)
+    return [f"checked: {_describe(run)}; {about}", *where]
 
 
 def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
     """Yield the files and folders that a run reads."""
     yield from _data_paths(config)
     for start in (config.init_from, getattr(config, "resume_from", None)):
-        if start is not None:
+        if start is not None and not is_hub_address(start):
             yield pathlib.Path(start)
 
 
 def _data_paths(config: RunConfig) -> Iterator[pathlib.Path]:
-    if config.data is not None and (listing := listing_of(config.data)) is not None:
-        yield listing.path
+    if config.data is not None and (path := path_of(config.data, config.input.data_dir)) is not None:
+        yield path
     elif config.input.data_dir is not None:
         yield pathlib.Path(config.input.data_dir)
 
