@@ -6,6 +6,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from tests import tiny
+from vit_jax.config import load_recipe
 from vit_jax.plan.check import check_start
 
 
@@ -72,6 +73,14 @@ def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
     assert read == "read here: tfds"
     with pytest.raises(ValueError, match="num_heads=7"):
         check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
+
+
+def test_a_network_that_the_weights_decide_and_are_elsewhere():
+    config = load_recipe(f"{tiny.ROOT}/configs/finetune.py:any,own", tiny.flags("data=digits", "init_from=/there/run"))
+    line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
+    assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
+    with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):
+        check_start("finetune", config)
 
 
 def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):

@@ -55,18 +55,23 @@ def check_start(
     else:
         num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
         num_classes, shape = _known_classes(recipe, config), ()
-    run = assemble(
-        config,
-        _architecture(config, data, num_classes, unseen),
-        num_examples=num_examples,
-        devices=_stand_ins(config, num_devices, num_slices),  # type: ignore[arg-type]
-        label_shape=shape,
-    )
-    if isinstance(config, PretrainConfig):
-        _read_start(run, unseen)
-    _trace(run)
+    devices = _stand_ins(config, num_devices, num_slices)
+    if (architecture := _architecture(config, data, num_classes, unseen)) is None:
+        network = f"the network is that of {config.init_from}, and is not checked"
+    else:
+        run = assemble(
+            config,
+            architecture,
+            num_examples=num_examples,
+            devices=devices,  # type: ignore[arg-type]
+            label_shape=shape,
+        )
+        if isinstance(config, PretrainConfig):
+            _read_start(run, unseen)
+        _trace(run)
+        network = _describe(run)
     where = (f"{'not visible from' if path in unseen else 'read'} here: {path}" for path in paths)
-    return [f"checked: {_describe(run)}; {about}", *where]
+    return [f"checked: {network}; {about}", *where]
 
 
 def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
@@ -104,11 +109,16 @@ def _known_classes(recipe: str, config: RunConfig) -> int:
 
 def _architecture(
     config: RunConfig, data: Datasets | None, num_classes: int, unseen: list[pathlib.Path]
-) -> Architecture:
-    """Return the network; of a fine-tuning run that of its weights, if they and the data are here."""
-    has_weights = config.init_from is not None and pathlib.Path(config.init_from) not in unseen
-    if isinstance(config, FinetuneConfig) and has_weights and data is not None:
-        return adapt(config, data.train)[0]
+) -> Architecture | None:
+    """Return the network; of a fine-tuning run that of its weights, if they and the data are here.
+
+    None: it is that of weights, and they or the data are elsewhere.
+    """
+    if isinstance(config, FinetuneConfig) and config.init_from is not None:
+        if data is not None and pathlib.Path(config.init_from) not in unseen:
+            return adapt(config, data.train)[0]
+        if config.model.name is None:
+            return None
     return architecture_of(config, num_classes)
 
 
