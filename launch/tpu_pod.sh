@@ -6,6 +6,8 @@ set -euo pipefail
 here="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 # shellcheck source=launch/commands.sh
 source "$here/commands.sh"
+# shellcheck source=launch/check.sh
+source "$here/check.sh"
 # shellcheck source=launch/tpu_machine.sh
 source "$here/tpu_machine.sh"
 # shellcheck source=launch/tpu_attempt.sh
@@ -15,7 +17,7 @@ HELP="\
 tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
 
   tpu_pod.sh run --name=NAME --zone=ZONE --type=TYPE --workdir=gs://BUCKET/FOLDER [OPTIONS] -- pretrain --config=...
-      Create, wait, install, start on every worker, follow the log; start again after a preemption, on a new machine
+      Check the recipe and look for its data in the bucket; create, wait, install, start on every worker, follow the log; start again after a preemption, on a new machine
       where the old one is gone; at the end fetch the results and delete. The same command again continues with a run
       that is in progress. Give --workdir before --, not among the arguments of vit-jax.
 
@@ -42,7 +44,8 @@ Run:
   --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
   --data_bucket=gs://...    mounted for reading, with a cache on the disk, at /mnt/vit_jax_data/BUCKET; may be repeated
   --upload=PATH             copied with what git tracks: a file or folder of this checkout; may be repeated
-  --repository=URL --ref=R  install this commit instead of copying this checkout
+  --repository=URL --ref=R  install this commit instead of copying this checkout; the recipe is not checked then
+  --no_check                do not check the recipe here; data of --data_bucket that arguments name are looked for
 Behaviour:
   --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
   --retry_seconds=N         request again after N seconds without quota or capacity (default: stop)
@@ -59,9 +62,9 @@ Of status: 0 every process runs, or has finished, 1 one has failed, was not star
 machine, or it is not ACTIVE, 75 ended by a signal, after saving.
 "
 
-failures=0 outcome="" chips=0
+failures=0 outcome="" chips=0 devices=0
 name="" zone="" project="" type="" slices=1 tier="" runtime_version="" workdir="" repository_url="" ref="" output=""
-max_failures=3 retry_seconds="" keep="" with_checkpoints=""
+max_failures=3 retry_seconds="" no_check="" keep="" with_checkpoints=""
 create_flags=() data_buckets=() uploads=() words=() ssh_flags=()
 
 main() {
@@ -108,6 +111,7 @@ read_options() {
       --internal_ip) ssh_flags+=(--internal-ip) ;;
       --keep) keep=yes ;;
       --with_checkpoints) with_checkpoints=yes ;;
+      --no_check) no_check=yes ;;
       --dry-run) dry_run=yes ;;
       --help | -h) printf '%s' "$HELP" && exit ;;
       --)
@@ -141,6 +145,7 @@ check_options() {
   need_price
   [[ -z "$ref" || -n "$repository_url" ]] || refuse "--ref=$ref is of a --repository=URL: give that too."
   if [[ "$1" =~ ^(run|create)$ ]]; then check_type; fi
+  [[ -z "$no_check" || "$1" == run ]] || refuse "--no_check is of run, and '$1' checks no recipe: leave it out."
   if [[ "$1" =~ ^(run|start|fetch)$ || -n "$workdir" ]]; then
     workdir="${workdir%/}"
     [[ "$workdir" =~ ^gs://$bucket_name/.+$ ]] ||
@@ -182,40 +187,54 @@ need_checkout() {
     refuse "$repository is not a git checkout, so its files are not known: give --repository=URL --ref=COMMIT."
 }
 
-# check_run: the recipe with its changes, as vit-jax reads it, and that it will be on the workers.
+# check_run: that the recipe with its changes can start on the workers, and that they will have its files.
 check_run() {
-  local word extra recipe=""
+  local word bucket recipe=""
+  data_roots=(/mnt/vit_jax /mnt/vit_jax_data)
+  data_advice="Copy it into a bucket, mount that by --data_bucket=gs://BUCKET and give the path below"
+  data_advice+=" /mnt/vit_jax_data/BUCKET, for a prepared dataset by input.data_dir."
+  bucket="$(cut -d/ -f3 <<<"$workdir")"
+  mounts=("/mnt/vit_jax/$bucket gs://$bucket")
+  for bucket in ${data_buckets[@]+"${data_buckets[@]}"}; do mounts+=("/mnt/vit_jax_data/${bucket#gs://} $bucket"); done
+  if [[ -n "$repository_url$no_check" ]]; then
+    say "the recipe is ${repository_url:+that of $repository_url, and is }not checked here"
+    find_named "${words[@]}"
+    return
+  fi
   for word in "${words[@]}"; do
     if [[ "$word" == --config=* ]]; then recipe="${word#--config=}" recipe="${recipe%%:*}"; fi
   done
-  if [[ -n "$repository_url" ]]; then
-    say "the recipe is that of $repository_url, and is not checked here"
-    return
-  fi
-  # Not through a pipe: grep ends at the first match, and what still writes into it would fail by pipefail.
-  if [[ -f "$repository/$recipe" ]] && ! grep -qzxF -- "${recipe#./}" <(list_files); then
-    refuse "$recipe is not known to git and would not be on the workers: git add it, or give --upload=$recipe."
-  fi
-  extra="$(accelerator /)"
-  if [[ -z "$dry_run" ]]; then prepare_environment "$extra"; fi
-  (cd -- "$repository" && execute "$venv/bin/vit-jax" "${words[@]}" --workdir="/mnt/vit_jax/${workdir#gs://}" --check) ||
-    refuse "vit-jax refuses the command (above). Nothing was created."
+  [[ "$recipe" != /* ]] || refuse "--config=$recipe: must be a path from $repository, which the workers have elsewhere."
+  if [[ -f "$repository/$recipe" ]]; then need_shipped "${recipe#./}"; fi
+  check_start "$devices" "$slices" "/mnt/vit_jax/${workdir#gs://}" "${words[@]}"
+  for word in ${read_here[@]+"${read_here[@]}"}; do need_shipped "$word"; done
 }
 
-# check_type: $chips and $runtime_version from the type.
+# need_shipped PATH: refuses a file or folder of this checkout that is not copied to the workers.
+need_shipped() {
+  local file
+  while IFS= read -r -d '' file; do
+    [[ "$file/" != "$1"/* ]] || return 0
+  done < <(list_files)
+  refuse "$1 is not known to git and would not be on the workers: git add it, or give --upload=$1."
+}
+
+# check_type: $chips, $devices as JAX counts them, and $runtime_version from the type.
 check_type() {
   local image number="${type##*-}"
   is_count "$number" || number=0
+  devices="$number" # a core, or a chip that has one; of v4 and v5p JAX joins the two of a chip
   case "$type" in
     v5litepod-*) image=v2-alpha-tpuv5-lite chips=$number ;;
     v6e-*) image=v2-alpha-tpuv6e chips=$number ;;
     tpu7x-*) image=v2-alpha-tpu7-ubuntu2404 chips=$((number / 2)) ;; # these are counted in cores, two to a chip
-    v5p-*) image=v2-alpha-tpuv5 chips=$((number / 2)) ;;
-    v2-* | v3-* | v4-*) image=tpu-ubuntu2204-base chips=$((number / 2)) ;;
+    v5p-*) image=v2-alpha-tpuv5 chips=$((number / 2)) devices=$((number / 2)) ;;
+    v4-*) image=tpu-ubuntu2204-base chips=$((number / 2)) devices=$((number / 2)) ;;
+    v2-* | v3-*) image=tpu-ubuntu2204-base chips=$((number / 2)) ;;
     *) chips=0 ;;
   esac
   ((chips > 0)) || refuse "--type=$type: must be v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N or tpu7x-N, like v5litepod-256."
-  chips=$((chips * slices))
+  chips=$((chips * slices)) devices=$((devices * slices))
   runtime_version="${runtime_version:-$image}"
 }
 

@@ -56,7 +56,7 @@ def test_images_hold_what_the_installation_reads():
     assert {".git", ".venv*", "runs"} <= set(ignored)
 
 
-SOURCED = ("commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_machine.sh")
+SOURCED = ("check.sh", "commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_machine.sh")
 
 
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name)

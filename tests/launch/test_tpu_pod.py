@@ -11,7 +11,6 @@ import subprocess
 import pytest
 
 from tests.launch.conftest import LAUNCH, STAND_INS
-from tests.launch.test_scripts import write_program
 
 PLACE = ["--zone=us-west4-a", "--quiet"]
 SSH = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
@@ -34,12 +33,10 @@ START = (
     "'--config.note=it'\\''s'"
 )
 
-CHECK = f"""#!/bin/bash
-source "{STAND_INS}/play.sh"
-record vit-jax "$@"
-play check
-"""
-CHECKED = [*WORDS[1:], "--workdir=/mnt/vit_jax/bucket/run", "--check"]
+CHECKED = [
+    *[*WORDS[1:], "--workdir=/mnt/vit_jax/bucket/run", "--check"],
+    *["--devices=16", "--slices=1", "--remote=/"],
+]
 
 NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
 ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
@@ -50,8 +47,8 @@ KILLED = "echo t1v-n-1-w-0 exit 76 99.5; echo t1v-n-1-w-1 exit 137 100.5; echo t
 
 @pytest.fixture
 def stage(stage):
-    """With a stand-in for vit-jax here, which looks at the recipe before a machine is asked for."""
-    stage.install(write_program(stage.folder / "vit-jax", CHECK))
+    """A stage with a stand-in for vit-jax here, which checks the recipe before a machine is asked for."""
+    stage.install(STAND_INS / "vit-jax")
     return stage
 
 
@@ -171,6 +168,76 @@ def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, 
     assert stage.calls("gcloud") == []
     if refusal == "true":
         assert run(stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("type", "slices", "devices"),
+    [
+        *[("v2-8", 1, 8), ("v3-32", 1, 32), ("v4-32", 1, 16), ("v5p-32", 2, 32)],
+        *[("v5litepod-16", 2, 32), ("v6e-8", 1, 8), ("tpu7x-8", 2, 16)],
+    ],
+)
+def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, slices, devices):
+    options = ["run", *NAME, f"--type={type}", f"--slices={slices}", "--workdir=gs://bucket/run", "--dry-run"]
+    line = next(line for line in stage.run("tpu_pod.sh", *options, *WORDS).stdout.splitlines() if "--check" in line)
+    assert shlex.split(line)[-3:] == [f"--devices={devices}", f"--slices={slices}", "--remote=/"]
+
+
+def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage):
+    """In that of the workdir too; the folder of the dataset is as vit-jax names it."""
+    unseen = ("/mnt/vit_jax_data/images/tfds/cifar10", "/mnt/vit_jax/bucket/my runs/a")
+    lines = "; ".join(f"echo 'not visible from here: {path}'" for path in unseen)
+    stage.answers("check", f"echo 'checked: a recipe'; {lines}")
+    result = run(stage, "--data_bucket=gs://images")
+    assert result.returncode == 0, result.stderr
+    looks = [["storage", "ls", f"gs://{address}"] for address in ("images/tfds/cifar10", "bucket/my runs/a")]
+    assert stage.calls("gcloud")[:3] == [*looks, SUMMARY]
+    assert result.stdout == "step 1\n"
+    assert "checked: a recipe" in result.stderr
+    stage.answers("ls", "true", "echo 'One or more URLs matched no objects.' >&2; exit 1")
+    before = len(stage.calls("gcloud"))
+    result = run(stage, "--data_bucket=gs://images")
+    assert result.returncode == 2
+    assert "matched no objects" in result.stderr
+    assert "gcloud storage rsync --recursive FOLDER 'gs://bucket/my runs/a'" in result.stderr
+    assert stage.calls("gcloud")[before:] == looks
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("not visible from here: /mnt/vit_jax_data/photos/tfds", "--data_bucket=gs://BUCKET"),
+        ("not visible from here: /mnt/vit_jax/images/run", "/mnt/vit_jax/images/run: the machines of the run do not"),
+        ("not visible from here: /root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
+        ("read here: weights.npz", "weights.npz is not known to git and would not be on the workers"),
+    ],
+)
+def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
+    (stage.checkout / "weights.npz").write_text("")
+    stage.answers("check", f"echo '{line}'")
+    result = run(stage, "--data_bucket=gs://images")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert stage.calls("gcloud") == []
+    if line.startswith("read"):
+        assert run(stage, "--upload=weights.npz").returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--no_check", "--repository=https://example.org/v.git"])
+def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, option):
+    def look(path):
+        words = [*WORDS, f"--config.data=folder:{path}", "--config.init_from=/elsewhere"]
+        return run(stage, option, "--data_bucket=gs://images", words=words)
+
+    result = look("/mnt/vit_jax_data/images/photos")
+    assert result.returncode == 0, result.stderr
+    printed = [shlex.split(line)[1:] for line in result.stdout.splitlines() if line.startswith("gcloud")]
+    calls = printed if option == "--dry-run" else stage.calls("gcloud")
+    assert calls[:2] == [["storage", "ls", "gs://images/photos"], SUMMARY]
+    assert not stage.calls("vit-jax")
+    result = look("/mnt/vit_jax_data/others/photos")
+    assert result.returncode == 2
+    assert "/mnt/vit_jax_data/others/photos: the machines of the run do not have this path" in result.stderr
 
 
 def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
@@ -510,6 +577,8 @@ def test_price_is_an_argument(stage):
         ([*RUN, "--data_bucket=images", *WORDS], "--data_bucket=images: must be gs://BUCKET"),
         ([*RUN, "--upload=../weights", *WORDS], "--upload=../weights: must be a file or folder in"),
         ([*RUN, "--upload=x", "--repository=y", *WORDS], "--upload is of this checkout"),
+        ([*RUN, "--", "pretrain", "--config=/home/me/x.py"], "--config=/home/me/x.py: must be a path from"),
+        (["status", *NAME, "--no_check"], "--no_check is of run"),
         ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is not an option of tpu_pod.sh"),
         (["delete", *NAME, *WORDS], "'delete' takes no command"),
         (["destroy"], "There is no command 'destroy'"),
