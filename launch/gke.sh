@@ -3,21 +3,26 @@
 # render_jobset.py makes the manifest; the JobSet controller restarts the run by its rules.
 set -euo pipefail
 
+here="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 # shellcheck source=launch/commands.sh
-source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
+source "$here/commands.sh"
+# shellcheck source=launch/check.sh
+source "$here/check.sh"
 
 HELP="\
 gke.sh: train on the Kubernetes cluster that kubectl is connected to, with JobSet.
 
-  gke.sh run OPTIONS -- pretrain --config=RECIPE ...   submit, and follow the log until the run has ended
+  gke.sh run OPTIONS -- pretrain --config=RECIPE ...   check, submit, and follow the log until the run has ended
   gke.sh render OPTIONS -- VERB ...                    print the manifest
-  gke.sh submit OPTIONS -- VERB ...                    send it to the cluster
+  gke.sh submit OPTIONS -- VERB ...                    check, and send it to the cluster
   gke.sh log --name=NAME                               of the first process, continued after every restart
   gke.sh status --name=NAME                            the JobSet, its pods, and the cluster's warnings
   gke.sh delete --name=NAME                            the JobSet; its nodes stay until their pool is made smaller
 
   --namespace=NAME      of the cluster
   --poll_seconds=N      between two queries of the state (default 30)
+  --no_check            do not check the recipe here, for images that hold other code or data than this checkout; data
+                        of --data_bucket that arguments name are looked for
   --dry-run             print every command, execute none
 OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --accelerator, --topology, --workdir, ...
 
@@ -25,7 +30,7 @@ Exit codes: 0 finished (or the step is done), 1 failed, 2 wrong arguments, 130 C
 "
 
 MOST_UNANSWERED=10 # queries of the state in a row, before following ends
-name="" shares="" place=() render=() words=()
+name="" shares="" no_check="" place=() render=() words=()
 
 main() {
   local command="${1:---help}"
@@ -44,8 +49,17 @@ main() {
   fi
   [[ "$command" != run || -z "$shares" ]] ||
     refuse "run follows one JobSet, and --shares makes $shares: submit them, then log --name=$name-0 and so on."
+  [[ -z "$no_check" || "$command" =~ ^(run|submit)$ ]] ||
+    refuse "--no_check is of run and submit, and $command checks no recipe: leave it out."
   case "$command" in
-    run) submit && follow ;;
+    run)
+      check_run
+      submit && follow
+      ;;
+    submit)
+      check_run
+      submit
+      ;;
     log) follow ;;
     *) "$command" ;;
   esac
@@ -61,6 +75,7 @@ read_options() {
         place=("$1")
         ;;
       --poll_seconds=*) poll_seconds="${1#*=}" ;;
+      --no_check) no_check=yes ;;
       --dry-run) dry_run=yes ;;
       --shares=*) shares="${1#*=}" && render+=("$1") ;;
       --help | -h) printf '%s' "$HELP" && exit ;;
@@ -74,13 +89,36 @@ read_options() {
   done
 }
 
+# render [--machine]: prints the manifest, or what the run is checked with.
 render() {
   local python
   python="$(find_python)" || return 2
-  "$python" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
+  "$python" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} "$@" ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
 }
 
 kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }
+
+# check_run: that pretrain or finetune can start on these machines with the code of this checkout.
+check_run() {
+  local machine key value devices slices workdir
+  [[ "${words[1]:-}" =~ ^(pretrain|finetune)$ ]] || return 0
+  machine="$(render --machine)" || exit 2 # it has printed the reason
+  while read -r key value; do
+    case "$key" in
+      mount) mounts+=("$value") ;;
+      *) printf -v "$key" '%s' "$value" ;;
+    esac
+  done <<<"$machine"
+  data_roots=(/workdir /data)
+  data_advice="Copy it into a bucket, mount that by --data_bucket=gs://BUCKET and give the path below /data, for a"
+  data_advice+=" prepared dataset by input.data_dir. Give --no_check if the image holds it."
+  if [[ -n "$no_check" ]]; then
+    say "the recipe is not checked here"
+    find_named "${words[@]:1}"
+  else
+    check_start "$devices" "$slices" "$workdir" "${words[@]:1}"
+  fi
+}
 
 submit() {
   local manifest

@@ -32,6 +32,7 @@ LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
 IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
 FOLDER_LETTERS = "-a-zA-Z0-9._=+@,"
+DEVICES_PER_CHIP = {"tpu7x": 2}  # as JAX counts them; of the others one
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -44,13 +45,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def render(words: Sequence[str] | None = None) -> str:
-    """The manifest for these words of the command line; with shares one for each, as documents of one file.
+    """Return the manifest for these words of the command line; with shares one for each, as documents of one file.
 
     Raises:
       ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not accept.
     """
     options = _parser().parse_args(words)
     values = _values(options)
+    if options.machine:
+        return _machine(options, values)
     cases = {_kind(options)} | {case for case in ("spot", "pull") if getattr(options, case)}
     cases |= {"account"} if options.service_account else set()
     cases |= {"bucket"} if options.workdir.startswith("gs://") else {"claim"}
@@ -59,6 +62,19 @@ def render(words: Sequence[str] | None = None) -> str:
     if options.shares is None:
         return fill(template, values, cases)
     return "---\n".join(fill(template, _share(values, index, options.shares), cases) for index in range(options.shares))
+
+
+def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
+    """Return what gke.sh checks a run with, a line each: devices, slices as JAX counts them, workdir, mounts."""
+    kind, nodes = _kind(options), options.slices * values["parallelism"]
+    per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (values["chips_per_host"] or 1)  # type: ignore[operator]
+    slices = {"tpu": options.slices, "gpu": nodes, "cpu": 1}[kind]
+    place, _ = _place(options.workdir, options.dry_run)
+    volume = f"gs://{values['bucket']}" if options.workdir.startswith("gs://") else f"claim:{values['claim']}"
+    lines = [f"devices {nodes * per_node}", f"slices {slices}", f"workdir {place}", f"mount {WORKDIR} {volume}"]
+    if options.data_bucket is not None:
+        lines.append(f"mount {DATA} gs://{values['data_bucket']}")
+    return "\n".join(lines) + "\n"
 
 
 def _share(values: Mapping[str, object], index: int, count: int) -> dict[str, object]:
@@ -280,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--spot", action="store_true", help="only nodes of spot pools")
     add("--pull", action="store_true", help="load the image anew at every start, for a tag that moves")
     add("--dry-run", action="store_true", help="take BUCKET and the like, in capitals, for names to be given")
+    add("--machine", action="store_true", help="print devices, slices, workdir and mounts in place of the manifest")
     add("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
     return parser
 

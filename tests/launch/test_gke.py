@@ -5,13 +5,16 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
+from tests.launch.conftest import STAND_INS
 from vit_jax.hosts.cluster import jobset_place
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -28,6 +31,16 @@ SELECTOR = (
 LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
 STATE = ["get", "jobset", "vit-h", "--ignore-not-found"]
 STATE += ["--output=jsonpath={.status.terminalState}/{.status.restarts}"]
+
+
+CHECKED = [*WORDS[1:], "--workdir=/workdir/runs/h", "--check", "--devices=256", "--slices=1", "--remote=/"]
+
+
+@pytest.fixture
+def stage(stage):
+    """A stage with a stand-in for vit-jax here, which checks the recipe before the cluster is asked for anything."""
+    stage.install(STAND_INS / "vit-jax")
+    return stage
 
 
 renderer = runpy.run_path(str(LAUNCH / "render_jobset.py"))
@@ -258,6 +271,7 @@ def test_one_command_from_the_manifest_to_the_end(stage):
     result = stage.run("gke.sh", "run", *TPU, "--namespace=team", "--poll_seconds=0", *WORDS)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\nstep 2\n"
+    assert stage.calls()[0] == ["vit-jax", *CHECKED]
     calls = stage.calls("kubectl")
     assert all(call.pop(-2).startswith("--since-time=20") for call in calls[3::2])
     place = ["--namespace=team"]
@@ -273,14 +287,93 @@ def test_dry_run_prints_exactly_what_is_executed(stage):
     assert stage.calls() == []
     stage.answers("get", "echo Completed/0")
     stage.run("gke.sh", "run", *TPU, *WORDS)
-    manifest, *lines = result.stdout.splitlines()
+    check, manifest, *lines = result.stdout.splitlines()
     assert shlex.split(manifest) == ["./launch/render_jobset.py", *TPU, *WORDS, "|"]
-    assert [shlex.split(line) for line in lines] == stage.calls()
+    assert shlex.split(check)[1:] == CHECKED
+    assert [shlex.split(line) for line in lines] == stage.calls()[1:]
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "devices", "slices", "workdir"),
+    [
+        (TPU, ["--slices=2"], 512, 2, "gs://bucket"),
+        (TPU, ["--accelerator=tpu7x", "--topology=2x2x2"], 16, 1, "gs://bucket"),  # two devices a chip
+        (GPU, [], 32, 4, "claim:nfs"),  # a node of GPUs is a slice
+        (CPU, ["--data_bucket=gs://images"], 2, 1, "gs://bucket"),
+    ],
+)
+def test_machines_as_vit_jax_counts_them(machine, options, devices, slices, workdir):
+    lines = [f"devices {devices}", f"slices {slices}", "workdir /workdir/runs/h", f"mount /workdir {workdir}"]
+    lines += ["mount /data gs://images"] * ("--data_bucket=gs://images" in options)
+    assert renderer["render"]([*machine, *options, "--machine", *WORDS]).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("unseen", "found", "message"),
+    [
+        ("/data/tfds/cifar10", "true", None),
+        ("/workdir/runs/before", "true", None),
+        ("/data/tfds/cifar10", "exit 1", "gs://images/tfds/cifar10 was looked for and not found"),
+        ("/photos", "true", "/photos: the machines of the run do not have this path"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, found, message):
+    stage.answers("check", f"echo 'not visible from here: {unseen}'")
+    stage.answers("ls", found)
+    stage.answers("get", "echo Completed/0")
+    result = stage.run("gke.sh", command, *TPU, "--data_bucket=gs://images", *WORDS)
+    assert stage.calls("vit-jax") == [CHECKED]
+    assert result.returncode == (2 if message else 0), result.stderr
+    assert bool(stage.calls("kubectl")) == (message is None)
+    assert (message or "") in result.stderr
+    address = {"/data/": "gs://images/tfds/cifar10", "/workd": "gs://bucket/runs/before"}.get(unseen[:6])
+    assert stage.calls("gcloud") == ([["storage", "ls", address]] if address else [])
+
+
+def test_a_recipe_that_cannot_start_is_not_submitted(stage):
+    stage.answers("check", "echo 'config.optimzer: there is no such field' >&2; exit 2")
+    result = stage.run("gke.sh", "submit", *TPU, *WORDS)
+    assert result.returncode == 2
+    assert "there is no such field" in result.stderr
+    assert stage.calls("kubectl") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "verb"),
+    [(["--no_check"], "pretrain"), ([], "evaluate"), (["--shares=2"], "study")],
+)
+def test_what_is_not_checked(stage, options, verb):
+    words = ["--", verb, "--config=configs/x.py", "--config.input.data_dir=/data/tfds"]
+    result = stage.run("gke.sh", "submit", *TPU, "--data_bucket=gs://images", *options, *words)
+    assert result.returncode == 0, result.stderr
+    is_run = verb == "pretrain"
+    assert ("the recipe is not checked here" in result.stderr) == is_run
+    assert stage.calls("gcloud") == [["storage", "ls", "gs://images/tfds"]] * is_run
+    assert not stage.calls("vit-jax")
+
+
+def test_data_that_cannot_be_looked_for_are_named(stage):
+    """On a volume of the cluster, and without gcloud."""
+    stage.answers("check", "echo 'not visible from here: /workdir/weights'", "echo 'not visible from here: /data/tfds'")
+    result = stage.run("gke.sh", "submit", *GPU, *WORDS)
+    assert result.returncode == 0, result.stderr
+    assert "/workdir/weights is on the volume claim:nfs and is not looked for" in result.stderr
+    programs = stage.folder / "bin"
+    programs.mkdir()
+    for name in ("bash", "env", "readlink", "dirname", "cat", "mktemp", "rm", "tail", "head", "nvidia-smi", "flock"):
+        (programs / name).symlink_to(shutil.which(name) or "/bin/true")
+    (programs / "python3").symlink_to(sys.executable)
+    (programs / "kubectl").symlink_to("/bin/true")
+    result = stage.run("gke.sh", "submit", *TPU, "--data_bucket=gs://images", *WORDS, PATH=str(programs))
+    assert result.returncode == 0, result.stderr
+    assert "gcloud is not installed here: gs://images/tfds is not looked for" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "play", "code", "message"),
     [
+        (["log", "--name=vit-h", "--no_check"], {}, 2, "--no_check is of run and submit"),
         (["log", "--name=vit-h"], {"get": "echo Failed/3"}, 1, "vit-h has failed, after 3 restart(s)"),
         (["log", "--name=vit-h"], {"get": "true"}, 1, "there is no JobSet vit-h"),
         (["log", "--name=vit-h", "--poll_seconds=0"], {"get": "echo 'timed out' >&2; exit 1"}, 1, "cost money"),
