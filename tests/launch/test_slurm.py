@@ -6,12 +6,16 @@ import time
 
 import pytest
 
+from tests.launch.conftest import STAND_INS
 from tests.launch.test_scripts import FAKE_PYTHON, write_program
 
 WORDS = ["pretrain", "--config=configs/x.py:ViT-B/16", "--workdir=/shared/a run"]
 REQUEUE = ["requeue", "7"]
 
-FAKE_RUN = """#!/bin/bash
+FAKE_RUN = f"""#!/bin/bash
+[[ " $* " != *" --check "* ]] || exec "{STAND_INS}/vit-jax" "$@"
+"""
+FAKE_RUN += """
 echo "vit-jax $*" >>"$LINES"
 code=$SLURM_PROCID_CODES
 set -- $code
@@ -46,7 +50,7 @@ def test_every_task_runs_the_command_and_the_job_ends(job):
     task, ends = f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"
     vit_jax = f"{job.checkout}/.venv/bin/vit-jax"
     flags = ["--kill-on-bad-exit=1", "--label", "--cpus-per-task=12"]
-    assert job.calls() == [["srun", *flags, task, ends, vit_jax, *WORDS]]
+    assert job.calls() == [["vit-jax", *WORDS, "--check", "--devices=2"], ["srun", *flags, task, ends, vit_jax, *WORDS]]
     line = "vit-jax pretrain --config=configs/x.py:ViT-B/16 --workdir=/shared/a run\n"
     assert (job.folder / "lines").read_text() == line * 2
     assert not (job.checkout / "runs/slurm/7").exists()
@@ -58,7 +62,58 @@ def test_dry_run_prints_exactly_what_the_job_executes(job):
     assert "export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0 NCCL_IGNORE_CPU_AFFINITY=1" in result.stdout
     submit(job, "75 75")
     lines = [shlex.split(line) for line in result.stdout.splitlines() if not line.startswith(("#", "export"))]
-    assert lines == job.calls()
+    assert lines[0][:3] == ["env", "JAX_PLATFORMS=cpu", f"{job.checkout}/.venv/bin/vit-jax"]
+    assert [["vit-jax", *lines[0][3:]], *lines[1:]] == job.calls()
+
+
+GPUS = {"VIT_JAX_ACCELERATOR": "cuda", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "checked"),
+    [
+        (GPUS, WORDS, [*WORDS, "--check", "--devices=32", "--slices=4"]),
+        ({**GPUS, "SLURM_GPUS_ON_NODE": ""}, WORDS, [*WORDS, "--check"]),
+        ({**GPUS, "SLURM_RESTART_COUNT": "1"}, WORDS, None),
+        (GPUS, ["study", "pooling", *WORDS[1:]], None),
+        ({**GPUS, "VIT_JAX_IMAGE": "vit.sif", "VIT_JAX_BIND": "/shared"}, WORDS, None),
+    ],
+    ids=["GPUs", "unknown", "queued again", "study", "container"],
+)
+def test_a_job_is_checked_once_for_its_gpus(job, variables, words, checked):
+    job.answers("check", "echo platforms=$JAX_PLATFORMS")
+    job.answers("srun", "exit 0")
+    stamp = job.checkout / ".venv/vit-jax-installed"
+    stamp.write_text(stamp.read_text().replace("cpu", "cuda", 1))
+    result = job.run("slurm.sbatch", *words, **variables)
+    assert result.returncode == 0, result.stderr
+    assert job.calls("vit-jax") == ([checked] if checked else [])
+    assert ("platforms=cpu" in result.stdout) == bool(checked)
+    assert len(job.calls("srun")) == 1
+
+
+@pytest.mark.parametrize(("answer", "code", "starts"), [("exit 2", 2, 0), ("exit 137", 0, 1)])
+def test_a_job_that_cannot_start_ends_and_is_not_queued_again(job, answer, code, starts):
+    job.answers("check", answer)
+    assert submit(job).returncode == code
+    assert len(job.calls("srun")) == starts
+    assert job.calls("scontrol") == []
+
+
+def test_a_run_is_checked_on_a_login_node(job):
+    stamp = job.checkout / ".venv/vit-jax-installed"
+    stamp.write_text(stamp.read_text().replace("cpu", "cuda", 1))
+    job.answers("check", "echo platforms=$JAX_PLATFORMS", "exit 2")
+    login = {"SLURM_JOB_ID": "", "VIT_JAX_ACCELERATOR": ""}
+    result = job.run("slurm.sbatch", "--check", *WORDS, "--devices=32", **login)
+    assert (result.returncode, result.stdout) == (0, "platforms=cpu\n"), result.stderr
+    assert job.calls() == [["vit-jax", *WORDS, "--devices=32", "--check"]]
+    assert job.run("slurm.sbatch", "--check", *WORDS, **login).returncode == 2
+    for words, variables in ((["study", "pooling"], {}), (WORDS, {"VIT_JAX_IMAGE": "vit.sif"}), ([], {})):
+        result = job.run("slurm.sbatch", "--check", *words, **login, **variables)
+        assert result.returncode == 2
+        assert "must be pretrain or finetune, without VIT_JAX_IMAGE" in result.stderr
+    assert len(job.calls()) == 2
 
 
 def test_jobs_of_an_array_share_the_runs_of_a_study(job):
