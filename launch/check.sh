@@ -4,7 +4,7 @@
 data_roots=()  # folders of the machines below which buckets are mounted
 data_advice="" # how a path gets there
 mounts=()      # "FOLDER gs://BUCKET" or "FOLDER claim:NAME", what the machines mount
-read_here=()   # paths that vit-jax has read on this computer
+read_here=()   # paths that vit-jax has looked for on this computer
 
 # check_start DEVICES SLICES WORKDIR VERB ARGUMENT...: refuses a run that these machines could not start. Each absolute
 # path is one of the machines, never of this computer.
@@ -23,7 +23,7 @@ check_start() {
   while IFS= read -r -u 3 line; do # 0 stays the user's
     case "$line" in
       "not visible from here: "*) find_in_bucket "${line#*: }" ;;
-      "read here: "*) read_here+=("${line#*: }") ;;
+      "looked for here: "*) read_here+=("${line#*: }") ;;
       "") ;;
       *) say "$line" ;;
     esac

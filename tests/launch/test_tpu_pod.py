@@ -209,7 +209,7 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
         ("not visible from here: /mnt/vit_jax_data/photos/tfds", "--data_bucket=gs://BUCKET"),
         ("not visible from here: /mnt/vit_jax/images/run", "/mnt/vit_jax/images/run: the machines of the run do not"),
         ("not visible from here: /root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
-        ("read here: weights.npz", "weights.npz is not known to git and would not be on the workers"),
+        ("looked for here: weights.npz", "weights.npz is not known to git and would not be on the workers"),
     ],
 )
 def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
@@ -219,7 +219,7 @@ def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert stage.calls("gcloud") == []
-    if line.startswith("read"):
+    if line.startswith("looked"):
         assert run(stage, "--upload=weights.npz").returncode == 0
 
 

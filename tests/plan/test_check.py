@@ -70,7 +70,7 @@ def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
         assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", "the default of TFDS"
     monkeypatch.chdir(tmp_path)
     _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
-    assert read == "read here: tfds"
+    assert read == "looked for here: tfds"
     with pytest.raises(ValueError, match="num_heads=7"):
         check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
 

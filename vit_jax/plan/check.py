@@ -41,7 +41,7 @@ def check_start(
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:
-      One line that says what was checked. With `remote`, one line per path below it, and one per path that was read.
+      One line that says what was checked. With `remote`, one line per path below it, and one per other path.
 
     Raises:
       ValueError: the run cannot start.
@@ -70,7 +70,7 @@ def check_start(
             _read_start(run, unseen)
         _trace(run)
         network = _describe(run)
-    where = (f"{'not visible from' if path in unseen else 'read'} here: {path}" for path in paths)
+    where = (f"{'not visible from' if path in unseen else 'looked for'} here: {path}" for path in paths)
     return [f"checked: {network}; {about}", *where]
 
 
