@@ -5,13 +5,12 @@ stands, so that every link of the site leads somewhere and is checked.
 """
 
 import ast
-import io
+import dataclasses
 import json
 import os
 import pathlib
 import posixpath
 import re
-import tokenize
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,12 +132,18 @@ def _named_in_nav(nav: Any) -> Iterator[str]:
 
 
 def commands() -> str:
-    """The help of every verb."""
+    """Return the page with the help of every verb; fields of a recipe have their own page."""
     from vit_jax.cli import VERBS
 
-    parts = ["# Commands", "", "What `vit-jax VERB --help` prints.", ""]
+    parts = [
+        "# Commands",
+        "",
+        "What `vit-jax VERB --help` prints. [Config](config.md) lists the fields of a recipe.",
+        "",
+    ]
     for name, verb in VERBS.items():
-        parts += [f"## {name}", "", verb.summary, "", "````text", verb.help().rstrip(), "````", ""]
+        text = dataclasses.replace(verb, appendix=None).help().rstrip()
+        parts += [f"## {name}", "", verb.summary, "", "````text", text, "````", ""]
     return "\n".join(parts)
 
 
@@ -160,68 +165,18 @@ def python() -> dict[str, str]:
 
 
 def options() -> str:
-    """Every option of a run with its type, default and comment in the schema."""
-    source = (ROOT / "vit_jax/config/schema.py").read_text()
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines = source.splitlines()
-    parts = [
-        "# Config",
-        "",
-        "Every option, from `vit_jax/config/schema.py`. `--config.SECTION.FIELD=VALUE` sets one.",
-        "",
-    ]
-    module = ast.parse(source)
-    choices = {  # name of a type: the values that it allows
-        node.targets[0].id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal[")
-    }
-    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
-    sections = {  # name of a class: the section of a run that is one
-        name.id: f"config.{ast.unparse(field.target)}: "
-        for node in classes
-        if any(base.endswith("Run") for base in (node.name, *map(ast.unparse, node.bases)))
-        for field in node.body
-        if isinstance(field, ast.AnnAssign)
-        for name in ast.walk(field.annotation)
-        if isinstance(name, ast.Name)
-    }
-    for node in classes:
-        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-        about = (ast.get_docstring(node) or "").replace("\n", " ")
-        parts += [
-            f"## {sections.get(node.name, '')}{node.name.lstrip('_')}",
-            "",
-            about,
-            "",
-            "| field | type | default | |",
-            "|---|---|---|---|",
-        ]
-        for field in fields:
-            above = list[str]()
-            number = field.lineno - 1
-            while number in comments and lines[number - 1].strip().startswith("#"):
-                above.insert(0, comments[number])
-                number -= 1
-            words = " ".join([*above, comments.get(field.end_lineno or 0, "")]).strip()
-            default = ast.unparse(field.value) if field.value else "must be given"
-            codes = (ast.unparse(field.target), _type_of(field.annotation, choices), default)
-            cells = [*(f"`{code}`" for code in codes), words.replace("|", "\\|")]
-            parts.append(f"| {' | '.join(cells)} |")
+    """Return the page of all options of a run, with type, default and description."""
+    from vit_jax.config.descriptions import read_sections
+
+    parts = ["# Config", "", "Every option of a run. `--config.SECTION.FIELD=VALUE` sets one.", ""]
+    parts += ["`vit-jax show --help` prints the same descriptions; they are in `vit_jax/config/schema.py`.", ""]
+    for section in read_sections():
+        path = f"config.{section.prefix}".rstrip(".")
+        parts += [f"## {path}: {section.name}", "", section.description, ""]
+        parts += ["| field, type, default | description |", "|---|---|"]
+        for field in section.fields:
+            default = "required" if field.default is None else f"default `{field.default}`"
+            escaped = field.description.replace("|", "\\|")
+            parts.append(f"| `{field.name}`<br>`{field.type}`<br>{default} | {escaped} |")
         parts.append("")
     return "\n".join(parts)
-
-
-def _type_of(annotation: ast.expr, choices: dict[str, ast.expr]) -> str:
-    """A field's type, with the values that it allows in the place of their name or `Literal`."""
-
-    class Spelt(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return choices.get(node.id, node)
-
-    spelt = ast.unparse(Spelt().visit(annotation))
-    return re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), spelt)

@@ -1,5 +1,6 @@
 """The documentation site: built without a warning, with the pages that are made of the code, and links that hold."""
 
+import html
 import os
 import re
 import subprocess
@@ -30,17 +31,19 @@ def site(tmp_path_factory):
 
 
 def words_of(page):
-    return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", page.read_text()))
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", page.read_text().replace("<br>", " ")))
 
 
 @pytest.mark.tools
 def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
-    assert "position_stddev float 0.02 of learned positions at the start" in words_of(site / "config.html")
-    assert "Which network. name picks rows of variants" in words_of(site / "config.html")
-    assert "config.model: ModelConfig" in words_of(site / "config.html")
-    assert "pool 'token' | 'gap' | 'map' | None None" in words_of(site / "config.html").replace("&#39;", "'")
+    config = html.unescape(words_of(site / "config.html"))
+    assert "position_stddev float default 0.02 Transformer: standard deviation of learned positions" in config
+    assert "The network to train: name selects its sizes" in config
+    assert "config.model: ModelConfig" in config
+    assert "config.evaluation.evaluators.NAME: EvaluatorConfig" in config
+    assert "pool 'token' | 'gap' | 'map' | None default None How tokens become one feature vector" in config
     assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
 
 

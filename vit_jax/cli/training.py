@@ -13,7 +13,7 @@ from typing import Any
 
 from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import Terminated, joined, leave
-from vit_jax.cli.verb import ALLOW_CODE, RECIPE, verb
+from vit_jax.cli.verb import ALLOW_CODE, RECIPE, fields_of_recipes, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
 from vit_jax.files import printable_lines
 
@@ -205,9 +205,9 @@ def lr_range(given: Given) -> None:
     print(f"{output}, {output.with_suffix('.json').name}")
 
 
-@verb(RECIPE, "--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1")
+@verb(RECIPE, "--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
 def show(given: Given) -> None:
-    """Print every value of a recipe."""
+    """Print every value of a recipe; with --help, describe all fields."""
     from vit_jax.config import load_recipe, to_text
 
     print(to_text(load_recipe(given.options["config"], given.overrides)), end="")

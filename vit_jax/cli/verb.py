@@ -12,7 +12,7 @@ _INDENT = 32  # of what an argument means
 ALLOW_CODE = {"[--allow_code=PACKAGE,…]": "run code of these packages where the weights name it; none by default"}
 RECIPE = {
     "--config=RECIPE[:ARGUMENT]": "a file (configs/digits.py), or a recipe that is installed (digits)",
-    "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe; `vit-jax show` prints them all",
+    "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe; `vit-jax show --help` describes all fields",
     **ALLOW_CODE,
 }
 SHARE = {
@@ -28,6 +28,7 @@ class Verb:
     run: Callable[[Given], None]
     arguments: Mapping[str, str]  # meaning by form, which `split` explains
     examples: tuple[str, ...]
+    appendix: Callable[[], str] | None = None  # returns the end of the help
 
     def __call__(self, words: Sequence[str]) -> None:
         self.run(split(words, self.arguments, self.name))
@@ -42,21 +43,37 @@ class Verb:
         return self._description()[0]
 
     def help(self) -> str:
-        """The description, every argument with its meaning, and the examples."""
+        """Return the description, every argument with its meaning, the examples and the appendix."""
         shown = [form for form in self.arguments if not form.startswith("[--")]
         optional = ["[OPTION …]"] if len(shown) < len(self.arguments) else []
         arguments = (_entry(form, meaning) for form, meaning in self.arguments.items())
         examples = (f"  vit-jax {self.name} {example}" for example in self.examples)
         usage = " ".join(["vit-jax", self.name, *shown, *optional])
-        return "\n".join((usage, "", *self._description(), "", *arguments, "", "Examples:", *examples, ""))
+        text = "\n".join((usage, "", *self._description(), "", *arguments, "", "Examples:", *examples, ""))
+        return f"{text}\n{self.appendix()}" if self.appendix else text
 
     def _description(self) -> list[str]:
         return inspect.cleandoc(self.run.__doc__ or "").splitlines()
 
 
-def verb(arguments: Mapping[str, str], *examples: str) -> Callable[[Callable[[Given], None]], Verb]:
-    """Makes a verb of a function; its docstring opens the help."""
-    return lambda run: Verb(run, arguments, examples)
+def verb(
+    arguments: Mapping[str, str], *examples: str, appendix: Callable[[], str] | None = None
+) -> Callable[[Callable[[Given], None]], Verb]:
+    """Make a verb of a function; its docstring opens the help, the text that `appendix` returns ends it."""
+    return lambda run: Verb(run, arguments, examples, appendix)
+
+
+def fields_of_recipes() -> str:
+    """Return every field of the schema with its description, type and default."""
+    from vit_jax.config.descriptions import read_sections
+
+    parts = ["Fields of a recipe, set by --config.SECTION.FIELD=VALUE:"]
+    for section in read_sections():
+        parts += ["", textwrap.fill(f"{section.name}: {section.description}", _WIDTH)]
+        for field in section.fields:
+            default = "required" if field.default is None else f"default {field.default}"
+            parts.append(_entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]"))
+    return "\n".join([*parts, ""])
 
 
 def _entry(form: str, meaning: str) -> str:

@@ -1,7 +1,8 @@
 """Every option of a run, declared once.
 
 A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single fields
-(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value.
+(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value. The string
+below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`).
 """
 
 import dataclasses
@@ -32,44 +33,66 @@ PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network. `name` picks rows of `variants`; a number given beside it replaces the row's.
+    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
 
-    None is the family's own value: transformers have a class token and a hidden layer in the head, ResNets average
-    over positions and have none; the residual units and epsilons are those of `variants.RESIDUAL_UNITS`.
-    """
-
-    name: str  # "ViT-B/16", "R50x1", "R50+ViT-B/16"
-    network: Reference | None = None  # called with (architecture, key); gives a module from images to a ModelOutput
+    name: str
+    """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
+    network: Reference | None = None
+    """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
+    images to a ModelOutput. None: the named network."""
     pool: Pool | None = None
-    head: HeadForm | None = None  # mlp: one hidden layer of the model's width, then tanh
+    """How tokens become one feature vector: class token, mean over positions (gap) or attention pooling (map).
+    None: token for transformers, gap for ResNets and axial blocks."""
+    head: HeadForm | None = None
+    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none.
+    None: mlp for transformers, linear for ResNets and masked patches."""
     head_bias_init: float = 0.0
+    """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     compute_dtype: ComputeDtype = "bfloat16"
-    remat: Remat = "none"  # what the backward pass computes again
-    # blocks, or residual units, per iteration of the loop over them; None: one, or all: of units on a CPU, of both on
-    # a TPU where remat is none or dots
+    """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
+    remat: Remat = "none"
+    """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
+    outputs (attention), or each block from its input (full). Later values use less memory and more time."""
     scan_unroll: int | None = None
-    attention: AttentionForm = "auto"  # how its core is computed: "pallas" on TPUs in bfloat16, else "xla"
-    # of a transformer
+    """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
+    all residual units on a CPU, else 1."""
+    attention: AttentionForm = "auto"
+    """Implementation of attention. auto: pallas on TPUs in bfloat16, else xla."""
     width: int | None = None
+    """Transformer: length D of each token. None: that of the name."""
     depth: int | None = None
+    """Transformer: number of blocks. None: that of the name."""
     mlp_dim: int | None = None
+    """Transformer: hidden units of the MLP in each block. None: that of the name."""
     num_heads: int | None = None
-    # axial: attention along rows and an MLP, then along columns and another; or a class in the place of
-    # `models.block.Block`
+    """Transformer: attention heads of each block; must divide width. None: that of the name."""
     block: BlockForm | Reference | None = None
-    position_embedding: PositionEmbedding | Reference = "learned_1d"  # relative: a part of every block's attention
-    # added once, before the blocks; or to the input of every block, with parameters of its own, or the same for all
+    """Transformer: axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
+    is a class that replaces `models.block.Block`. None: the standard block."""
+    position_embedding: PositionEmbedding | Reference = "learned_1d"
+    """Transformer: form of the position embedding (ViT, App. D.4). relative is a part of every block's attention."""
     position_layers: PositionLayers = "stem"
-    position_stddev: float = 0.02  # of learned positions at the start; big_vision has width ** -0.5
+    """Transformer: where positions are added: once before the blocks (stem), before every block with parameters of
+    its own (every), or before every block with the same parameters (shared) (ViT, App. D.4)."""
+    position_stddev: float = 0.02
+    """Transformer: standard deviation of learned positions at initialisation; big_vision has width ** -0.5."""
     dropout_fraction: float = 0.0
-    stochastic_depth_fraction: float = 0.0  # of the last block; rises linearly from 0 at the first
+    """Transformer: fraction of activations that dropout sets to 0 (ViT, Table 3)."""
+    stochastic_depth_fraction: float = 0.0
+    """Transformer: fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
     gelu: Gelu = "tanh"
+    """Transformer: exact GELU, or its tanh approximation, as in the released code."""
     layer_norm_epsilon: float = 1e-6
-    # of a ResNet, alone or under a transformer
+    """Transformer: added to the variance in each layer norm."""
     residual_unit: UnitForm | None = None
+    """ResNet, alone or under a transformer: form of the residual unit. None: preactivation (BiT) for a ResNet,
+    postactivation (ViT, sec. 4.1) for a hybrid."""
     group_norm_epsilon: float | None = None
+    """ResNet: added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
     standardization_epsilon: float | None = None
+    """ResNet: added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
     standardization_epsilon_added_to: AddedTo | None = None
+    """ResNet: what standardization_epsilon is added to. None: variance for preactivation, else std."""
 
     def __post_init__(self) -> None:
         parse_name(self.name)  # an unknown one is refused wherever a config is made, before anything is built
@@ -77,20 +100,33 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
-    """How fine-tuning changes the network of the given weights; its other numbers come with them."""
+    """How fine-tuning changes the network of the given weights; all other sizes come with the weights."""
 
-    name: str | None = None  # "ViT-B/16": what init_from must hold; None: whatever it holds
-    head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"  # of the last layer; zero removes a hidden one too
+    name: str | None = None
+    """The network that init_from must hold, such as "ViT-B/16". None: any."""
+    head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"
+    """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2), zero_keep_hidden keeps the
+    hidden layer, keep changes nothing."""
     position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
-    # where a ViT's patches do not divide input.image_size; drop: the last rows and columns are not seen, as in the
-    # released code, which has 27 x 27 patches of 14 pixels on images of 384
+    """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code; the
+    others: as timm and other PyTorch code."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    dropout_fraction: float | None = None  # None: as its authors fine-tuned these weights, see FINETUNE_DROPOUT
+    """What to do where patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
+    code does for patches of 14 pixels at 384."""
+    dropout_fraction: float | None = None
+    """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: float = 0.0
+    """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
     compute_dtype: ComputeDtype = "bfloat16"
+    """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
     remat: Remat = "none"
+    """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
+    outputs (attention), or each block from its input (full). Later values use less memory and more time."""
     scan_unroll: int | None = None
+    """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
+    all residual units on a CPU, else 1."""
     attention: AttentionForm = "auto"
+    """Implementation of attention. auto: pallas on TPUs in bfloat16, else xla."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -99,109 +135,172 @@ class AdaptConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """From stored images to uint8 batches."""
+    """The input: from stored images to uint8 batches."""
 
     train_split: str
+    """Split to train on, such as "train" or "train[:99%]"."""
     test_split: str
-    data_dir: str | None = None  # where TFDS keeps prepared datasets; None: its own default
-    holdout_fraction: float = 0.1  # of image files that have no splits
-    image_size: tuple[int, int]  # height, width in pixels
-    classes: tuple[str, ...] = ()  # only these, numbered in this order; (): all of the dataset
-    # in training: each image, or each class, as often as any other
+    """Split to evaluate on, such as "validation" or "train[99%:]"."""
+    data_dir: str | None = None
+    """Folder of prepared TFDS datasets. None: the default of TFDS, ~/tensorflow_datasets."""
+    holdout_fraction: float = 0.1
+    """Fraction of each class that is held out as test split; only for a folder or table without splits."""
+    image_size: tuple[int, int]
+    """Height and width in pixels; one number sets both."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes to use, numbered in this order. (): all classes of the dataset."""
     sampling: Literal["uniform", "balanced"] = "uniform"
-    train_examples: int | None = None  # this many in all, chosen by the seed, fewer among more of them; None: all
-    train_examples_per_class: int | None = None  # this many of each class, chosen by the seed; None: all
+    """In training, uniform takes each image equally often, balanced takes each class equally often."""
+    train_examples: int | None = None
+    """Number of training images, chosen by the seed; a larger choice contains the smaller ones. None: all."""
+    train_examples_per_class: int | None = None
+    """Number of training images of each class, chosen by the seed. None: all."""
     train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
-    train_resize_pixels: int | None = None  # both sides, or the short one, before a random crop: for resize…
+    """Crop in training: a random area (inception); resize both sides or the short side to train_resize_pixels, then a
+    random crop; resize to image_size, then a random shift; or only resize to image_size (none)."""
+    train_resize_pixels: int | None = None
+    """Pixels of the sides before a random crop, for train_crop="resize" and "resize_short_side" (BiT-HyperRule)."""
     crop_area_fraction: tuple[float, float] = (0.05, 1.0)
-    crop_distribution: Literal["tf", "torchvision"] = "tf"  # uniform in height, or in area
-    shift_pixels: int = 0  # for train_crop="shift"
+    """Least and largest fraction of the image's area in an inception crop."""
+    crop_distribution: Literal["tf", "torchvision"] = "tf"
+    """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
+    shift_pixels: int = 0
+    """Largest shift in pixels in each direction, for train_crop="shift"."""
     flip: bool = True
+    """Flip half of the training images from left to right."""
     randaugment_layers: int = 0
+    """Number of RandAugment operations per training image (AugReg uses 2). 0: off."""
     randaugment_magnitude: int = 0
-    randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"  # as released, in bytes; or beyond them
-    augmentations: tuple[Reference, ...] = ()  # after RandAugment: each from (image uint8 HWC, numpy rng) to another
+    """Strength of each RandAugment operation, from 0 to 10 or more (AugReg uses 10, 15 and 20)."""
+    randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"
+    """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at the limits."""
+    augmentations: tuple[Reference, ...] = ()
+    """User-defined augmentations after RandAugment: each a function of (image uint8 HWC, numpy generator)."""
     mixup_alpha: float = 0.0
+    """Both parameters of the beta distribution that mixes two images and their labels (AugReg: 0, 0.2, 0.5, 0.8).
+    0: off."""
     test_resize: Literal["short_side", "direct"] = "short_side"
-    test_crop_fraction: float = 0.875  # 224 out of a short side of 256
-    cache_records: bool = False  # keep the encoded images in memory: for datasets that fit there
-    exif_orientation: bool = False  # turn photographs upright, in training and wherever the weights are used
-    max_image_megapixels: float = 180.0  # an image whose header states more counts as unreadable
-    max_unreadable: int = 100  # images that each process may meet and cannot decode, before it stops
-    num_workers: int | None = None  # processes; None: from the number of cores
-    num_threads: int | None = None  # in each process; None: from the number of cores
+    """Resize in evaluation: the short side, then a central crop; or both sides directly, without a crop."""
+    test_crop_fraction: float = 0.875
+    """Fraction of the resized sides that the central crop keeps, for test_resize="short_side": 224 of 256 pixels."""
+    cache_records: bool = False
+    """Keep encoded images in memory; for datasets that fit."""
+    exif_orientation: bool = False
+    """Rotate photographs upright by their EXIF orientation, in training and wherever the weights are used."""
+    max_image_megapixels: float = 180.0
+    """Largest image in millions of pixels; a larger one counts as unreadable."""
+    max_unreadable: int = 100
+    """Number of unreadable images that each process skips before the run stops."""
+    num_workers: int | None = None
+    """Processes that decode images; 0 decodes in the main process. None: chosen by the number of cores."""
+    num_threads: int | None = None
+    """Decoding threads of each process. None: chosen by the number of cores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What is minimised: a loss of class labels, or of the looks of patches that are hidden (ViT, sec. 4.6)."""
+    """The loss to minimise: of class labels, or of hidden patches (ViT, sec. 4.6)."""
 
     kind: Literal["classification", "masked_patch"] = "classification"
-    loss: Literal["softmax", "sigmoid"] | Reference  # of one's own: (logits_BK, label_BK) -> loss_B
+    """Learn class labels, or predict hidden patches without labels (ViT, sec. 4.6)."""
+    loss: Literal["softmax", "sigmoid"] | Reference
+    """Loss of class labels; sigmoid treats classes independently. A reference is called with (logits_BK, label_BK) and
+    returns loss_B."""
     label_smoothing_fraction: float = 0.0
-    class_weights: tuple[float, ...] = ()  # what an image of each class counts in training, in proportion; (): 1
-    # of masked_patch
-    corrupted_fraction: float = 0.5  # of the patches
-    corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # to [mask], to another of the image, left as it is
-    # the mean colour of a patch in 3 bits a channel (512 classes), that of each of its 4 x 4 parts, or its pixels (L2)
+    """Fraction of each label that is spread evenly over all classes. 0: off."""
+    class_weights: tuple[float, ...] = ()
+    """Relative weight of each class in the training loss, in the order of the classes. (): equal weights."""
+    corrupted_fraction: float = 0.5
+    """For masked_patch: fraction of patches that are corrupted (ViT, App. B.1.2)."""
+    corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """For masked_patch: shares of corrupted patches that become [mask], become another patch of the image, or stay
+    unchanged (ViT, App. B.1.2)."""
     patch_target: PatchTarget = "mean_colour"
+    """For masked_patch: predict the mean colour as one of 512 classes, the mean colours of 4 x 4 parts, or all pixels
+    with an L2 loss (ViT, App. B.1.2)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay, SGD with momentum, or any other, and what happens to a gradient before it."""
+    """The optimiser, what is done to gradients before it, and which parameters it trains."""
 
-    name: Literal["adam", "sgd"] | Reference = "adam"  # "optax:lion", "optax.contrib:muon", or one's own
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a reference, by name
-    momentum: float = 0.9  # of SGD
+    name: Literal["adam", "sgd"] | Reference = "adam"
+    """adam (with weight_decay: AdamW), sgd with momentum, or a reference such as "optax:lion"."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments by name for a referenced optimiser: --config.optimizer.arguments.b1=0.95."""
+    momentum: float = 0.9
+    """Momentum of SGD, without Nesterov (ViT, App. B.1.1)."""
     beta1: float = 0.9
+    """Adam: decay of the first moment (ViT, sec. 4.1)."""
     beta2: float = 0.999
+    """Adam: decay of the second moment (ViT, sec. 4.1)."""
     epsilon: float = 1e-8
-    # of Adam's first moment or SGD's momentum as stored. In bfloat16 optax rounds the factor too: beta1=0.9 is 0.8984
-    # in effect, here and in the released code; SGD's momentum is 0.8984 there, and 0.9 here
+    """Adam: added to the root of the second moment."""
     first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's beta1=0.9 to 0.8984."""
     weight_decay: float = 0.0
+    """Decoupled weight decay (ViT, Table 3: 0.1, 0.03 or 0.3), as weight_decay_meaning defines it. 0: off."""
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"
+    """paper: learning rate times decay, for all parameters; paper_kernels: for kernels only; big_vision: for kernels,
+    relative to the peak learning rate, so that its 1e-4 is the paper's 0.1 at a peak of 1e-3."""
     clip_global_norm: float | None = None
-    accumulation_steps: int = 1  # micro-batches that make up one global batch
-    layer_decay: float = 1.0  # what the learning rate is multiplied by for each layer further from the head
-    learning_rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by path: "embedding/*"
-    trained: Literal["all", "head"] = "all"  # head: a linear probe on frozen features
-    frozen: tuple[str, ...] = ()  # paths of parameters that stay as they are: "embedding/*", "encoder/*/bias"
+    """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1). None: off."""
+    accumulation_steps: int = 1
+    """Micro-batches that make up one global batch; more use less memory."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate for each layer further from the head. 1: off."""
+    learning_rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Factors on the learning rate by pattern of parameter names, such as "embedding/*"; the first match counts."""
+    trained: Literal["all", "head"] = "all"
+    """Train all parameters, or only the head: a linear probe on frozen features."""
+    frozen: tuple[str, ...] = ()
+    """Patterns of names of parameters that are not trained, such as "embedding/*" or "encoder/*/bias"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """The learning rate over time: linear warm-up from 0, then a decay."""
 
-    learning_rate: float  # at its peak
+    learning_rate: float
+    """Learning rate at its peak, after the warm-up."""
     warmup: Duration
-    # a reference: (learning_rate, warmup_steps, total_steps) -> rate of a step, in the place of all of this
+    """Length of the linear warm-up from 0 (ViT, Table 3: 10,000 steps)."""
     decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"] | Reference
-    end_learning_rate: float = 0.0  # where linear and cosine arrive
-    timescale: Duration = Duration("10000 steps")  # of rsqrt
-    drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)  # of the run: where a staircase divides by 10
+    """Form of the decay. A reference is called with (learning_rate, warmup_steps, total_steps) and returns the complete
+    schedule from step to learning rate."""
+    end_learning_rate: float = 0.0
+    """Learning rate at the end of a linear or cosine decay."""
+    timescale: Duration = Duration("10000 steps")
+    """Time scale of rsqrt: learning_rate / sqrt(1 + time since the warm-up / timescale)."""
+    drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)
+    """Fractions of the run after which staircase divides the learning rate by 10 (BiT-HyperRule)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolyakConfig:
     """Exponential moving average of the parameters; when on, evaluation uses the average."""
 
-    factor: float | None = None  # 0.9999 averages over about 10,000 steps; None: off
+    factor: float | None = None
+    """Weight of the previous average at each step (ViT, sec. 4.1: 0.9999, about 10,000 steps). None: off."""
     start: Duration = Duration("0 steps")
+    """Time at which averaging starts."""
     bias_correction: bool = True
+    """Remove the weight of the parameters before the start, as Adam does for its moments."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """How arrays are laid out over the devices: a mesh of replicas x data x model shards.
+    """Layout of arrays over the devices: a mesh of replicas x data x model shards.
 
-    The data axis has the devices that the other two leave; a batch is split over replicas and data.
+    The data axis has the devices that the other two axes leave. A batch is split over replicas and data.
     """
 
-    parameters: Literal["replicated", "fsdp"] = "replicated"  # with optimiser and average: on each device, or split
-    num_replicas: int | None = None  # groups that each hold all parameters; None: one for each TPU slice, or node
-    num_model_shards: int = 1  # tensor parallelism: devices that share each layer's heads and hidden units
+    parameters: Literal["replicated", "fsdp"] = "replicated"
+    """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp)."""
+    num_replicas: int | None = None
+    """Groups of devices that each hold all parameters. None: one per TPU slice or node."""
+    num_model_shards: int = 1
+    """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 
 
 USUAL_SHOTS, USUAL_NEIGHBOURS = (5,), (20,)  # of the evaluators fewshot and knn
@@ -217,17 +316,22 @@ MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
-    """One more evaluation beside that of the test split; its results carry its name as a prefix."""
+    """A further evaluation beside that of the test split; its name is the prefix of its results."""
 
-    # fewshot and knn learn from frozen features of train_split; one's own is called with (split, run, **arguments)
     kind: Literal["classification", "fewshot", "knn"] | Reference = "classification"
-    data: str | None = None  # as in PretrainConfig; None: the run's
-    split: str | None = None  # None: input.test_split
-    train_split: str | None = None  # of fewshot and knn; None: input.train_split
-    every: Duration | None = None  # None: evaluation.every
-    # by name, of all kinds but classification: of fewshot those of `evals.fewshot.FewShot`, of knn neighbours and
-    # temperature, of both the layer
+    """classification of another split; fewshot or knn on frozen features of train_split; a reference is called with
+    (split, run, **arguments)."""
+    data: str | None = None
+    """Dataset, written as config.data. None: that of the run."""
+    split: str | None = None
+    """Split to evaluate. None: input.test_split."""
+    train_split: str | None = None
+    """Split that fewshot and knn learn from. None: input.train_split."""
+    every: Duration | None = None
+    """Time between evaluations. None: evaluation.every."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments by name: shots, seeds, l2, sampling and layer for fewshot; neighbours, temperature and layer for knn;
+    any for a reference."""
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -243,71 +347,105 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When and how the test split is evaluated, always once more at the end; and further evaluations by name."""
+    """When and how to evaluate the test split, and further evaluations by name."""
 
     every: Duration
-    global_batch: int | None = None  # None: the training batch
+    """Time between evaluations of the test split; the last step is always evaluated."""
+    global_batch: int | None = None
+    """Images per evaluation step on all devices. None: config.global_batch."""
     evaluators: Mapping[str, EvaluatorConfig] = dataclasses.field(default_factory=dict)
+    """Further evaluations by name: --config.evaluation.evaluators.NAME.kind=knn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept on disk to continue from. The last step is always saved, and every evaluated one if `keep_best`."""
+    """Checkpoints to resume from. The last step is always saved, and every evaluated step if `keep_best`."""
 
     every: Duration
+    """Time between checkpoints; the last step is always saved."""
     keep_latest: int = 2
+    """Number of newest checkpoints to keep."""
     keep_best: int = 1
-    # of any evaluator; of one that ends in "_loss" the lowest is best. Where images may have several labels,
-    # an accuracy means the mean average precision
+    """Number of best checkpoints by best_metric to keep besides. 0: none."""
     best_metric: str = "test_accuracy"
+    """Metric of any evaluator that defines the best checkpoint; for one that ends in "_loss" lower is better. For
+    multi-label data an accuracy means the mean average precision."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopEarlyConfig:
-    """The end of a run before its last step, when evaluations do not improve `checkpoint.best_metric` any more.
+    """Early stopping: end the run when evaluations no longer improve `checkpoint.best_metric`.
 
-    The best checkpoint is then the run's result: its summary is of that step, and other verbs take the weights there.
+    The best checkpoint is then the result of the run: the summary and the weights are of that step.
     """
 
-    patience: int | None = None  # evaluations in a row without improvement, after which the run ends; None: off
-    min_delta: float = 0.0  # what improves by no more than this does not count as an improvement
+    patience: int | None = None
+    """Evaluations in a row without improvement after which the run ends. None: off."""
+    min_delta: float = 0.0
+    """Least change of the metric that counts as an improvement, in units of the metric."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What a run shows and writes."""
+    """What a run prints and writes."""
 
     every: Duration
-    parameters: bool = False  # list every parameter before the first step, not their groups; --parameters
+    """Time between log lines with training metrics."""
+    parameters: bool = False
+    """List every parameter before the first step, not only their groups; same as --parameters."""
     tensorboard: bool = True
+    """Write TensorBoard event files to tensorboard/ in the workdir."""
     wandb_project: str | None = None
+    """Weights & Biases project to log to. None: off."""
     profile_start_step: int | None = None
+    """First step of a profiler trace, written to profile/ in the workdir. None: no trace."""
     profile_num_steps: int = 5
+    """Number of steps in the profiler trace."""
     compilation_cache: bool = True
-    hang_seconds: float | None = 600.0  # without a step: a warning, at twice as many the end; None: never
+    """Keep compiled programs on disk, so that the next start is faster."""
+    hang_seconds: float | None = 600.0
+    """Seconds without a step after which the run warns; after twice as many it ends. None: never."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _AnyRun:
-    """What every kind of run has."""
+    """The fields of every run."""
 
     seed: int = 0
-    data: str | None  # "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or a reference; None: say it
+    """Random seed of initialisation, data order, augmentation and dropout."""
+    data: str | None
+    """Dataset: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or a reference. None: required on the
+    command line."""
     total: Duration
+    """Length of the run, such as "300 epochs", "500 steps" or "1e6 examples"."""
     global_batch: int
-    init_from: str | None = None  # weights to start from at step 0: a workdir, an .npz or a .safetensors
-    allow_code: tuple[str, ...] = ()  # packages whose code the weights of init_from may name; --allow_code
+    """Images per step on all devices together."""
+    init_from: str | None = None
+    """Weights to start from at step 0: a workdir, .npz, .safetensors or hf://owner/name. None: random weights."""
+    allow_code: tuple[str, ...] = ()
+    """Python packages whose code the weights of init_from may run; same as --allow_code. (): none."""
     model: ModelConfig | AdaptConfig
+    """The network."""
     input: InputConfig
+    """Splits, crops, augmentation and decoding of images."""
     objective: ObjectiveConfig
+    """The loss."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """The optimiser, weight decay, clipping and frozen parameters."""
     schedule: ScheduleConfig
+    """The learning rate over time."""
     polyak: PolyakConfig = PolyakConfig()
+    """Exponential moving average of the parameters."""
     sharding: ShardingConfig = ShardingConfig()
+    """Layout of arrays over the devices."""
     evaluation: EvaluationConfig
+    """When and how to evaluate."""
     checkpoint: CheckpointConfig
+    """When to save, and which checkpoints to keep."""
     stop_early: StopEarlyConfig = StopEarlyConfig()
+    """Early stopping."""
     logging: LoggingConfig
+    """Logs, profiles and the watchdog."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,23 +453,29 @@ class PretrainConfig(_AnyRun):
     """A pre-training run."""
 
     model: ModelConfig
-    resume_from: str | None = None  # a workdir whose complete state (step, optimiser) this run continues
+    """The network to train."""
+    resume_from: str | None = None
+    """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """The learning rate found as in the paper: each is tried on train less a held-out part, the best trains on all."""
+    """Search for the learning rate, as in the paper: try each on a part of train, then train on all with the best."""
 
-    learning_rates: tuple[float, ...] = ()  # (): no search, schedule.learning_rate is used
-    validation_fraction: float = 0.1  # of every class of the training split
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates to try (ViT, Table 4). (): no search, schedule.learning_rate is used."""
+    validation_fraction: float = 0.1
+    """Fraction of each class of the training split that the search holds out for validation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(_AnyRun):
-    """A fine-tuning run: the weights of `init_from` (also hf://owner/name), a new head, own images."""
+    """A fine-tuning run: the weights of `init_from`, a new head, other images."""
 
     model: AdaptConfig = AdaptConfig()
-    search: SearchConfig = SearchConfig()  # where it finds the rate, schedule.learning_rate is 0
+    """How the network of the weights changes."""
+    search: SearchConfig = SearchConfig()
+    """Search for the learning rate; with it, schedule.learning_rate is 0."""
 
 
 RunConfig = PretrainConfig | FinetuneConfig
