@@ -98,10 +98,11 @@ RULES = ("paper", "bit", "quick")
 
 
 def get_config(argument: str = "") -> FinetuneConfig:
-    """Argument: MODEL,TASK[,rule=paper|bit|quick][,crop=…][,image_size=N][,examples=N][,test_resize=direct|short_side].
+    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW]; TASK is one of `TASKS`.
 
     MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
-    rule on own data. "quick" is the paper's rule with the rate 0.01 instead of a search: one run in the place of five.
+    rule on own data. RULE is paper, bit or quick; "quick" is the paper's rule with the rate 0.01 instead of a search: one
+    run in the place of five. HOW is direct or short_side.
     """
     chosen = parse_argument(
         argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0, test_resize=""

@@ -1,16 +1,16 @@
 """Train Vision Transformers, BiT-ResNets and their hybrids in JAX, and use them.
 
-`create_model` and `load_model` give a network with its preparation of images. Importing the package loads nothing
-heavy: they, and JAX, are imported on first use.
+`create_model` and `load_model` give a network with its preparation of images, `list_models` the names of networks.
+Importing the package loads nothing heavy: they, and JAX, are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_jax.api import Model, create_model, load_model
+    from vit_jax.api import Model, create_model, list_models, load_model
 
 __version__ = "0.2.0"
-__all__ = ["Model", "__version__", "create_model", "load_model"]
+__all__ = ["Model", "__version__", "create_model", "list_models", "load_model"]
 
 
 def __getattr__(name: str) -> Any:

@@ -297,7 +297,8 @@ def test_preparations_that_are_rejected(stored, options, rule):
 
 def test_the_package_names_its_parts():
     """Without jax on import: tests/test_architecture.py."""
-    assert {"create_model", "load_model", "Model"} <= set(dir(vit_jax)) & set(vit_jax.__all__)
+    assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
+    assert {"create_model", "list_models", "load_model", "Model"} <= set(dir(vit_jax)) & set(vit_jax.__all__)
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018
     assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()

@@ -8,7 +8,7 @@ import pytest
 from tests.rejections import rejects
 from vit_jax.config import VIT_SIZES, ModelConfig, build_architecture
 from vit_jax.config.architecture import read_architecture
-from vit_jax.config.variants import parse_name
+from vit_jax.config.variants import MODEL_NAMES, list_models, parse_name
 
 
 def build(name="ViT-B/16", image_size=(224, 224), num_classes=1000, **fields):
@@ -174,3 +174,26 @@ def test_stored_architecture_that_cannot_be(changes, rule):
     values = json.loads(json.dumps(dataclasses.asdict(build("R50+ViT-B/16")))) | changes
     with rejects("stored description of the network", rule):
         read_architecture({name: value for name, value in values.items() if value is not None})
+
+
+def test_listed_models_can_be_built_and_hold_every_size():
+    assert len(set(MODEL_NAMES)) == len(MODEL_NAMES)
+    assert {parse_name(name).size for name in MODEL_NAMES} == {*VIT_SIZES, None}
+    for name in MODEL_NAMES:
+        assert build(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("ViT-B/*", ["ViT-B/32", "ViT-B/16", "ViT-B/8"]),
+        ("ViT-H", ["ViT-H/16", "ViT-H/14"]),
+        ("vit-h/14", ["ViT-H/14"]),
+        ("R50x[12]", ["R50x1", "R50x2"]),
+        ("ViT-b/16", ["ViT-b/16"]),
+        ("nothing", []),
+        ("", list(MODEL_NAMES)),
+    ],
+)
+def test_list_models(pattern, names):
+    assert list_models(pattern) == names

@@ -46,7 +46,7 @@ class Verb:
         """Return the description, every argument with its meaning, the examples and the appendix."""
         shown = [form for form in self.arguments if not form.startswith("[--")]
         optional = ["[OPTION …]"] if len(shown) < len(self.arguments) else []
-        arguments = (_entry(form, meaning) for form, meaning in self.arguments.items())
+        arguments = (entry(form, meaning) for form, meaning in self.arguments.items())
         examples = (f"  vit-jax {self.name} {example}" for example in self.examples)
         usage = " ".join(["vit-jax", self.name, *shown, *optional])
         text = "\n".join((usage, "", *self._description(), "", *arguments, "", "Examples:", *examples, ""))
@@ -72,12 +72,12 @@ def fields_of_recipes() -> str:
         parts += ["", textwrap.fill(f"{section.name}: {section.description}", _WIDTH)]
         for field in section.fields:
             default = "required" if field.default is None else f"default {field.default}"
-            parts.append(_entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]"))
+            parts.append(entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]"))
     return "\n".join([*parts, ""])
 
 
-def _entry(form: str, meaning: str) -> str:
-    """An argument, its meaning in a column beside it, or under a name that is longer."""
+def entry(form: str, meaning: str) -> str:
+    """Return an argument with its meaning in a column beside it, or below a longer name."""
     name = form[1:-1] if form.startswith("[") else form
     indent = " " * _INDENT
     lines = textwrap.fill(meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent)

@@ -7,8 +7,6 @@ ml_collections' config_flags, which parses a value by the type of the field it r
 import ast
 import dataclasses
 import json
-import pathlib
-import runpy
 import sys
 import types
 import typing
@@ -16,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import durations, schema
-from vit_jax.config.nearest import did_you_mean, meant_value, nearest
+from vit_jax.config.nearest import meant_value, nearest
+from vit_jax.config.recipes import names_in
 from vit_jax.references import is_reference
 
 T = TypeVar("T")
@@ -38,7 +37,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       ValueError: missing file, unknown field (the one that is meant is named), or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
-    config = _names_in(path)["get_config"](argument)
+    config = names_in(path)["get_config"](argument)
     if not dataclasses.is_dataclass(config):
         raise ValueError(
             f"{path}: get_config returned {type(config).__name__}, not a dataclass such as PretrainConfig."
@@ -51,17 +50,8 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
 
 def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
     """`STUDIES` of a recipe's file: by study and option the values that suit its data; {} where it has none."""
-    studies: Mapping[str, Mapping[str, Sequence[Any]]] = _names_in(specification.partition(":")[0]).get("STUDIES", {})
+    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(specification.partition(":")[0]).get("STUDIES", {})
     return studies
-
-
-def _names_in(path: str) -> dict[str, Any]:
-    """What the file of a recipe defines."""
-    file = _find(path)
-    names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
-    if "get_config" not in names:
-        raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
-    return names
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -113,21 +103,6 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     if missing:
         raise ValueError(f"These fields have no default and must be given: {', '.join(missing)}.")
     return kind(**{name: _check_value(prefix + name, value, hints[name]) for name, value in values.items()})
-
-
-def _find(path: str) -> pathlib.Path:
-    """The file of a recipe: a path, or a name of those in the checkout or in the installed package."""
-    package = pathlib.Path(__file__).parents[1]
-    project = package.parent
-    folders = (project / "configs", package / "recipes")
-    for candidate in (pathlib.Path(path), project / path, *(folder / f"{path}.py" for folder in folders)):
-        if candidate.suffix == ".py" and candidate.is_file():
-            return candidate
-    known = sorted({recipe.stem for folder in folders for recipe in folder.glob("*.py")})
-    hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
-    raise ValueError(
-        f"There is no recipe {path!r}.{hint} Give the path of a file, or one of {', '.join(known) or 'none'}."
-    )
 
 
 def _apply(override: str, values: dict[str, Any], kind: type) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,26 @@ BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
 def resnet_downsampling(units: Sequence[int]) -> int:
     """What a ResNet with so many stages divides height and width by: root, pooling, every stage but the first."""
     return 4 * 2 ** max(len(units) - 1, 0)
+
+
+_PATCHES = {"mu": (16,), "Ti": (16,), "B": (32, 16, 8), **dict.fromkeys(("S", "b", "M", "L"), (32, 16))}
+MODEL_NAMES = (
+    *(f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in _PATCHES.get(size, (16, 14))),
+    *("R14x1", "R26x1", "R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4"),
+    *("R200x1", "R200x3", "R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32"),
+    *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
+)
+"""The usual networks. `parse_name` reads every other patch size, width factor and combination, too."""
+
+
+def list_models(pattern: str = "") -> list[str]:
+    """Return the names of the usual networks, or those that match a pattern such as "ViT-B/*" or contain a text.
+
+    Upper and lower case differ ("ViT-b" is not "ViT-B"), unless nothing matches otherwise.
+    """
+    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    found = [name for name in MODEL_NAMES if fnmatchcase(name, pattern)]
+    return found or [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern.lower())]
 
 
 _NAME = re.compile(

@@ -1,0 +1,74 @@
+"""The verbs that list what there is: models and recipes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.rejections import rejects
+from tests.tiny import ROOT
+from vit_jax import cli
+from vit_jax.config import load_recipe
+from vit_jax.config.recipes import list_recipes
+
+
+def shown(capsys, *words):
+    cli.VERBS[words[0]](words[1:])
+    return capsys.readouterr().out
+
+
+def test_models_shows_size_cost_and_weights(capsys):
+    rows = [line.split("|")[1:-1] for line in shown(capsys, "models").splitlines() if line.startswith("|")]
+    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    assert cells["ViT-B/16"] == ["86.6", "35.1", "ViT, AugReg, SAM, Hugging Face, timm"]
+    assert cells["R50x1"][0] == "25.5"
+    assert cells["ViT-e/16"] == ["3,807.4", "1,514.2", ""]
+
+
+def test_models_lists_addresses_on_request(capsys):
+    text = shown(capsys, "models", "R26+ViT-B/32", "--weights")
+    assert "R26+ViT-B/32:\n  gs://vit_models/imagenet21k/R26+ViT-B_32.npz\n" in text
+    assert "ViT-e/14:\n  none\n" in shown(capsys, "models", "ViT-e/14", "--weights")
+    assert "gs://" not in shown(capsys, "models", "R26+ViT-B/32")
+
+
+def test_models_as_json(capsys):
+    (row,) = json.loads(shown(capsys, "models", "ViT-H/14", "--json"))
+    assert row["parameters"] == 632045800  # as in golden/parameter_counts.json
+    assert "hf://google/vit-huge-patch14-224-in21k" in row["weights"]
+
+
+def test_unknown_models_and_recipes_are_rejected():
+    with rejects("PATTERN=ViT-B/61", "ViT-B/16"):
+        cli.VERBS["models"](["ViT-B/61"])
+    with rejects("PATTERN=nothing", "recipe"):
+        cli.VERBS["recipes"](["nothing"])
+
+
+def test_recipes_shows_what_each_takes(capsys):
+    text = " ".join(shown(capsys, "recipes").split())
+    assert {path.stem for path in (ROOT / "configs").glob("*.py")} <= set(text.split())
+    assert "vit-jax finetune, data by --config.data=, 20 epochs by default" in text
+    assert "TASKS: cifar10 cifar100" in text
+    assert "LEARNING_RATES: ViT-B/16,epochs=7" in text
+    (row,) = json.loads(shown(capsys, "recipes", "digits_masked", "--json"))
+    assert (row["verb"], row["data"], row["total"]) == ("pretrain", "digits", "100 epochs")
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
+def test_a_recipe_has_a_description_and_takes_the_choices_that_are_listed(recipe):
+    assert recipe.description
+    assert recipe.argument.endswith(".")
+    before = "any," if recipe.name == "finetune" else ""
+    for choice in (choice for choices in recipe.choices.values() for choice in choices):
+        load_recipe(f"{recipe.name}:{before}{choice}")
+
+
+def test_lists_load_nothing_heavy():
+    code = (
+        "import sys\nfrom vit_jax import cli\nfor verb in ('models', 'recipes'): cli.main([verb])\n"
+        "print(*(name for name in ('jax', 'numpy', 'flax') if name in sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stderr.split() == []

@@ -1,0 +1,42 @@
+"""The list of public weights, against the tables of configs/README.md and the names of networks."""
+
+import re
+
+import pytest
+
+from tests.tiny import ROOT
+from vit_jax.config.variants import MODEL_NAMES, parse_name
+from vit_jax.weights.hub import is_hub_address
+from vit_jax.weights.published import PUBLISHED, RELEASES, releases_of
+
+TABLES = (ROOT / "configs/README.md").read_text().partition("## Released weights")[2]
+ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]
+
+
+def test_addresses_are_distinct_and_of_a_known_release():
+    assert len(set(ADDRESSES)) == len(ADDRESSES)
+    assert all(any(address.startswith(start) for start in RELEASES) for address in ADDRESSES)
+    assert set(PUBLISHED) <= set(MODEL_NAMES)
+    assert {release for name in PUBLISHED for release in releases_of(name)} == set(RELEASES.values())
+
+
+def test_every_file_of_the_documentation_is_listed():
+    documented = set(re.findall(r"^\| `([^`]+\.npz)`", TABLES, re.MULTILINE))
+    listed = {address.rpartition("/")[2] for address in ADDRESSES}
+    assert len(documented) > 20
+    assert documented <= listed
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_bear_the_name_of_their_network(name):
+    size, sizes = parse_name(name), {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+    for address in PUBLISHED[name]:
+        file = address.rpartition("/")[2]
+        if is_hub_address(address):
+            word = next((word for word in sizes if f"vit_{word}_" in file or f"vit-{word}-" in file), None)
+            assert sizes.get(word) == size.size
+            assert word is None or size.units is not None or re.search(rf"patch{size.patch[0]}[_-]", file)
+        elif not file.startswith("vit_s16"):
+            short = name.replace("/", "_")
+            variants = (short, short.replace("ViT-", "").replace("+", "_"))
+            assert any(re.search(rf"(^|-){re.escape(variant)}[-.]", file) for variant in variants)
