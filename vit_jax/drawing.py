@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vit_jax.extras import install_command
 from vit_jax.files import printable
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
@@ -33,7 +34,7 @@ def require_drawing() -> None:
         importlib.import_module("matplotlib")
     except ImportError as error:
         raise ValueError(
-            f"Pictures are drawn by matplotlib, which cannot be imported ({error}): pip install 'vit_jax[figures]'."
+            f"Pictures need matplotlib, which cannot be imported ({error}): {install_command('figures')}"
         ) from None
 
 

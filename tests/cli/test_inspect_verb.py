@@ -10,6 +10,7 @@ from tests.inference.samples import sample_pixels, sample_weights, to_png, write
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import RESNET, weights_of
 from vit_jax.analysis import pictures
+from vit_jax.extras import install_command
 from vit_jax.weights.saving import OWN, save_weights
 
 DRAWN = ("filters", "positions", "distance", "rollout", "heads", "similar", "pca")
@@ -128,4 +129,4 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(["inspect", "nothing", "--output=o"])
     assert code == 2
-    assert "pip install 'vit_jax[figures]'" in err
+    assert install_command("figures") in err

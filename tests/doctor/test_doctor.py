@@ -17,6 +17,7 @@ from vit_jax import cli, hosts
 from vit_jax.cli import training
 from vit_jax.doctor import examination, machine, together
 from vit_jax.doctor.machine import Finding
+from vit_jax.extras import install_command
 
 ALWAYS = ["versions", "driver", "devices", "memory", "shared memory", "disk", "compilation", "all-reduce"]
 H100 = "1 x NVIDIA H100 80GB HBM3"
@@ -112,7 +113,7 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
         ("550.5", "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1", "gpu", f"{H100}, jax-cuda12-plugin 1; JAX ", ""),
         ("550.5", "jax_cuda13_plugin-1", "gpu", f"{H100}, jax-cuda13-plugin 1", "needs driver 580"),
         ("470.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "needs driver 525"),
-        ("550.5", "", "cpu", f"{H100}; JAX computes on: cpu", "pip install 'vit_jax[cuda]'"),
+        ("550.5", "", "cpu", f"{H100}; JAX computes on: cpu", install_command("cuda")),
         ("550.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "another program may hold it"),
     ],
 )
@@ -130,7 +131,7 @@ def test_drivers(system, monkeypatch, version, plugins, backend, found, remedy):
 @pytest.mark.parametrize("file", ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"])
 def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
     write(system / file, "0x1ae0\n")
-    assert "pip install 'vit_jax[tpu]'" in machine.driver(system).remedy
+    assert install_command("tpu") in machine.driver(system).remedy
     install(monkeypatch, system, "libtpu-0.0.42")
     assert "another program may hold it" in machine.driver(system).remedy
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -16,6 +16,7 @@ from vit_jax.api import from_weights
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
+from vit_jax.extras import install_command
 from vit_jax.inference import figures
 from vit_jax.inference.labelled import Labelled, plain_key
 from vit_jax.inference.outcome import ClassEvaluation
@@ -115,7 +116,7 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = run([*WORDS, "--report=report"])
     assert (code, out) == (2, "")
-    assert "pip install 'vit_jax[figures]'" in err
+    assert install_command("figures") in err
     assert not (here / "report").exists()
     assert run(WORDS)[0] == 0
 

@@ -15,7 +15,7 @@ from vit_jax.plan.estimate import make_plan
 from vit_jax.plan.report import to_json, to_text
 from vit_jax.plan.topology import parse_topology
 
-needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed: pip install 'vit_jax[tpu]'")
+needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed")
 
 
 @pytest.mark.parametrize(

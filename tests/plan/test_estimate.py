@@ -9,6 +9,7 @@ import pytest
 from tests.plan import small_plans as small
 from vit_jax.config import ModelConfig, build_architecture, load_recipe
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
+from vit_jax.extras import install_command
 from vit_jax.plan import aot, estimate
 from vit_jax.plan.arithmetic import Roofline
 from vit_jax.plan.dataset import IMAGENET, JFT, choose_dataset
@@ -26,7 +27,7 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(estimate.aot, "has_compiler", lambda: False)
     plan = planned("v5e:2x2")
     assert plan.compiled is None
-    assert "libtpu is not installed; pip install 'vit_jax[tpu]'" in to_text(plan)
+    assert f"libtpu is not installed; {install_command('tpu')}" in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for v5e:2x2"):
         aot.topology_devices(parse_topology("v5e:2x2"))
 

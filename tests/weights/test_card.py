@@ -13,6 +13,7 @@ import yaml
 
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, weights_of
+from vit_jax.extras import install_command
 from vit_jax.files import printable
 from vit_jax.weights.card import model_card
 from vit_jax.weights.saving import OWN, save_weights
@@ -151,4 +152,4 @@ def test_refused_uploads_write_nothing(tmp_path, monkeypatch, hub, words, messag
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     outcome = run(["convert", "w", "new", "--to=timm", "--push=hf://me/x"])
-    assert "pip install 'vit_jax[hub]', or upload the folder yourself" in outcome.err
+    assert f"{install_command('hub')}, or upload the folder yourself" in outcome.err

@@ -21,6 +21,7 @@ from vit_jax.data.images import UnreadableImage
 from vit_jax.data.labels import STORED, Labels
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import find_task
+from vit_jax.extras import install_command
 
 CHUNK = 256  # records read at once for their labels
 
@@ -179,7 +180,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
         if importlib.util.find_spec("tensorflow") is None:
             raise ValueError(
                 f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
-                f"pip install 'vit_jax[prepare]', best in an environment of its own, and run the command again."
+                f"{install_command('prepare')}, best in a separate environment, and run the command again."
             )
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
     return str(builder.data_path)

@@ -18,6 +18,7 @@ import numpy as np
 import vit_jax
 from vit_jax.backend import plugins
 from vit_jax.data.workers import SHARED_MEMORY, available_cores
+from vit_jax.extras import install_command
 from vit_jax.train.overview import PACKAGES
 
 GIB = 2**30
@@ -71,7 +72,7 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
         return Finding("driver", f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
     remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
     if not any(extra in name for name in installed):
-        remedy = f"pip install 'vit_jax[{extra}]'; then start again"
+        remedy = f"{install_command(extra)}; then start again"
     return Finding("driver", f"{found}; JAX computes on: {backend}", remedy)
 
 

@@ -17,6 +17,7 @@ from jax import export as jax_export
 from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.api.model import to_probabilities
+from vit_jax.extras import install_command
 from vit_jax.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -106,7 +107,7 @@ def require_onnx() -> None:
     except ImportError as error:
         raise ValueError(
             f"An ONNX file is written by onnx and checked by onnxruntime, which cannot be imported ({error}): "
-            "pip install 'vit_jax[onnx]'."
+            f"{install_command('onnx')}"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """Compiles a run's train step for TPUs without having any.
 
-The compiler comes with `pip install 'vit_jax[tpu]'`. Nothing is executed.
+The compiler comes with the extra `tpu`. Nothing is executed.
 
 XLA's cycle counts are in the HLO, except those of Pallas kernels, which it takes as they are. What one execution of a
 kernel costs is in the schedule that the compiler writes to a folder on request: bundles of instructions, one a cycle.
@@ -23,6 +23,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from vit_jax.extras import install_command
 from vit_jax.files import clean_up_at_once
 from vit_jax.plan.topology import Topology
 from vit_jax.train.assemble import Assembly
@@ -76,7 +77,7 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
     """
     if not topology.is_tpu or not has_compiler():
         raise ValueError(
-            f"No compiler for {topology.name} is installed: the one for TPUs comes with pip install 'vit_jax[tpu]'; "
+            f"No compiler for {topology.name} is installed: the one for TPUs comes with {install_command('tpu')}; "
             "GPUs are planned by arithmetic."
         )
     options: dict[str, Any] = {}

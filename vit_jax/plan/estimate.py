@@ -5,6 +5,7 @@ import dataclasses
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.cost import require_formulas
 from vit_jax.cost.chips import find_chip
+from vit_jax.extras import install_command
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
@@ -114,7 +115,7 @@ def make_plan(
     if can_compile and not topology.is_tpu:
         reason = "compilers for GPUs need the GPU"
     elif can_compile and not aot.has_compiler():
-        reason = "libtpu is not installed; pip install 'vit_jax[tpu]' installs it"
+        reason = f"libtpu is not installed; {install_command('tpu')} installs it"
     architecture = architecture_of(config, dataset.num_classes)
     if reason:
         require_formulas(architecture)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import to_dict
+from vit_jax.extras import install_command
 from vit_jax.files import read_bounded, write_atomically
 from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
 
@@ -56,7 +57,7 @@ class WeightsAndBiases:
         except ImportError:
             raise ValueError(
                 f"config.logging.wandb_project={config.logging.wandb_project!r} needs the package wandb: "
-                f"pip install 'vit_jax[wandb]', or set the field to None."
+                f"{install_command('wandb')}, or set the field to None."
             ) from None
         id_file = workdir / "wandb-run-id"  # kept, so that a continued run continues there too
         if not id_file.exists():

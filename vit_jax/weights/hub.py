@@ -7,6 +7,8 @@ import pathlib
 import re
 from typing import Any
 
+from vit_jax.extras import install_command
+
 PATTERNS = ["*.safetensors", "config.json", "preprocessor_config.json"]
 _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
@@ -61,5 +63,5 @@ def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ValueError(f"{address} needs huggingface_hub: pip install 'vit_jax[hub]', or {instead}.") from error
+        raise ValueError(f"{address} needs huggingface_hub: {install_command('hub')}, or {instead}.") from error
     return match, huggingface_hub
