@@ -101,7 +101,7 @@ def get_config(argument: str = "") -> FinetuneConfig:
     """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW]; TASK is one of `TASKS`.
 
     MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
-    rule on custom data. RULE is paper, bit or quick; "quick" is the paper's rule with the rate 0.01 instead of a search:
+    rule on your data. RULE is paper, bit or quick; "quick" is the paper's rule with the rate 0.01 instead of a search:
     one run instead of five. HOW is direct or short_side.
     """
     chosen = parse_argument(

@@ -3,12 +3,14 @@
 import importlib.metadata
 import io
 import os
+import pathlib
 import platform
 import signal
 import sys
 from collections.abc import Sequence
 
 from vit_jax import __version__
+from vit_jax.accelerators import default_platforms
 from vit_jax.backend import BackendError, explained_backend
 from vit_jax.cli import analysis, catalogue, planning, runs, stop, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
@@ -31,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     SIGTERM ends it with exit code 75, Ctrl-C and a closed output with those of a shell, unless the verb handles them.
     """
+    if platforms := default_platforms(os.environ, pathlib.Path("/")):
+        os.environ["JAX_PLATFORMS"] = platforms  # before JAX is imported
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
     try:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import vit_jax
+from vit_jax.accelerators import has_tpu
 from vit_jax.backend import plugins
 from vit_jax.data.workers import SHARED_MEMORY, available_cores
 from vit_jax.extras import install_command
@@ -60,8 +61,8 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
     `root` is that of the file system.
     """
     installed, backend, chosen = plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
-    gpus, has_tpu = _gpus(), _has_tpu(root)
-    if not gpus and not has_tpu:
+    gpus = _gpus()
+    if not gpus and not has_tpu(root):
         return Finding("driver", f"neither GPU nor TPU; JAX computes on: {backend}")
     kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
     found = f"NVIDIA {gpus[0][0]}, {len(gpus)} x {gpus[0][1]}" if gpus else "TPU"
@@ -153,14 +154,6 @@ def _too_old(version: str, installed: dict[str, str]) -> str:
         if f"jax-cuda{release}-plugin" in installed and number.isdecimal() and int(number) < least:
             return f"JAX for CUDA {release} needs driver {least} or newer: update it, or ask who runs the machine to"
     return ""
-
-
-def _has_tpu(root: pathlib.Path) -> bool:
-    """As launch/environment.sh: a character device, or a PCI device of Google that is handed to programs."""
-    if any(root.glob("dev/accel[0-9]*")):
-        return True
-    vendors = root.glob("sys/bus/pci/drivers/vfio-pci/*/vendor")
-    return any(file.read_text().strip() == "0x1ae0" for file in vendors)
 
 
 def _host_memory(root: pathlib.Path) -> tuple[int, int]:
