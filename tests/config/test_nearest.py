@@ -27,6 +27,11 @@ def test_every_word_means_a_field_and_is_none():
         ("hidden_size", ["model.width"]),
         ("learning_rate", ["schedule.learning_rate"]),  # under its section
         ("wdith", ["model.width"]),
+        ("input.cutmix", ["input.mixup_alpha"]),
+        ("input.random_erasing", ["input.augmentations"]),
+        ("save_total_limit", ["checkpoint.keep_latest"]),
+        ("eval_batch_size", ["evaluation.global_batch"]),
+        ("fsdp", ["sharding.parameters"]),
         ("zzzz", []),
     ],
 )
