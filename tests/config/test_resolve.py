@@ -41,6 +41,8 @@ def test_every_length_becomes_steps():
         ({"evaluation__global_batch": 12}, "12.*divisible by 8.*8 or 16"),
         ({"global_batch": 40, "optimizer__accumulation_steps": 4}, "40.*divisible by.*4 micro-batches.*32 or 64"),
         ({"global_batch": 10, "sharding__num_model_shards": 2}, "10.*divisible by.*2 model shards.*8 or 12"),
+        ({"global_batch": 2560, "total": "10 epochs", "schedule__warmup": "10 steps"}, "2560.*at most the 1280"),
+        ({"global_batch": 2560, "total": "0.1 epochs"}, "2560.*at most the 1280"),
         ({"total": "0 epochs"}, "'0 epochs'.*at least one"),
         ({"polyak__start": "1 fraction", "polyak__factor": 0.9}, "'1 fraction'.*2000 of 2000"),
         ({"schedule__warmup": "10 epochs", "total": "5 epochs"}, "'10 epochs'.*100 of 50.*before"),
@@ -68,6 +70,7 @@ def test_what_fits():
     fits = {"global_batch": 64, "optimizer__accumulation_steps": 8, "evaluation__global_batch": 24}
     assert steps_of(**fits).total == 4000
     assert steps_of(evaluation__global_batch=None).total == 2000
+    assert steps_of(global_batch=2560).total == 100  # more than an epoch at a step
     shortest = steps_of(total="1 step", schedule__warmup="0 steps")
     assert (shortest.total, shortest.warmup, shortest.evaluate_every) == (1, 0, 500)
     assert steps_of(config=FINETUNING).total == 400

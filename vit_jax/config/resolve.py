@@ -43,7 +43,9 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
     clock = Clock(config.global_batch, num_examples)
     total = clock.to_steps(config.total)
     if total < 1:
-        raise ValueError(f"config.total={config.total!r} is no step at all: a run has at least one.")
+        raise ValueError(
+            _too_large(config, num_examples) or f"config.total={config.total!r}: must be at least one step."
+        )
     clock = dataclasses.replace(clock, total_steps=total)
     steps = RunSteps(
         total=total,
@@ -59,8 +61,18 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
         },
     )
     for problem in _of_lengths(config, steps):  # the first
-        raise ValueError(f"config.{problem}")
+        raise ValueError(_too_large(config, num_examples) or f"config.{problem}")
     return steps
+
+
+def _too_large(config: RunConfig, num_examples: int) -> str:
+    """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
+    if config.global_batch <= num_examples:
+        return ""
+    return (
+        f"config.global_batch={config.global_batch}: must be at most the {num_examples} training images for these "
+        f"lengths, since an epoch is less than one step. Use {num_examples} or less."
+    )
 
 
 def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
