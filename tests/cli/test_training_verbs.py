@@ -10,6 +10,7 @@ import pytest
 from tests.integration.commands import run
 from tests.tiny import RECIPE, ROOT
 from vit_jax import cli
+from vit_jax.cli import training
 from vit_jax.hosts import exits
 
 
@@ -103,3 +104,15 @@ def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, mo
 )
 def test_prepare_takes_what_its_kind_of_data_needs(words, message):
     assert message in rejected(["prepare", *words])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_the_end_of_a_run_names_the_checkpoint_that_is_kept(error, tmp_path, capsys):
+    def loop():
+        raise error
+
+    for message in ("no checkpoint was written", "the last checkpoint, of step 1,500, is kept"):
+        with pytest.raises(SystemExit):
+            training.run_training(loop, str(tmp_path))
+        assert message in capsys.readouterr().err
+        (tmp_path / "checkpoints/1500").mkdir(parents=True, exist_ok=True)

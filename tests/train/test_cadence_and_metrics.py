@@ -34,3 +34,6 @@ def test_what_is_not_finite_raises(name, value):
     require_finite(5, metrics)
     with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
         require_finite(5, metrics | {name: value})
+    with pytest.raises(FloatingPointError, match="The learning rate is 0, so it is not the cause") as raised:
+        require_finite(5, metrics | {name: value, "learning_rate": 0.0})
+    assert "lower" not in str(raised.value)

@@ -154,15 +154,23 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
     except Terminated:
         raise
     except KeyboardInterrupt:
-        fail("stopped at once; the last checkpoint is kept", exits.STOPPED)
+        fail(f"stopped at once; {_kept(workdir)}", exits.STOPPED)
     except (SaveError, LostWorker, WorkdirLost) as error:
         fail(str(error), exits.FAILED)
     except OSError as error:
-        fail(f"{error.filename or workdir}: {error.strerror}. The last checkpoint is kept.", exits.FAILED)
+        fail(f"{error.filename or workdir}: {error.strerror}; {_kept(workdir)}", exits.FAILED)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         fail(f"{_OUT_OF_MEMORY}\n{error}", exits.FAILED)
+
+
+def _kept(workdir: str) -> str:
+    """Say which checkpoint a run that ends now leaves behind."""
+    from vit_jax.train.watchdog import newest_checkpoint
+
+    step = newest_checkpoint(Path(workdir).expanduser())
+    return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"
 
 
 @verb(

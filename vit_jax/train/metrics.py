@@ -38,8 +38,15 @@ def require_finite(step: int, metrics: Mapping[str, float]) -> None:
     """Raises FloatingPointError where the loss or the gradient is infinite or not a number."""
     if math.isfinite(metrics["train_loss"]) and math.isfinite(metrics["gradient_norm"]):
         return
+    rate = metrics["learning_rate"]
+    remedy = (
+        f"A lower schedule.learning_rate (now {rate:.3g}), a longer schedule.warmup or optimizer.clip_global_norm=1.0 "
+        "usually helps."
+        if rate
+        else "The learning rate is 0, so it is not the cause: check images, weights and loss, or "
+        "try model.compute_dtype=float32."
+    )
     raise FloatingPointError(
         f"Step {step}: the loss is {metrics['train_loss']} and the gradient's norm {metrics['gradient_norm']}. "
-        f"The run stops; the last checkpoint is from before. A lower schedule.learning_rate (now "
-        f"{metrics['learning_rate']:.3g}), a longer schedule.warmup or optimizer.clip_global_norm=1.0 usually helps."
+        f"The run stops; the last checkpoint is from before. {remedy}"
     )
