@@ -65,7 +65,7 @@ def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("minelib5:f", r"^config\.x='minelib5:f': there is no such module\. .* working directory"),
+        ("minelib5:f", r"^config\.x='minelib5:f': there is no such module\. .* working directory.* PYTHONPATH"),
         ("mine.sub:f", "there is no such module"),  # mine is a file
         ("mine:f", "mine has no 'f'; it has Net, value"),
         ("mine:Net.run", "mine has no 'Net.run'; it has Net"),

@@ -21,6 +21,12 @@ _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+_ELSEWHERE = (
+    " Run from the folder that contains it (of a trained network, the folder where it was trained), or add that folder "
+    "to PYTHONPATH."
+)
+
+
 class CodeNotAllowed(ValueError):
     """A file names code of a package that the caller does not allow."""
 
@@ -122,7 +128,7 @@ def resolve(text: str, field: str) -> Any:
         reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
         raise ValueError(
             f"{field}={text!r}: {reason}. Modules are looked for in the environment of this Python and in the working "
-            f"directory, {os.getcwd()}."
+            f"directory, {os.getcwd()}.{_ELSEWHERE if missing else ''}"
         ) from error
     for part in name.split("."):
         try:
