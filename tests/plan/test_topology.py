@@ -20,6 +20,8 @@ SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
         ("2*v5e:4x4", 32, 8, "TPU v5 lite"),
         ("h100:8", 8, 1, "H100 80GB HBM3"),
         ("4*a100-80gb:8", 32, 4, "A100-SXM4-80GB"),
+        ("rtx4090:4", 4, 1, "GeForce RTX 4090"),
+        ("2*l4:4", 8, 2, "L4"),
     ],
 )
 def test_sizes(name, chips, hosts, device_kind):

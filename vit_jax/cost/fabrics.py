@@ -28,11 +28,15 @@ class Fabric:
 
 
 def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
-    """A node of eight GPUs with `gib` of memory, `nvlink` GB/s in both directions, `cards` Gbit/s of network each."""
+    """Return a node of up to eight GPUs.
+
+    Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s of network.
+    """
     usable = int(0.92 * gib * GIB)
     return Fabric(kind, device_kind, 0, nvlink / 2 * GIGA, cards / 8 * GIGA, 1, 0, 0, usable, 8, f"NVIDIA {system}")
 
 
+_PCIE = "PCIe 4.0 x16 without NVLink; network assumed"
 _V4 = "Jouppi et al., ISCA 2023 (links); network taken as v5p's"
 _V5E = "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
 _V5P = "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
@@ -49,6 +53,9 @@ FABRICS = (
     _gpus("a100-80gb", "A100-SXM4-80GB", 80, 600, 200, "DGX A100 data sheet"),
     _gpus("h100", "H100 80GB HBM3", 80, 900, 400, "DGX H100 data sheet"),
     _gpus("h200", "H200", 141, 900, 400, "DGX H200 data sheet"),
+    _gpus("l4", "L4", 24, 64, 12.5, f"L4 data sheet; {_PCIE}"),
+    _gpus("rtx3090", "GeForce RTX 3090", 24, 64, 1.25, f"GA102 white paper; {_PCIE}"),
+    _gpus("rtx4090", "GeForce RTX 4090", 24, 64, 1.25, f"Ada white paper; {_PCIE}"),
     _gpus("b200", "B200", 180, 1800, 400, "DGX B200 data sheet"),
 )
 # fmt: on
