@@ -68,6 +68,16 @@ def test_without_images_what_needs_none(here, quick):
     assert "note: distance is left out: it needs --images=." in err
 
 
+def test_one_image_is_enough_for_all_but_similar(here, quick):
+    code, out, err = run(["inspect", "vit", "--images=images/000.png", "--output=o"])
+    assert code == 0
+    assert "note: similar is left out: it needs at least 2 images, and --images=images/000.png has 1." in err
+    assert "o/pca.png" in out.split()
+    code, out, err = run(["inspect", "vit", "similar", "--images=images/000.png", "--output=p"])
+    assert (code, out) == (2, "")
+    assert "similar: it needs at least 2 images" in err
+
+
 def test_chosen_heads_of_a_pattern_of_files(here, quick):
     assert succeed(["inspect", "vit", "heads", "--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"])
     with np.load(here / "o/heads.npz") as numbers:

@@ -339,6 +339,7 @@ class _Kind(NamedTuple):
     draw: Callable[[Model, View], Picture]
     why_not: Callable[[Model], str | None]
     needs_images: bool = True
+    least_images: int = 1
 
 
 KINDS: Mapping[str, _Kind] = {
@@ -348,7 +349,7 @@ KINDS: Mapping[str, _Kind] = {
     "rollout": _Kind(draw_rollout, _without_attention),
     "heads": _Kind(draw_heads, _without_attention),
     "gradcam": _Kind(draw_gradcam, _without_map),
-    "similar": _Kind(draw_similar, _without_features),
+    "similar": _Kind(draw_similar, _without_features, least_images=2),
     "pca": _Kind(draw_pca, _without_tokens),
     "reconstructions": _Kind(draw_reconstructions, _without_prediction),
 }

@@ -60,6 +60,7 @@ def inspect(given: Given) -> None:
     if images is not None and with_images & {*drawn}:
         split, data_dir = options.get("split"), options.get("data_dir")
         view = read_view(model, images, split=split, data_dir=data_dir, num_images=numbers["num_images"])
+        drawn = _with_enough_images(drawn, len(view.names), options)
     view = dataclasses.replace(view, shown=numbers["shown"], heads=heads)
     for note in view.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
@@ -102,6 +103,19 @@ def _require_sense(options: Mapping[str, str], names: Sequence[str], *, needs_im
         raise UsageError(f"{name}: without effect {where}; leave it out.")
     if needs_images and not has_images and options.get("WHAT", "all") != "all":
         raise UsageError(f"{options['WHAT']}: give images, --images=FOLDER or data as in a recipe.")
+
+
+def _with_enough_images(names: Sequence[str], num_images: int, options: Mapping[str, str]) -> list[str]:
+    """Return the pictures for which there are enough images; print a note on each other of "all"."""
+    from vit_jax.analysis.pictures import KINDS
+
+    missing = {name: KINDS[name].least_images for name in names if num_images < KINDS[name].least_images}
+    for name, least in missing.items():
+        reason = f"it needs at least {least} images, and --images={options['images']} has {num_images}"
+        if options.get("WHAT", "all") != "all":
+            raise ValueError(f"{name}: {reason}.")
+        print(f"note: {name} is left out: {printable(reason)}.", file=sys.stderr)
+    return [name for name in names if name not in missing]
 
 
 def _available(model: "Model", names: Sequence[str], options: Mapping[str, str]) -> list[str]:
