@@ -178,3 +178,36 @@ def test_an_output_that_nobody_reads(words):
     result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words", "code", "err"),
+    [
+        (">&-", "recipes", 0, ""),
+        (
+            "<&-",
+            "predict weights.npz -",
+            2,
+            "vit-jax: -: standard input must name at least one image, one name a line.\n",
+        ),
+        ("<&- >&- 2>&-", "recipes nothing", 2, ""),
+    ],
+)
+def test_closed_standard_streams(redirection, words, code, err):
+    command = ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-m", "vit_jax", *words.split()]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", err)
+
+
+def test_an_error_of_the_file_system_is_one_line(monkeypatch, capsys):
+    def refused(words):
+        raise PermissionError(13, "Permission denied", "/home/me")
+
+    monkeypatch.setitem(cli.VERBS, "predict", refused)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["predict", "w.npz", "a.png"])
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err.startswith("vit-jax: /home/me: Permission denied. ")
+    monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
+    with pytest.raises(PermissionError):
+        cli.main(["predict", "w.npz", "a.png"])

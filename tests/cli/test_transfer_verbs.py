@@ -64,6 +64,15 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method):
     assert "exists" in run_words(["probe", *words, f"--output={output}"]).err
 
 
+def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    outcome = run_words(["knn", *words[:-1], "--neighbours=2"])
+    assert outcome.code == 0
+    assert "2 neighbours" in outcome.out
+    assert f"note: {tmp_path / 'file/vit_jax/features'} is not writable: features are not kept" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("verb", "argument", "more"),
     [

@@ -191,3 +191,9 @@ def test_no_namespace_for_which_tfds_downloads_code(name, monkeypatch):
     monkeypatch.setattr(tfds_source.tfds, "builder", None)
     with pytest.raises(ValueError, match=rf"^data='tfds:{name}': TFDS downloads and runs code for a namespace\."):
         tfds_source.open_tfds(name, "train", None)
+
+
+def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with rejects("input.data_dir", "cannot be written.*--data_dir=FOLDER"):
+        digits.prepare(str(tmp_path / "file" / "data"))

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if platforms := default_platforms(os.environ, pathlib.Path("/")):
         os.environ["JAX_PLATFORMS"] = platforms  # before JAX is imported
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
     try:
@@ -55,7 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:  # of a disk or a network; launchers start the command again
         if os.environ.get("VIT_JAX_TRACEBACK") or error.strerror is None:
             raise
-        fail(f"{error.filename or 'the system'}: {error.strerror}", 1)
+        fail(f"{error.filename or 'the system'}: {error.strerror}. Check the path, permissions and free space.", 1)
+
+
+def _open_streams() -> None:
+    """Replace closed standard streams by an empty input or a discarded output, so that no file takes their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
 
 
 def _run(words: Sequence[str]) -> None:

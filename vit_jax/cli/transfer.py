@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -216,15 +217,15 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 
     with joined():
         from vit_jax.transfer.datasets import PairChoice
-        from vit_jax.transfer.features import Extractor, default_cache
+        from vit_jax.transfer.features import Extractor
 
-        is_own, cache = preprocessing == "own", options.get("cache", "")
+        is_own = preprocessing == "own"
         model, weights = load_placed_model(options, needs_classes=False, needs_transform=is_own)
         extractor = Extractor(
             model=model,
             layer=options.get("layer", "pre_logits"),
             transform=model.require_transform() if is_own else _fewshot_transform(model),
-            cache=None if cache == "none" else pathlib.Path(cache).expanduser() if cache else default_cache(),
+            cache=_cache(options),
             **numbers,
         )
         choice = PairChoice(
@@ -232,6 +233,26 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
             classes=tuple(filter(None, options.get("classes", "").split(","))),
         )
         yield extractor, choice, weights
+
+
+def _cache(options: Mapping[str, str]) -> pathlib.Path | None:
+    """Return the folder of features, the same in all processes; None without one, or if the default is not writable."""
+    from vit_jax import hosts
+    from vit_jax.transfer.features import default_cache
+
+    if "cache" in options:
+        return None if options["cache"] == "none" else pathlib.Path(options["cache"]).expanduser()
+    folder = default_cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if "no" not in hosts.gather("yes" if is_writable else "no"):
+        return folder
+    if hosts.is_first():
+        print(f"note: {printable(str(folder))} is not writable: features are not kept; see --cache=.", file=sys.stderr)
+    return None
 
 
 def _fewshot_transform(model: "Model") -> "EvaluationTransform":

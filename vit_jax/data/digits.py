@@ -60,19 +60,28 @@ def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(data_dir: str | None = None) -> Path:
-    """Writes the dataset unless it exists, and returns its folder; `data_dir` as for `TfdsSource`.
+    """Write the dataset unless it exists, and return its folder; `data_dir` as for `TfdsSource`.
 
     Several processes may do so at once.
+
+    Raises:
+      ValueError: the folder cannot be written.
     """
     builder = VitJaxDigits(data_dir=data_dir, file_format="array_record")
     path = Path(builder.data_dir)
     if not _is_prepared(path):
         try:
             builder.download_and_prepare()
-        except Exception:
+        except Exception as error:
             # TFDS writes beside the folder and then renames; the second process cannot, and need not.
-            if not _is_prepared(path):
+            if _is_prepared(path):
+                return path
+            if not isinstance(error, OSError) or error.filename is None:
                 raise
+            raise ValueError(
+                f"input.data_dir: {path} cannot be written ({error.strerror or error}). Set --config.input.data_dir="
+                "FOLDER, or --data_dir=FOLDER of verbs without a recipe."
+            ) from error
     return path
 
 

@@ -127,6 +127,8 @@ def list_images(arguments: Sequence[str]) -> list[str]:
         for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):
             folder, name = os.path.split(path)
             found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
+    if not found:
+        raise ValueError("-: standard input must name at least one image, one name a line.")
     return list(found.values())
 
 
