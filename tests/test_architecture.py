@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("accelerators", "backend", "extras", "references", "files"),
+    ("backend", "extras", "references", "files"),
     ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts", "tables"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
     ("evals", "weights"),

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import __version__
-from vit_jax.accelerators import default_platforms
-from vit_jax.backend import BackendError, explained_backend
+from vit_jax.backend import BackendError, default_platforms, explained_backend
 from vit_jax.cli import analysis, catalogue, planning, runs, stop, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import vit_jax
-from vit_jax.accelerators import has_tpu
-from vit_jax.backend import plugins
+from vit_jax.backend import has_tpu, plugins
 from vit_jax.data.workers import SHARED_MEMORY, available_cores
 from vit_jax.extras import install_command
 from vit_jax.train.overview import PACKAGES
