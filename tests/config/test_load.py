@@ -74,7 +74,7 @@ def test_what_counts_last():
         ("input.flip=maybe", "='maybe'.*bool"),
         ("input.image_size=(1,2,3)", r"=\(1, 2, 3\).*\(int, int\)"),
         ("total=90", "'90'.*duration"),
-        ("model.pool=max", "='max'.*'token', 'gap', 'map' or None"),
+        ("model.pool=max", "='max'.*'token', 'gap', 'map'.*package.module:name or None"),
         ("model.pool=cls", "did you mean 'token'"),
         ("optimizer.name=AdamW", "did you mean 'adam'"),
         ("optimizer.name=lion", "='lion'.*'adam', 'sgd'.*package.module:name"),

@@ -92,7 +92,7 @@ def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenl
     assert (kernel == 1) == (convolution.macs(count_padding=False) == convolution.macs(count_padding=True))
 
 
-@pytest.mark.parametrize("part", ["network", "block", "position_embedding"])
+@pytest.mark.parametrize("part", ["network", "block", "position_embedding", "pool", "head"])
 def test_own_code_has_no_formula(part: str) -> None:
     own = dataclasses.replace(named("Ti/16", 32), **{part: "mine.blocks:Block"})
     for formula in (forward_macs, lambda a: kept_bytes(a, 1)):

@@ -122,7 +122,7 @@ def test_load_model_runs_no_code_of_a_file(here, source):
     assert not (here / "ran").exists()
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding"])
+@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_every_field_of_a_network(here, field, monkeypatch):
     called = []
     monkeypatch.setattr(os, "system", lambda *words: called.append(words))

@@ -40,9 +40,52 @@ class GatedBlock(nnx.Module):
         return x_BSD + self.gate[...] * jnp.tanh(x_BSD @ self.novelty[...])
 
 
-def small(**references):
-    parts = {field: f"{__name__}:{name}" for field, name in references.items()}
-    config = from_dict(ModelConfig, {"name": "ViT-mu/4", "depth": 3, "compute_dtype": "float32"} | parts)
+class MaxPooling(nnx.Module):
+    """gain * the largest value of each channel."""
+
+    def __init__(self, architecture, *, rngs):
+        self.gain = nnx.Param(jnp.full((architecture.width,), 2.0))
+
+    def __call__(self, x_BSD):
+        return self.gain[...] * x_BSD.max(axis=1)
+
+
+class NoPooling(MaxPooling):
+    def __call__(self, x_BSD):
+        return x_BSD
+
+
+class QuadraticHead(nnx.Module):
+    """Logits that are linear in squares."""
+
+    def __init__(self, architecture, *, rngs):
+        shape = (architecture.width, architecture.num_classes)
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape))
+
+    def __call__(self, pooled_BD):
+        features_BD = jnp.square(pooled_BD.astype(jnp.float32))
+        return features_BD @ self.kernel[...], features_BD
+
+
+class LogitsAlone(QuadraticHead):
+    def __call__(self, pooled_BD):
+        return super().__call__(pooled_BD)[0]
+
+
+class TransposedHead(QuadraticHead):
+    def __call__(self, pooled_BD):
+        logits_BK, features_BD = super().__call__(pooled_BD)
+        return logits_BK.T, features_BD
+
+
+def needs_more(architecture, classes, *, rngs):
+    """Not a constructor of a part: it needs another argument."""
+
+
+def small(name="ViT-mu/4", **references):
+    parts = {field: f"{__name__}:{part}" for field, part in references.items()}
+    size = {"depth": 3} if name.startswith("ViT") else {}
+    config = from_dict(ModelConfig, {"name": name, "compute_dtype": "float32"} | size | parts)
     return build_architecture(config, image_size=(8, 12), num_classes=5)
 
 
@@ -68,7 +111,46 @@ def test_positions_of_another_shape_are_refused():
         apply(filled(architecture), images(architecture))
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding"])
+def test_a_pooling_and_a_head():
+    """The pooling sees patches only, the head the pooled vector; parameters lie under "pooling" and "head"."""
+    architecture = small(pool="MaxPooling", head="QuadraticHead")
+    model, x = filled(architecture), images(architecture)
+    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == (None, 6, False)
+    output = apply(model, x)
+    pooled_BD = model.pooling.gain[...] * np.asarray(output.tokens_BND).max(axis=1)
+    np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
+    np.testing.assert_allclose(output.features_BD, pooled_BD**2, rtol=1e-6)
+    np.testing.assert_allclose(output.logits_BK, pooled_BD**2 @ model.head.kernel[...], rtol=1e-4)
+
+
+def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
+    architecture = small("R14x0.5", head="QuadraticHead")
+    model, x = filled(architecture), images(architecture)
+    output = apply(model, x)
+    np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*use gap or None"):
+        small("R14x0.5", pool="MaxPooling")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"pool": "NoPooling"}, r"config\.model\.pool: NoPooling returns .*\(2, 6, 32\).*must be \(2, 32\)"),
+        ({"head": "LogitsAlone"}, r"config\.model\.head: LogitsAlone returns .*Return \(logits_BK, features_BD\)"),
+        ({"head": "TransposedHead"}, r"config\.model\.head: TransposedHead returns .*\(5, 2\).*must be .*\(2, 5\)"),
+        (
+            {"head": "needs_more"},
+            r"config\.model\.head='\S+needs_more' cannot be called with \(architecture, rngs=...\)",
+        ),
+    ],
+)
+def test_a_pooling_or_head_of_another_form_is_rejected(part, words):
+    architecture = small(**part)
+    with pytest.raises(ValueError, match=words):
+        apply(filled(architecture), images(architecture))
+
+
+@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_a_reference_to_nothing_names_its_field(field):
     with pytest.raises(ValueError, match=f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"):
         abstract(small(**{field: "Missing"}))

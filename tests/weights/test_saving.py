@@ -10,10 +10,13 @@ from tests.weights.reference import networks
 from tests.weights.small_networks import NETWORKS, OURS, PREPROCESSING, SQUARE, TRAINING, VIT, assert_same, weights_of
 from tests.weights.test_transfer import model_of
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
+from vit_jax.config import adapt_architecture
+from vit_jax.config.schema import AdaptConfig
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
+from vit_jax.weights.transfer import fit, without_head
 
 NAMES = ("cat", "naïve dog", "a, b")
 EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
@@ -23,6 +26,27 @@ def detailed(a):
     names = NAMES if a.num_classes else None
     training = dataclasses.replace(TRAINING, classes=NAMES)
     return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=training)
+
+
+def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
+    """The metadata name both classes. A head for other classes is a new linear one; the pooling stays."""
+    parts = {"pool": "docs.examples.pooling:WeightedMean", "head": "docs.examples.head:CosineHead"}
+    a = dataclasses.replace(VIT, **parts)
+    written = weights_of(a, class_names=NAMES)
+    save_weights(written, tmp_path / "w", OWN)
+    with pytest.raises(ValueError, match=r"architecture\.(pool|head)='docs.*--allow_code=docs "):
+        load_weights(tmp_path / "w")
+    read = load_weights(tmp_path / "w", allow_code=("docs",))
+    assert read.architecture == a
+    assert_same(read.parameters, written.parameters)
+    assert {"pooling/score", "head/vectors", "head/log_scale"} <= read.parameters.keys()
+    target = adapt_architecture(a, AdaptConfig(), image_size=a.image_size, num_classes=7)
+    assert (target.pool, target.head) == (parts["pool"], "linear")
+    fitted = fit(without_head(read), target).parameters
+    assert fitted["head/linear/kernel"].shape == (a.width, 7)
+    assert_same({"score": fitted["pooling/score"]}, {"score": written.parameters["pooling/score"]})
+    with pytest.raises(ValueError, match=r"head='zero_keep_hidden'.*no hidden layer"):
+        adapt_architecture(a, AdaptConfig(head="zero_keep_hidden"), image_size=a.image_size, num_classes=7)
 
 
 @pytest.mark.parametrize(

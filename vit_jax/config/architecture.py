@@ -33,11 +33,11 @@ class Architecture:
     width_factor: float = 1.0  # multiplies all channels of the ResNet
     network: Reference | None = None
     block: schema.BlockForm | Reference | None = None
-    pool: schema.Pool = "token"
+    pool: schema.Pool | Reference = "token"
     position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
     position_layers: schema.PositionLayers = "stem"
     position_stddev: float = 0.02
-    head: schema.HeadForm = "linear"
+    head: schema.HeadForm | Reference = "linear"
     head_bias_init: float = 0.0
     dropout_fraction: float = 0.0
     stochastic_depth_fraction: float = 0.0
@@ -53,9 +53,15 @@ class Architecture:
     attention: schema.AttentionForm = "auto"
 
     @property
+    def custom_parts(self) -> dict[str, str]:
+        """Parts that are references to the user's code, by field."""
+        fields = ("network", "block", "position_embedding", "pool", "head")
+        return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
+
+    @property
     def is_standard(self) -> bool:
-        """Whether every part is one of ours, so that formulas and other formats know it."""
-        return self.network is None and not is_reference(self.block) and not is_reference(self.position_embedding)
+        """Return True if no part is the user's code: formulas and other formats know the network."""
+        return not self.custom_parts
 
     @property
     def scan_unroll_on_tpu(self) -> int:
@@ -206,7 +212,7 @@ def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> Non
             f"config.model.position_resize={config.position_resize!r} has no effect: {a.name} has no learned "
             "positions. Leave it at 'corners'."
         )
-    if config.head == "zero_keep_hidden" and a.head == "linear":
+    if config.head == "zero_keep_hidden" and a.head != "mlp":
         raise ValueError(
             f"config.model.head='zero_keep_hidden': the head of {a.name} has no hidden layer to keep: use head='zero'."
         )

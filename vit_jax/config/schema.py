@@ -40,12 +40,14 @@ class ModelConfig:
     network: Reference | None = None
     """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
     images to a ModelOutput. None: the named network."""
-    pool: Pool | None = None
-    """How tokens become one feature vector: class token, mean over positions (gap) or attention pooling (map).
-    None: token for transformers, gap for ResNets and axial blocks."""
-    head: HeadForm | None = None
-    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none.
-    None: mlp for transformers, linear for ResNets and masked patches."""
+    pool: Pool | Reference | None = None
+    """How tokens become one feature vector: class token, mean over positions (gap) or attention pooling (map); a
+    reference is a class that replaces `models.head.AttentionPooling` of a transformer. None: token for transformers, gap
+    for ResNets and axial blocks."""
+    head: HeadForm | Reference | None = None
+    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
+    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
+    patches."""
     head_bias_init: float = 0.0
     """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     compute_dtype: ComputeDtype = "bfloat16"

@@ -11,6 +11,5 @@ def require_formulas(architecture: Architecture) -> Architecture:
     """
     if architecture.is_standard:
         return architecture
-    parts = (architecture.network, architecture.block, architecture.position_embedding)
-    own = ", ".join(part for part in parts if part is not None and ":" in part)
+    own = ", ".join(architecture.custom_parts.values())
     raise ValueError(f"{own}: no formula gives the cost of a user's own code. Use the compiled step's figures.")

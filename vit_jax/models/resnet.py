@@ -22,7 +22,8 @@ from vit_jax.config.architecture import UNROLLED_ON_TPU
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
 from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
-from vit_jax.models.transformer import Head, standardized
+from vit_jax.models.head import apply_head, build_head
+from vit_jax.models.transformer import standardized
 
 CONVOLUTION, STATISTICS = "convolution", "statistics"  # names under which rematerialisation knows what it may keep
 _save_only = jax.checkpoint_policies.save_only_these_names
@@ -234,7 +235,7 @@ class ResNet(nnx.Module):
         body_key, head_key = jax.random.split(key)
         self.body = ResNetBody(a, body_key)
         self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None
-        self.head = Head(a, rngs=nnx.Rngs(head_key))
+        self.head, self.num_classes = build_head(a, rngs=nnx.Rngs(head_key)), a.num_classes
 
     def __call__(
         self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
@@ -251,7 +252,7 @@ class ResNet(nnx.Module):
         if self.norm is not None:
             map_BHWC = nnx.relu(self.norm(map_BHWC))
         pooled_BD = map_BHWC.astype(jnp.float32).mean(axis=(1, 2)).astype(map_BHWC.dtype)
-        logits_BK, features_BD = self.head(pooled_BD)
+        logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
         tokens_BND = map_BHWC.reshape(map_BHWC.shape[0], -1, map_BHWC.shape[-1])
         return ModelOutput(
             logits_BK=logits_BK,

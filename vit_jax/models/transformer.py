@@ -3,7 +3,6 @@
 Legend: B batch, S sequence length, D width, T heads, L depth, K classes.
 """
 
-import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -12,16 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.activations import named, platform
-from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel
-from vit_jax.models.attention import XAVIER_UNIFORM, Attention
-from vit_jax.models.block import AxialBlock, Block, LayerNorm, Mlp
-from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.models.block import AxialBlock, Block, LayerNorm
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.references import resolve
-
-constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = ("statistics", attention_kernel.MIXTURE, attention_kernel.LOG_SUMS, "middle")
@@ -109,69 +103,3 @@ class Encoder(nnx.Module):
         if attention_LBTQS is not None:  # a block may have several
             attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
         return self.norm(x_BSD), blocks_LBSD, attention_LBTQS
-
-
-class AttentionPooling(nnx.Module):
-    """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
-
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(a.compute_dtype)
-        self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
-        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(a)
-        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
-
-    @jax.named_scope("pooling")
-    def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
-        """Returns pooled_BD."""
-        batch, _, width = tokens_BSD.shape
-        probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
-        x_B1D = self.attention(probe_B1D, tokens_BSD)
-        return (x_B1D + self.mlp(self.norm(x_B1D)))[:, 0]
-
-
-class Head(nnx.Module):
-    """Zero-initialised linear classifier, behind a tanh layer of width D where the architecture says "mlp".
-
-    The paper pre-trains with the hidden layer and fine-tunes without (ViT, sec. 3.2). Computes in float32. A network
-    of 0 classes ends in its features and has no logits.
-    """
-
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        self.hidden = nnx.Linear(a.width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
-        bias_init = constant(a.head_bias_init)
-        zeros = nnx.initializers.zeros_init()
-        self.has_classes = a.num_classes > 0
-        self.linear = nnx.Linear(a.width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
-
-    @jax.named_scope("head")
-    def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
-        """Returns logits_BK, or None, and the features_BD they are linear in."""
-        features_BD = pooled_BD.astype(jnp.float32)
-        if self.hidden is not None:
-            features_BD = jnp.tanh(self.hidden(features_BD))
-        return (self.linear(features_BD) if self.has_classes else None), features_BD
-
-
-class PatchHead(nnx.Module):
-    """What a network for masked patches has in the place of a classifier: the [mask] embedding, and predictions.
-
-    The last layer begins at zero, as that of a classifier, and gives float32.
-    """
-
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        zeros = nnx.initializers.zeros_init()
-        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=zeros, rngs=rngs)
-        self.mask = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 1, a.width)))
-
-    @jax.named_scope("embedding")
-    def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
-        """The embeddings of patches with some of them replaced, before positions are added."""
-        moved_BND = jnp.take_along_axis(tokens_BND, corruption.source_BN[..., None], axis=1)
-        return jnp.where(corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND)
-
-    @jax.named_scope("head")
-    def __call__(self, tokens_BND: jax.Array) -> jax.Array:
-        """Returns patches_BNO, float32."""
-        kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
-        return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]

@@ -14,9 +14,10 @@ from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.models.dropout import dropout
 from vit_jax.models.embed import PatchEmbedding
+from vit_jax.models.head import PatchHead, apply_head, apply_pooling, build_head, build_pooling
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.models.resnet import ResNetBody
-from vit_jax.models.transformer import AttentionPooling, Encoder, Head, PatchHead
+from vit_jax.models.transformer import Encoder
 
 
 class VisionTransformer(nnx.Module):
@@ -38,9 +39,9 @@ class VisionTransformer(nnx.Module):
         self.position_layers = a.position_layers
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
-        self.pooling = AttentionPooling(a, rngs=head_rngs) if a.pool == "map" else None
-        self.head = PatchHead(a, rngs=head_rngs) if a.patch_outputs else Head(a, rngs=head_rngs)
-        self.dropout_fraction = a.dropout_fraction
+        self.pooling = build_pooling(a, rngs=head_rngs)
+        self.head = PatchHead(a, rngs=head_rngs) if a.patch_outputs else build_head(a, rngs=head_rngs)
+        self.dropout_fraction, self.num_classes = a.dropout_fraction, a.num_classes
 
     def __call__(
         self,
@@ -70,7 +71,7 @@ class VisionTransformer(nnx.Module):
         if isinstance(self.head, PatchHead):
             patches_BNO = self.head(tokens_BND)
         else:
-            logits_BK, features_BD = self.head(pooled_BD)
+            logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
         return ModelOutput(
             logits_BK=logits_BK,
             patches_BNO=patches_BNO,
@@ -99,5 +100,5 @@ class VisionTransformer(nnx.Module):
         if self.class_token is not None:
             return tokens_BSD[:, 0]
         if self.pooling is not None:
-            return self.pooling(tokens_BSD)
+            return apply_pooling(self.pooling, tokens_BSD)
         return tokens_BSD.astype(jnp.float32).mean(axis=1).astype(tokens_BSD.dtype)

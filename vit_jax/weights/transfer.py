@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.positions import fixed_positions
+from vit_jax.references import is_reference
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.report import ArrayStatus
@@ -86,11 +87,13 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
-    """The weights without their last layer: `fit` then begins a new one, whatever the number of classes.
+    """Return the weights without their last layer: `fit` initialises a new one, for any number of classes.
 
-    With `keep_hidden` a hidden layer stays, for a target that has one; else the network ends in what is pooled.
+    With `keep_hidden` the hidden layer of the head stays, if there is one; otherwise the network ends in its pooled
+    features. A head of the user's own class is removed as a whole: which of its layers is the last is not known.
     """
     a = weights.architecture
+    keep_hidden = keep_hidden and not is_reference(a.head)
     architecture = dataclasses.replace(a, num_classes=0, patch_outputs=0, head=a.head if keep_hidden else "linear")
     left_out = ("head/linear/", "head/mask") if keep_hidden else "head/"
     kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}

@@ -127,7 +127,7 @@ def test_what_a_format_cannot_hold_is_refused(name):
             refuse_unwritable(name, dataclasses.replace(NETWORKS["gap"], head="mlp"))
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding"])
+@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_parts_of_ones_own_are_refused_in_formats_of_others(field):
     own = dataclasses.replace(NETWORKS["token"], **{field: "mine:Part"})
     require_standard(NETWORKS["token"], "timm")

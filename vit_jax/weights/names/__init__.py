@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import PositionEmbedding
+from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.names import bit, huggingface, released, timm
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
@@ -49,9 +49,9 @@ FORMATS = {
 
 
 def require_standard(a: Architecture, format_name: str) -> None:
-    """Raises ValueError where a network has parts, ours or one's own, for which other formats have no names."""
-    names = ("network", "block", "position_embedding", "position_layers")
-    held = (*TABULAR, "stem", None)
+    """Raise ValueError if a network has parts, ours or the user's, for which other formats have no names."""
+    names = ("network", "block", "position_embedding", "position_layers", "pool", "head")
+    held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
     if parts := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
         raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
 

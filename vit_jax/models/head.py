@@ -1,0 +1,137 @@
+"""The end of a network: pooling of its tokens, and heads for classes and for masked patches.
+
+Legend: B batch, S sequence length, D width, N patches, O outputs of a patch, K classes.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.arrays import Corruption
+from vit_jax.config import Architecture
+from vit_jax.models.attention import XAVIER_UNIFORM, Attention
+from vit_jax.models.block import LayerNorm, Mlp
+from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.references import called, is_reference, resolve
+
+constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
+
+
+class AttentionPooling(nnx.Module):
+    """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(a.compute_dtype)
+        self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
+        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(a)
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+
+    @jax.named_scope("pooling")
+    def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
+        """Returns pooled_BD."""
+        batch, _, width = tokens_BSD.shape
+        probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
+        x_B1D = self.attention(probe_B1D, tokens_BSD)
+        return (x_B1D + self.mlp(self.norm(x_B1D)))[:, 0]
+
+
+class Head(nnx.Module):
+    """Zero-initialised linear classifier, behind a tanh layer of width D where the architecture says "mlp".
+
+    The paper pre-trains with the hidden layer and fine-tunes without (ViT, sec. 3.2). Computes in float32. A network
+    of 0 classes ends in its features and has no logits.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(a.width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
+        bias_init = constant(a.head_bias_init)
+        zeros = nnx.initializers.zeros_init()
+        self.has_classes = a.num_classes > 0
+        self.linear = nnx.Linear(a.width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
+
+    @jax.named_scope("head")
+    def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+        """Returns logits_BK, or None, and the features_BD they are linear in."""
+        features_BD = pooled_BD.astype(jnp.float32)
+        if self.hidden is not None:
+            features_BD = jnp.tanh(self.hidden(features_BD))
+        return (self.linear(features_BD) if self.has_classes else None), features_BD
+
+
+class PatchHead(nnx.Module):
+    """What a network for masked patches has in the place of a classifier: the [mask] embedding, and predictions.
+
+    The last layer begins at zero, as that of a classifier, and gives float32.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        zeros = nnx.initializers.zeros_init()
+        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=zeros, rngs=rngs)
+        self.mask = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 1, a.width)))
+
+    @jax.named_scope("embedding")
+    def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
+        """The embeddings of patches with some of them replaced, before positions are added."""
+        moved_BND = jnp.take_along_axis(tokens_BND, corruption.source_BN[..., None], axis=1)
+        return jnp.where(corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND)
+
+    @jax.named_scope("head")
+    def __call__(self, tokens_BND: jax.Array) -> jax.Array:
+        """Returns patches_BNO, float32."""
+        kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
+        return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]
+
+
+def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+    """Return the module that pools tokens; None for the class token and for the mean, which have no parameters."""
+    if is_reference(a.pool):
+        return _build_custom(a.pool, "config.model.pool", a, rngs)
+    return AttentionPooling(a, rngs=rngs) if a.pool == "map" else None
+
+
+def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+    """Return the classifier of an architecture: ours, or the class that `a.head` refers to."""
+    return _build_custom(a.head, "config.model.head", a, rngs) if is_reference(a.head) else Head(a, rngs=rngs)
+
+
+def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -> Any:
+    build = resolve(reference, field)
+    with called(f"{field}={reference!r}", "(architecture, rngs=...)"):
+        return build(a, rngs=rngs)
+
+
+def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
+    """Return pooled_BD.
+
+    Raises:
+      ValueError: the module returns another shape.
+    """
+    pooled_BD, expected = pooling(tokens_BSD), (tokens_BSD.shape[0], tokens_BSD.shape[2])
+    if jnp.shape(pooled_BD) != expected:
+        raise ValueError(
+            f"config.model.pool: {type(pooling).__name__} returns an array of shape {jnp.shape(pooled_BD)} for tokens "
+            f"{tokens_BSD.shape}: must be {expected}. Return one vector for each image."
+        )
+    return pooled_BD
+
+
+def apply_head(head: Any, pooled_BD: jax.Array, num_classes: int) -> tuple[jax.Array | None, jax.Array]:
+    """Return logits_BK, or None without classes, and the features_BD they are computed from.
+
+    Raises:
+      ValueError: the module returns something else.
+    """
+    output = head(pooled_BD)
+    shape = (pooled_BD.shape[0], num_classes)
+    if not isinstance(output, tuple) or len(output) != 2 or (num_classes and jnp.shape(output[0]) != shape):
+        found = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
+        raise ValueError(
+            f"config.model.head: {type(head).__name__} returns arrays of shape {found}: must be the logits {shape} and "
+            "the features. Return (logits_BK, features_BD)."
+        )
+    logits_BK, features_BD = output
+    return (logits_BK if num_classes else None), features_BD
