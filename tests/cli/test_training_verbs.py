@@ -1,16 +1,19 @@
 """Mistakes users make with the verbs that train, each with the message that mends it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.integration.commands import run
-from tests.tiny import RECIPE, ROOT
+from tests.tiny import RECIPE, ROOT, source
 from vit_jax import cli
 from vit_jax.cli import training
+from vit_jax.data.memory import MemorySource
 from vit_jax.hosts import exits
 
 
@@ -41,6 +44,35 @@ def test_a_value_that_cannot_work(fails):
     message = fails("--config.input.holdout_fraction=0.1")
     assert "--config.input.holdout_fraction=0.1" in message
     assert "digits" in message
+
+
+class FloatSource(MemorySource):
+    def image_of(self, index):
+        return super().image_of(index).astype(np.float32)
+
+
+def open_floats(split, config, seed):
+    digits = source(20)
+    return FloatSource(np.zeros((20, 8, 8, 1), np.uint8), digits.labels, digits.class_names)
+
+
+def halved(image, rng):
+    return image / 2
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("objective.loss=optax:sigmoid_binary_cross_entropy", r"config\.objective\.loss .*shape \(\d+, 10\)"),
+        (f"data={__name__}:open_floats", r"config\.data='\S+:open_floats', split 'train': .*float32 .*uint8"),
+        (f"input.augmentations={__name__}:halved", r"augmentation \S+:halved returned float64 .*return uint8"),
+        ("model.position_embedding=tests.models.test_own_parts:ShortPositions", r"ShortPositions returns positions"),
+        ("model.pool=tests.models.test_own_parts:NoPooling", r"config\.model\.pool: NoPooling returns"),
+        ("model.head=tests.models.test_own_parts:LogitsAlone", r"config\.model\.head: LogitsAlone returns"),
+    ],
+)
+def test_custom_code_that_does_not_fit(fails, override, rule):
+    assert re.search(rule, fails(f"--config.{override}"))
 
 
 def test_check(tmp_path, capsys):

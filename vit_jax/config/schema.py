@@ -42,8 +42,8 @@ class ModelConfig:
     images to a ModelOutput. None: the named network."""
     pool: Pool | Reference | None = None
     """How tokens become one feature vector: class token, mean over positions (gap) or attention pooling (map); a
-    reference is a class that replaces `models.head.AttentionPooling` of a transformer. None: token for transformers, gap
-    for ResNets and axial blocks."""
+    reference is a class that replaces `models.head.AttentionPooling` of a transformer. None: token for transformers,
+    gap for ResNets and axial blocks."""
     head: HeadForm | Reference | None = None
     """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
     reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked

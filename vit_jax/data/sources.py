@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.folder import Folder
+from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.listing import Listing, open_listing, whole_splits
 from vit_jax.data.memory import CachedSource
 from vit_jax.data.records import Source, checked_labels, few
@@ -112,7 +113,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
 
 
 def _validated(source: Any, data: str, split: str) -> Source:
-    """The source that a user's own code returned, complete and not empty, its labels numbers of its classes."""
+    """Return the source of the user's code after checks: parts, class names, labels and the first image."""
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     if missing := [part for part in parts if not hasattr(source, part)]:
@@ -134,6 +135,12 @@ def _validated(source: Any, data: str, split: str) -> Source:
         )
     try:
         checked_labels(source)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from error
+    try:
+        decode(source[0].image)
+    except UnreadableImage:  # counted while training
+        pass
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from error
     return source

@@ -3,6 +3,7 @@
 Both can be pickled, and are pure: random numbers come from the generator given. The train step scales and mixes.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import augment, crops, images
 from vit_jax.data.records import Record
-from vit_jax.references import resolve
+from vit_jax.references import called, resolve
 
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and dtype."""
@@ -138,6 +139,18 @@ def _resolved(reference: str) -> Augmentation:
             "and a numpy Generator."
         )
     return augmentation
+
+
+def check_augmentations(config: InputConfig, record: Record) -> None:
+    """Apply the user's augmentations once, to a record of the training split.
+
+    Raises:
+      ValueError: one of them cannot be imported or called, or returns another shape or dtype.
+    """
+    if config.augmentations:
+        words = f"config.input.augmentations={','.join(config.augmentations)}"
+        with contextlib.suppress(images.UnreadableImage), called(words, "(image, rng)"):
+            TrainTransform(config)(record, np.random.default_rng(0))
 
 
 def _augmented(reference: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -24,7 +24,12 @@ from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import EvaluationStream, TrainStream
-from vit_jax.data.transforms import EvaluationTransform, TrainTransform, build_evaluation_transform
+from vit_jax.data.transforms import (
+    EvaluationTransform,
+    TrainTransform,
+    build_evaluation_transform,
+    check_augmentations,
+)
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
 from vit_jax.objectives import Objective, build_objective, patch_outputs
@@ -58,15 +63,24 @@ class Assembly:
     train_step_of_leaves: Any  # the same, of the state's leaves by name
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
 
-    def compile_train_step(self) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
-        """The train step as an executable, so that no later call can hide a compilation.
+    def trace_train_step(self) -> jax.stages.Traced:
+        """Trace the train step: a second call, and the compilation, use the same trace.
 
-        It takes and gives the leaves of a state by name (`pytree.named_leaves`): modules take Python three milliseconds
-        more to hand over.
+        Raises:
+          ValueError: the user's code returns arrays of wrong shapes.
         """
         size = self.architecture.image_size
         batch = abstract_batch(self.config.global_batch, size, self.batch_sharding, self.label_shape)
-        compiled: Any = self.train_step_of_leaves.lower(pytree.named_leaves(self.abstract_state), batch).compile()
+        traced: jax.stages.Traced = self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
+        return traced
+
+    def compile_train_step(self) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
+        """Return the train step as an executable, so that no later call can hide a compilation.
+
+        It takes and returns the leaves of a state by name (`pytree.named_leaves`): modules take Python three
+        milliseconds more to hand over.
+        """
+        compiled: Any = self.trace_train_step().lower().compile()
         return compiled  # type: ignore[no-any-return]
 
     def state_from(self, leaves: Leaves) -> TrainState:
@@ -257,6 +271,7 @@ def open_datasets(config: RunConfig) -> Datasets:
     datasets = Datasets(train, test, others, supports)
     for problem in _wrong_labels(config, datasets):  # the first
         raise ValueError(f"config.{problem}")
+    check_augmentations(inputs, train[0])
     return datasets
 
 

@@ -74,6 +74,7 @@ def train(
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
+        run.trace_train_step()  # the last check of the user's code: a failure so far leaves no folder behind
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         stopping = EarlyStopping(config, before)
         store = CheckpointStore(
