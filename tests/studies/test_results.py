@@ -1,10 +1,14 @@
 """Results, on outcomes that are made up: what is shown of several seeds and searched axes, and what is drawn."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from vit_jax.drawing import new_figure
+from vit_jax.studies import results
 from vit_jax.studies.catalogue import STUDIES
 from vit_jax.studies.grid import make_grid
 from vit_jax.studies.picture import draw, pareto_front
@@ -30,6 +34,11 @@ def drawn(figure):
     axes = figure.axes[0]
     series = axes.get_legend_handles_labels()
     return {label: handle[0].get_xydata().tolist() for handle, label in zip(*series, strict=True)}
+
+
+def labels_of(figure):
+    """Of the first panel the point of each label."""
+    return {text.get_text(): text.xy for text in figure.axes[0].texts}
 
 
 def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
@@ -88,8 +97,39 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
     found = grid("shape", shapes=["base", "depth:2", "width:2"])
     for run, cost in zip(found.runs, (2.0, 4.0, 7.0), strict=True):
         leave(tmp_path, run, test_accuracy=cost / 10, exaflops=cost)
-    points = drawn(draw(found.study, rows_of(found, tmp_path), title="t"))
-    assert points == {"depth": [[1, 20], [2, 40]], "width": [[1, 20], [3.5, 70]]}
+    figure = draw(found.study, rows_of(found, tmp_path), title="t")
+    assert drawn(figure) == {"depth": [[1, 20], [2, 40]], "width": [[1, 20], [3.5, 70]]}
+    assert labels_of(figure) == {"base": (1, 20), "×2": (3.5, 70)}  # the last of two
+
+
+def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
+    found = grid("shape", shapes=["base", "depth:2", "depth:0.5"])
+    for run, accuracy in zip(found.runs, (0.9, 0.44, 0.46), strict=True):
+        leave(tmp_path, run, test_accuracy=accuracy, exaflops=1 + accuracy)
+    labels = labels_of(draw(found.study, rows_of(found, tmp_path), title="t"))
+    assert list(labels) == ["base", "×2, did not learn", "×0.5"]
+
+
+def test_labels_cover_neither_each_other_nor_points():
+    """Of the paper's 18 points seven or more are labelled, some of them close to each other."""
+    figure = draw(STUDIES["scaling"], [], title="t", with_paper=True)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    axes = figure.axes[-1]
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+    places = axes.transData.transform([text.xy for text in axes.texts])
+    assert len(boxes) > 7
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not any(box.contains(*place) for box in boxes for place in places)
+
+
+def test_a_picture_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(results, "draw", lambda *_, title, **options: titles.append(title) or new_figure(1, 1))
+    for data, name in (("digits", "digits"), ("folder:/data/my-images", "my-images"), ("tfds:dtd", "tfds:dtd")):
+        found = make_grid(STUDIES["pooling"], "digits_studies", [f"--config.data={data}"], {})
+        write_results(found, tmp_path)
+        assert titles.pop() == f"Class token or average: {name}"
 
 
 def test_places_of_positions_are_beside_each_other(tmp_path):

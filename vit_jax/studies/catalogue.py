@@ -115,6 +115,7 @@ STUDIES = {
     for study in (
         Study(
             name="data_size",
+            title="Size of the training set",
             about="Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, equally many steps",
             axes=(
                 _models(
@@ -138,6 +139,7 @@ STUDIES = {
         ),
         Study(
             name="scaling",
+            title="Accuracy for training compute",
             about="Fig. 5, Table 6: accuracy against compute of models and lengths",
             axes=(
                 _models(*(f"{row.model},epochs={row.epochs}" for row in TABLE_6)),
@@ -147,6 +149,7 @@ STUDIES = {
         ),
         Study(
             name="positions",
+            title="Position embeddings",
             about="Table 8: kinds of position embeddings, and where they are added",
             axes=(
                 Axis(
@@ -162,6 +165,7 @@ STUDIES = {
         ),
         Study(
             name="pooling",
+            title="Class token or average",
             about="Fig. 9: class token against averaging, each over learning rates",
             axes=(
                 field_axis("pool", "model.pool", ("token", "gap")),
@@ -171,6 +175,7 @@ STUDIES = {
         ),
         Study(
             name="shape",
+            title="Shape of the Transformer",
             about="Fig. 8: depth, width, MLP width, patch size and the first three together, multiplied",
             axes=(
                 Axis(
@@ -186,6 +191,7 @@ STUDIES = {
         ),
         Study(
             name="optimizer",
+            title="Adam or SGD",
             about="Table 7: Adam against SGD with momentum for ResNets",
             axes=(
                 _models("R50x1", "R152x2,epochs=7"),
@@ -196,6 +202,7 @@ STUDIES = {
         ),
         Study(
             name="speed",
+            title="Speed of the forward pass",
             about="Fig. 12: inference speed, and the largest batch, against input size",
             axes=(
                 _models("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16,epochs=7", "ViT-H/14"),

@@ -58,6 +58,7 @@ class Study:
 
     Attributes:
       name: as in the command.
+      title: of the picture.
       about: where the paper has it, and what varies.
       axes: of the grid, besides the seed.
       picture: how it is drawn.
@@ -69,6 +70,7 @@ class Study:
     """
 
     name: str
+    title: str
     about: str
     axes: tuple[Axis, ...]
     picture: Picture

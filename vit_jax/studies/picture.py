@@ -13,10 +13,22 @@ _LABELS = {
     "largest_batch": "largest batch (images)",
 }
 _WIDTH, _HEIGHT = 6.4, 4.2  # inches of a panel
+_SIDES = (  # of a point where a label may stand: offset in typographic points, alignment of the text
+    (-5, 4, "right", "bottom"),
+    (5, -4, "left", "top"),
+    (-5, -4, "right", "top"),
+    (5, 4, "left", "bottom"),
+    (0, 7, "center", "bottom"),
+    (0, -7, "center", "top"),
+)
+FAILED = 0.5  # of the base's accuracy: a run below this share did not learn
 
 
 def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> Any:
-    """A figure with a panel for each measure; with the paper's points under ours where their axes meet, else beside."""
+    """Return a figure with a panel for each measure.
+
+    The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
+    """
     drawn = [row for row in rows if study.measures[0] in row and study.picture.x in row]
     beside = with_paper and not _meets(study, drawn)
     num_panels = len(study.measures) + beside
@@ -27,15 +39,16 @@ def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_pa
     for axes, measure in zip(panels, study.measures, strict=False):
         _draw_measure(axes, study, drawn, measure)
         axes.set_xlabel(study.picture.x_label)
-        axes.set_ylabel(_label(measure))
+        axes.set_ylabel(_measure_label(measure))
         axes.set_title(drawing.short(title, 60), fontsize=10)
         axes.grid(alpha=0.3)
         if drawn:
             axes.legend(title=study.picture.series.replace("_", " "), fontsize=8, title_fontsize=8)
+    _place_labels(figure)
     return figure
 
 
-def _label(measure: str) -> str:
+def _measure_label(measure: str) -> str:
     if measure in _LABELS:
         return _LABELS[measure]
     return f"{measure.replace('_', ' ')}{' (%)' if _is_fraction(measure) else ' (nats)' if 'loss' in measure else ''}"
@@ -83,6 +96,12 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
     _name_ticks(axes, sorted({float(row[picture.x]) for row in rows}))
     if not _is_fraction(measure):
         axes.set_yscale("log")
+    if base := next((row for row in rows if row.get("shape") == "base"), None):
+        for row in rows:
+            factor = str(row["shape"]).partition(":")[2]
+            has_failed = _is_fraction(measure) and row[measure] < FAILED * base[measure]
+            name = f"×{factor}, did not learn" if has_failed else f"×{factor}" if factor else "base"
+            _label(axes, name, (float(row[picture.x]), scale * row[measure]))
     if picture.has_front:
         points = [(float(row[picture.x]), scale * row[measure]) for row in rows]
         names = [drawing.short(model_label(str(row.get("model", ""))), 24) for row in rows]
@@ -90,17 +109,52 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
 
 
 def _draw_front(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
-    """The best for each cost; names would cover each other at all points."""
+    """Draw the best result for each cost, with a name at each point of this front."""
     front = pareto_front(points)
     if front:
         axes.step(
             *zip(*front, strict=True), where="post", color=drawing.GREY, linewidth=1, zorder=0, label="best so far"
         )
     for point in front:
-        axes.annotate(
-            names[points.index(point)], point, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right"
-        )
+        _label(axes, names[points.index(point)], point)
     axes.margins(x=0.2, y=0.1)
+
+
+def _label(axes: Any, words: str, point: tuple[float, float]) -> None:
+    """Write words at a point; `_place_labels` chooses the side."""
+    background = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    label = axes.annotate(words, point, xytext=(0, 0), textcoords="offset points", fontsize=7, bbox=background)
+    label.set_in_layout(False)
+
+
+def _place_labels(figure: Any) -> None:
+    """Move each label to the first side of its point where it covers no point, no legend and no other label."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        labels = [text for text in axes.texts if isinstance(text, Annotation)]
+        points = axes.transData.transform([label.xy for label in labels]) if labels else []
+        legend = axes.get_legend()
+        taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points]
+        taken += [legend.get_window_extent(renderer)] if legend else []
+        for label in labels:
+            boxes = []
+            for x, y, horizontal, vertical in _SIDES:
+                label.set(position=(x, y), ha=horizontal, va=vertical)
+                boxes.append(label.get_window_extent(renderer))
+            covered = [sum(map(box.overlaps, taken)) + (not _is_inside(box, axes.bbox)) for box in boxes]
+            best = covered.index(min(covered))
+            x, y, horizontal, vertical = _SIDES[best]
+            label.set(position=(x, y), ha=horizontal, va=vertical)
+            taken.append(boxes[best])
+
+
+def _is_inside(box: Any, frame: Any) -> bool:
+    return bool(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
 
 
 def _name_ticks(axes: Any, values: Sequence[float]) -> None:

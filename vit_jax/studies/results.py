@@ -144,7 +144,8 @@ def write_results(grid: Grid, workdir: pathlib.Path, *, with_paper: bool = False
     workdir.mkdir(parents=True, exist_ok=True)
     write_atomically(workdir / f"{FILE}.json", json.dumps(content, indent=2) + "\n")
     write_atomically(workdir / f"{FILE}.md", table)
-    figure = draw(grid.study, rows, title=f"{grid.study.name}: {grid.recipe}", with_paper=with_paper)
+    dataset = (data or grid.recipe).rpartition("/")[2]  # of a folder its name
+    figure = draw(grid.study, rows, title=f"{grid.study.title}: {dataset}", with_paper=with_paper)
     for form in ("png", "svg"):
         write_atomically(workdir / f"{FILE}.{form}", drawing.to_bytes(figure, form))
     return table
