@@ -41,6 +41,10 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert found["images seen"] == "96"
     assert page.count("<svg") == 3
     assert pictures(page)[:3] == ["mistakes", "confusion", "reliability"]
+    assert "<h2>Predictions</h2>" in page
+    assert re.search("<th>class</th><th>predicted as</th>", page)
+    texts = re.sub("<svg.*?</svg>|<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
+    assert not re.search(r"\banswers?\b", texts, re.IGNORECASE)
     assert {"filters", "distance", "rollout", "similar"} <= set(pictures(page)[3:])
     assert "<td>model.width</td><td>16</td>" in page
 
@@ -56,6 +60,11 @@ def test_what_is_missing_is_said(trained, tmp_path):
     assert "test accuracy" in cards(text)
     assert pictures(text) == ["filters", "positions"]
     assert "a &lt;b&gt; &amp; c" in text
+    assert "images that mixup blends with another image (input.mixup_alpha=0.4)" in text
+    config = json.loads((workdir / "config.json").read_text())
+    (workdir / "config.json").write_text(json.dumps(config | {"input": config["input"] | {"mixup_alpha": 0.0}}))
+    succeed([*words, "--without_data"])
+    assert "mixup blends" not in page.read_text()
     assert "<b>" not in text
     shutil.rmtree(workdir / "checkpoints")
     outcome = run(words)

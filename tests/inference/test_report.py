@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from tests.inference.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, write_classes
 from tests.integration.commands import run, succeed
 from vit_jax.api import from_weights
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.drawing import BLUE, SKY
 from vit_jax.evals.answers import Answers
 from vit_jax.evals.per_class import Tally
 from vit_jax.extras import install_command
@@ -162,6 +164,19 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
     assert (cells.shape, bar.get_ylabel()) == (shape, f"share of the class's images{words}")
     row = 3 * shape[0] // size
     assert (cells[-1, -1], cells[row, 5], cells[row, 4], cells.sum()) == (1, 0.25, 0.75, 2)
+    counts = {(text.get_position(), text.get_text()) for text in axes.texts}
+    assert counts == ({((4, 3), "12"), ((5, 3), "4"), ((6, 6), "2")} if size == 7 else set())
+
+
+def test_bins_with_few_images_are_pale(monkeypatch):
+    monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
+    tally, confidence = Tally(2, np.arange(2)), np.array([0.55] * 9 + [0.95] * 10)[:, None]
+    first = np.zeros((19, 1), int)
+    tally.add(Answers(np.arange(19), np.zeros(19, int), first, confidence, np.zeros(19)), first == 0)
+    above, below = figures.draw_reliability(evaluation_of(tally, Stored())).axes
+    colours = {bars.get_label(): to_hex(bars[0].get_facecolor()).upper() for bars in above.containers}
+    assert colours == {"accuracy": BLUE, "accuracy, fewer than 10 images": SKY}
+    assert [bar.get_height() for bars in below.containers for bar in bars] == [10, 9]
 
 
 def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no other file and no network: curves, answers, pictures, cost, config."""
+"""A run as one HTML page that needs no other file and no network: curves, predictions, pictures, cost, config."""
 
 import base64
 import dataclasses
@@ -93,11 +93,14 @@ def build_page(report: Report) -> str:
         _section("Results", _results(report)),
         _section(
             "Learning curves",
-            [_row(_svg(draw_curves([report.run], [name])) for name in select_panels([report.run], USUAL))],
+            [
+                _row(_svg(draw_curves([report.run], [name])) for name in select_panels([report.run], USUAL)),
+                *_note_on_mixup(report.run),
+            ],
         ),
     ]
     if report.evaluation is not None and report.model is not None:
-        sections.append(_section("Answers", _answers(report.evaluation, report.model)))
+        sections.append(_section("Predictions", _predictions(report.evaluation, report.model)))
     if report.model is not None:
         sections.append(_section("The network", _pictures(report.model, report.view)))
     values = _table(("field", "value"), sorted(flatten(config).items()))
@@ -141,7 +144,17 @@ def _results(report: Report) -> Iterator[str]:
     yield _cards(cards)
 
 
-def _answers(evaluation: Evaluation, model: Model) -> Iterator[str]:
+def _note_on_mixup(run: RunLog) -> Iterator[str]:
+    """Explain the training accuracy of a run with mixup."""
+    alpha = run.config["input"].get("mixup_alpha")
+    if alpha and "train_accuracy" in run.metrics():
+        yield (
+            "<p>The training accuracy is low because it is measured on images that mixup blends with another image "
+            f"(input.mixup_alpha={_text(alpha)}). Compare test accuracies instead.</p>"
+        )
+
+
+def _predictions(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield f"<p>{_text(evaluation.labelled.words)}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
     first, *others = figures.draw(evaluation, model.require_transform()).items()
@@ -149,7 +162,7 @@ def _answers(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield _row(_png(picture, _words(name)) for name, picture in others)
     if isinstance(evaluation, ClassEvaluation) and (found := evaluation.confused(MOST_CONFUSED)):
         confused = [(one["class"], one["answer"], one["images"], one["of"]) for one in found]
-        yield _table(("class", "taken for", "images", "of"), confused)
+        yield _table(("class", "predicted as", "images", "of"), confused)
     header, *rows = evaluation.table()
     yield _folded("every class", _table(header, rows))
 

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation as PNG files: is its confidence justified, what is taken for what, its worst mistakes."""
+"""Pictures of an evaluation as PNG files: calibration, confusion matrix, most confident mistakes."""
 
 import math
 
@@ -6,11 +6,13 @@ import numpy as np
 
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.drawing import BLUE, GREY, ORANGE, TILE_PIXELS, new_figure, short, tile, to_bytes
+from vit_jax.drawing import BLUE, GREY, ORANGE, SKY, TILE_PIXELS, new_figure, short, tile, to_bytes
 from vit_jax.inference.outcome import ClassEvaluation, Evaluation, MultilabelEvaluation
 
 MOST_NAMED = 30  # classes, up to which a matrix has room for their names
 MOST_CELLS = 250  # of a side of a matrix
+MOST_COUNTED = 12  # classes, up to which the cells of a matrix have room for numbers
+FEW_IMAGES = 10  # of a bin: with fewer, its accuracy says little
 
 
 def draw(evaluation: Evaluation, transform: EvaluationTransform) -> dict[str, bytes]:
@@ -43,27 +45,36 @@ def draw_average_precision(evaluation: MultilabelEvaluation) -> bytes:
 
 
 def draw_reliability(evaluation: ClassEvaluation) -> bytes:
-    """Accuracy against confidence in bins, and how many images each bin has."""
+    """Draw accuracy against confidence in bins, and the number of images in each; bins with few images are pale."""
     bins = [one for one in evaluation.tally.calibration.bins() if one.images]
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="as often right as it says")
-    sides = {"width": [one.high - one.low for one in bins], "align": "edge", "edgecolor": "white"}
-    above.bar([one.low for one in bins], [one.accuracy for one in bins], color=BLUE, label="accuracy", **sides)
+    above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
+    few, many = ([one for one in bins if (one.images < FEW_IMAGES) == is_few] for is_few in (True, False))
+    kinds = ((many, BLUE, "accuracy"), (few, SKY, f"accuracy, fewer than {FEW_IMAGES} images"))
+    for chosen, colour, label in kinds:
+        if chosen:
+            place = {"x": [one.low for one in chosen], "width": [one.high - one.low for one in chosen]}
+            sides = place | {"align": "edge", "edgecolor": "white", "color": colour}
+            above.bar(height=[one.accuracy for one in chosen], label=label, **sides)
+            below.bar(height=[one.images for one in chosen], **sides)
     means = [one.confidence for one in bins]
     above.plot(
-        means, [one.accuracy for one in bins], "o", color=ORANGE, clip_on=False, label="at the bin's mean confidence"
+        means, [one.accuracy for one in bins], "o", color=ORANGE, clip_on=False, label="mean confidence of a bin"
     )
     error = evaluation.tally.calibration.error
     above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    below.bar([one.low for one in bins], [one.images for one in bins], color=BLUE, **sides)
-    below.set(xlim=(0, 1), xlabel="confidence: probability of the first answer", ylabel="images", yscale="log")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    below.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class", ylabel="images", yscale="log")
+    below.set_ylim(bottom=0.5)  # a bin of one image has a bar too
     return to_bytes(figure)
 
 
 def draw_confusion(evaluation: ClassEvaluation) -> bytes:
-    """For each class, in what share of its images each answer is first; of a large matrix, the largest in a block."""
+    """Draw the share of each class's images by predicted class; of a large matrix, the largest share of each block.
+
+    The cells of a small matrix have the number of images.
+    """
     key, tally = evaluation.labelled.key, evaluation.tally
     assert tally.first_2LA is not None
     counts_LA = tally.first_2LA.sum(axis=0)[key.listed]
@@ -79,10 +90,14 @@ def draw_confusion(evaluation: ClassEvaluation) -> bytes:
     picture = axes.imshow(cells, norm=norm, cmap="cividis", interpolation="nearest", aspect="auto", extent=extent)
     of_blocks = "" if blocks == (1, 1) else f", the largest of {blocks[0]} × {blocks[1]}"
     figure.colorbar(picture, label=f"share of the class's images{of_blocks}")
+    if max(counts_LA.shape) <= MOST_COUNTED:
+        for row, column in np.argwhere(counts_LA > 0):
+            colour = "black" if shares_LA[row, column] > 0.25 else "white"  # half of the range of colours
+            axes.text(column, row, f"{counts_LA[row, column]:,}", color=colour, fontsize=7, ha="center", va="center")
     names = evaluation.labelled.source.class_names
     labels = [short(names[label]) for label in key.listed]
     answers = [short(key.answer_names[output]) for output in tally.answer_A]
-    axes.set_xlabel("first answer" if len(answers) <= MOST_NAMED else "first answer: column of confusion.csv")
+    axes.set_xlabel("predicted class" if len(answers) <= MOST_NAMED else "predicted class: column of confusion.csv")
     axes.set_ylabel("class" if len(labels) <= MOST_NAMED else "class: line of confusion.csv")
     if len(labels) <= MOST_NAMED:
         axes.set_yticks(range(len(labels)), labels)
@@ -102,12 +117,12 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
 
 
 def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -> bytes:
-    """A sheet of the most confident mistakes: image (decoded as by `transform`), class, answer and its probability."""
+    """Draw the most confident mistakes: image (decoded as by `transform`), class, prediction and its probability."""
     mistakes = evaluation.tally.mistakes
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
     figure = new_figure(1.7 * columns, 2.1 * rows + 0.5)
-    title = "most confident mistakes: class → answer and its probability" if mistakes else "no mistake"
+    title = "most confident mistakes: class → prediction and its probability" if mistakes else "no mistake"
     figure.suptitle(title, fontsize=10)
     for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
         axes.axis("off")
@@ -115,8 +130,8 @@ def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -
     for axes, mistake, words in zip(every, mistakes, shown, strict=False):
         stored = evaluation.labelled.source[mistake.record].image
         axes.imshow(_tile(stored, transform), interpolation="nearest")
-        answer = f"{short(words['answer'])} {words['probability']:.0%}"
-        axes.set_title(f"{short(words['class'])}\n→ {answer}", fontsize=8)
+        prediction = f"{short(words['answer'])} {words['probability']:.0%}"
+        axes.set_title(f"{short(words['class'])}\n→ {prediction}", fontsize=8)
     return to_bytes(figure)
 
 
