@@ -117,9 +117,14 @@ def text_of(path: str) -> str:
 
 
 def notebook(text: str) -> str:
-    """Its cells, code as blocks."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-    return "\n\n".join(source if kind == "markdown" else f"````python\n{source}\n````" for kind, source in cells)
+    """Return the cells of a notebook: code as blocks, each followed by its stored results."""
+    parts = list[str]()
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````")
+        results = ["".join(output["data"]["text/plain"]) for output in cell.get("outputs", ())]
+        parts += [f"````text\n{result}\n````" for result in results]
+    return "\n\n".join(parts)
 
 
 def _named_in_nav(nav: Any) -> Iterator[str]:

@@ -51,7 +51,9 @@ def test_pages_made_of_the_code(site):
 def test_every_link_leads_to_a_file(site):
     """Also those to code, which stands outside docs/."""
     assert "def main(" in words_of(site / "repository/docs/examples/training_loop.py.html")
-    assert "model = vit_jax.create_model(" in words_of(site / "repository/docs/examples/api.ipynb.html")
+    notebook = words_of(site / "repository/docs/examples/api.ipynb.html")
+    assert "model = vit_jax.create_model(" in notebook
+    assert "Model(ViT-mu/2, 8x8 pixels, 10 classes" in notebook
     broken = []
     for page in site.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):
