@@ -49,7 +49,8 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert "<td>model.width</td><td>16</td>" in page
 
 
-def test_what_is_missing_is_said(trained, tmp_path):
+def test_what_is_missing_is_said(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     workdir, page = tmp_path / "a <b> & c", tmp_path / "page.html"
     shutil.copytree(trained, workdir)
     (workdir / "summary.json").unlink()
@@ -59,8 +60,9 @@ def test_what_is_missing_is_said(trained, tmp_path):
     assert cards(text)["state"] == "not ended, step 6"
     assert "test accuracy" in cards(text)
     assert pictures(text) == ["filters", "positions"]
-    assert "a &lt;b&gt; &amp; c" in text
-    assert "images that mixup blends with another image (input.mixup_alpha=0.4)" in text
+    assert "<p>a &lt;b&gt; &amp; c</p>" in text
+    assert str(tmp_path) not in text
+    assert "images that mixup blends with others (input.mixup_alpha=0.4)" in text
     config = json.loads((workdir / "config.json").read_text())
     (workdir / "config.json").write_text(json.dumps(config | {"input": config["input"] | {"mixup_alpha": 0.0}}))
     succeed([*words, "--without_data"])

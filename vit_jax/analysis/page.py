@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import html
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ def build_page(report: Report) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_text(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{_text(title)}</h1>\n<p>{_text(report.run.name)}</p>\n{notes}\n{''.join(sections)}</body>\n</html>\n"
+        f"<body>\n<h1>{_text(title)}</h1>\n<p>{_text(_relative(report.run.name))}</p>\n{notes}\n{''.join(sections)}</body>\n</html>\n"
     )
 
 
@@ -149,13 +150,13 @@ def _note_on_mixup(run: RunLog) -> Iterator[str]:
     alpha = run.config["input"].get("mixup_alpha")
     if alpha and "train_accuracy" in run.metrics():
         yield (
-            "<p>The training accuracy is low because it is measured on images that mixup blends with another image "
+            "<p>The training accuracy is low and uneven because it is measured on images that mixup blends with others "
             f"(input.mixup_alpha={_text(alpha)}). Compare test accuracies instead.</p>"
         )
 
 
 def _predictions(evaluation: Evaluation, model: Model) -> Iterator[str]:
-    yield f"<p>{_text(evaluation.labelled.words)}</p>"
+    yield f"<p>{_text(_relative(evaluation.labelled.words))}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
     first, *others = figures.draw(evaluation, model.require_transform()).items()
     yield _png(first[1], _words(first[0]))
@@ -209,6 +210,11 @@ def _section(title: str, parts: Iterable[str]) -> str:
 
 def _text(words: Any) -> str:
     return html.escape(printable(str(words)))
+
+
+def _relative(words: str) -> str:
+    """Return words with paths relative to the working directory, whose own place means nothing to readers elsewhere."""
+    return words.replace(os.path.join(os.getcwd(), ""), "")
 
 
 def _words(name: str) -> str:

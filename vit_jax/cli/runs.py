@@ -80,7 +80,7 @@ def report(given: Given) -> None:
         if "without_data" not in options:
             parts |= look_at_data(model, weights, options.get("data_dir"), **numbers)
     else:
-        parts["notes"] = ["There is no checkpoint yet, so neither answers nor pictures of the network."]
+        parts["notes"] = ["There is no checkpoint yet, so there are neither predictions nor pictures of the network."]
     for note in parts.get("notes", ()):
         print(f"note: {printable(note)}", file=sys.stderr)
     write_atomically(output, build_page(Report(**parts)))
