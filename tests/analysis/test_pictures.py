@@ -9,6 +9,7 @@ import pytest
 import vit_jax
 from tests.inference.samples import sample_pixels
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, ROOT_HYBRID, VIT, weights_of
+from vit_jax.analysis import sheets
 from vit_jax.analysis.images import View, spread
 from vit_jax.analysis.pictures import (
     KINDS,
@@ -17,8 +18,10 @@ from vit_jax.analysis.pictures import (
     chosen_heads,
     draw_distance,
     draw_filters,
+    draw_heads,
     draw_pca,
     draw_positions,
+    draw_rollout,
     draw_similar,
 )
 from vit_jax.api import from_weights
@@ -128,6 +131,27 @@ def test_a_network_that_is_damaged_is_refused():
     model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
     with pytest.raises(ValueError, match="not finite"):
         draw_pca(model, View(images_NHWC=sample_pixels(2)))
+
+
+@pytest.mark.parametrize("num_classes", [VIT.num_classes, 0])
+def test_images_have_their_predicted_classes(num_classes, monkeypatch):
+    sheets_drawn = []
+    monkeypatch.setattr(sheets, "draw_sheet", lambda *_, **options: sheets_drawn.append(options) or b"")
+    model = from_weights(weights_of(dataclasses.replace(VIT, num_classes=num_classes)))
+    images = sample_pixels(2, size=VIT.image_size)
+    view = View(images_NHWC=images)
+    draw_heads(model, view)
+    draw_rollout(model, view)
+    of_heads, of_rollout = sheets_drawn
+    if num_classes:
+        shares = np.asarray(model.predict(images))
+        captions = [f"{model.class_names[row.argmax()]} {row.max():.0%}" for row in shares]
+        assert of_rollout["column_names"] == captions
+        assert [row[0] for row in of_heads["captions"]] == captions
+    else:
+        assert of_rollout["column_names"] == ["", ""]
+        assert [row[0] for row in of_heads["captions"]] == ["image", "image"]
+    assert of_heads["captions"][1][1:] == [f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)]
 
 
 def test_similar_images_are_found_among_all():

@@ -107,20 +107,21 @@ def draw_distance(model: Model, view: View) -> Picture:
     means = {name: array.astype(np.float64).mean(axis=0) for name, array in found.items()}
     length, layers = a.sequence_length, len(means["distance_pixels"])
     uniform = float(attention.token_distances(a.grid, cell).sum()) / math.prod(a.grid) / length
-    panels = [("distance_pixels", "mean attention distance (pixels)", uniform)]
-    panels.append(("entropy_nats", "mean entropy of attention (nats)", math.log(length)))
-    figure = new_figure(7.5, 3.4)
-    figure.suptitle(f"{a.name}, {a.num_heads} heads a layer, mean over {len(view.all_images)} images", fontsize=9)
-    for axes, (name, label, of_uniform) in zip(figure.subplots(1, 2), panels, strict=True):
+    panels = [("distance_pixels", "attention distance", "mean distance (pixels)", uniform)]
+    panels.append(("entropy_nats", "attention entropy", "mean entropy (nats)", math.log(length)))
+    figure = new_figure(7.5, 3.6)
+    figure.suptitle(f"{a.name}, {a.num_heads} heads in each layer, {len(view.all_images)} images", fontsize=9)
+    for axes, (name, title, label, of_uniform) in zip(figure.subplots(1, 2), panels, strict=True):
         of_heads = np.repeat(np.arange(1, layers + 1), a.num_heads)
-        axes.plot(of_heads, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="a head")
+        axes.plot(of_heads, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="one head")
         axes.axhline(of_uniform, color=GREY, linestyle="--", label="uniform attention")
-        depth = "layer" if layers == a.depth else f"attention; {layers // a.depth} in a block"
-        axes.set(xlabel=f"network depth ({depth})", ylabel=label, xlim=(0.5, layers + 0.5))
+        depth = "layer" if layers == a.depth else f"attention, {layers // a.depth} in each block"
+        axes.set(xlabel=depth, ylabel=label, xlim=(0.5, layers + 0.5))
+        axes.set_title(title, fontsize=9)
         axes.set_ylim(0, 1.08 * max(of_uniform, means[name].max()))
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return Picture(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, _, value in panels})
+    return Picture(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, *_, value in panels})
 
 
 def draw_rollout(model: Model, view: View) -> Picture:
@@ -132,11 +133,12 @@ def draw_rollout(model: Model, view: View) -> Picture:
         return {"rollout": attention.by_image(attention.rollout(output.attention_LBTQS), num_patches)}
 
     maps = attention.over_images(model, view.shown_images, reduce)["rollout"].reshape(-1, *a.grid)
-    return _over_images(model, view, maps, "rollout", f"attention rollout of {a.name}{_queries(a)}")
+    title = f"attention rollout of {a.name}{_queries(a)}{', with predicted classes' if a.num_classes else ''}"
+    return _over_images(model, view, maps, "rollout", title, _captions(model, view.shown_images))
 
 
 def draw_heads(model: Model, view: View) -> Picture:
-    """Raw attention of single heads."""
+    """Raw attention of single heads, with the predicted class of each image."""
     a = model.architecture
     chosen = chosen_heads(model, view.heads)
     layers, heads = (np.array(numbers) - 1 for numbers in zip(*chosen, strict=True))
@@ -149,16 +151,16 @@ def draw_heads(model: Model, view: View) -> Picture:
     images = view.shown_images
     maps = attention.over_images(model, images, reduce)["attention"].reshape(len(images), -1, *a.grid)
     cells = [[image, *of_heads] for image, of_heads in zip(images, maps, strict=True)]
-    names = ["image", *(f"layer {layer}\nhead {head}" for layer, head in chosen)]
-    png = sheets.draw_sheet(cells, f"attention in {a.name}{_queries(a)}, bright: most", column_names=names)
+    names = [f"layer {layer}, head {head}" for layer, head in chosen]
+    captions = [[caption or "image", *names] for caption in _captions(model, images)]
+    png = sheets.draw_sheet(cells, f"attention in {a.name}{_queries(a)}, bright: most", captions=captions)
     return Picture(png, {"attention": maps, "heads": np.array(chosen), **_named(view)})
 
 
 def draw_gradcam(model: Model, view: View) -> Picture:
     """Where the last map of a ResNet speaks for the class that the network finds (Grad-CAM)."""
     found = class_activations(model, view.shown_images)
-    answers = zip(found["label"], found["probability"], strict=True)
-    captions = [f"{short(model.class_names[label], 12)} {share:.0%}" for label, share in answers]
+    captions = _caption_each(model, found["label"], found["probability"])
     title = f"Grad-CAM of {model.architecture.name} for its most probable class"
     picture = _over_images(model, view, found.pop("activation"), "activation", title, captions)
     return Picture(picture.png, {**picture.data, **found})
@@ -254,6 +256,19 @@ def _rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndar
     for row in model.stream(images_NHWC, field):
         assert isinstance(row, np.ndarray), "prepared images can be read"
         yield finite(model, row)
+
+
+def _captions(model: Model, images_NHWC: np.ndarray) -> list[str]:
+    """Return the most probable class of each image; empty texts for a network without classes."""
+    if not model.architecture.num_classes:
+        return [""] * len(images_NHWC)
+    probability_NK = finite(model, np.asarray(model.predict(images_NHWC)))
+    return _caption_each(model, probability_NK.argmax(axis=1), probability_NK.max(axis=1))
+
+
+def _caption_each(model: Model, label_N: np.ndarray, probability_N: np.ndarray) -> list[str]:
+    predictions = zip(label_N, probability_N, strict=True)
+    return [f"{short(model.class_names[label], 12)} {share:.0%}" for label, share in predictions]
 
 
 def _named(view: View) -> dict[str, np.ndarray]:
