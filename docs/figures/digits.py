@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 
+import cv2
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
@@ -18,6 +19,7 @@ from sklearn.datasets import load_digits
 import vit_jax
 
 SHOWN = 8
+PIXELS, OPACITY, ORANGE = 160, 0.75, (0.90, 0.45, 0.0)
 
 
 def curve(lines: list[dict], name: str) -> tuple[list[int], list[float]]:
@@ -26,8 +28,17 @@ def curve(lines: list[dict], name: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in found], [value for _, value in found]
 
 
+def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the enlarged image; a patch is the more orange, the more attention it gets."""
+    size = (PIXELS, PIXELS)
+    grey = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST) / 255
+    share = cv2.resize((weights / weights.max()).astype(np.float32), size, interpolation=cv2.INTER_NEAREST)
+    opacity = OPACITY * share[..., None]
+    return grey * (1 - opacity) + np.array(ORANGE) * opacity
+
+
 def main(workdir: str) -> None:
-    """Draws test loss and accuracy over the run, and where the last block of the trained network looks."""
+    """Draw test loss and accuracy over the run, and the attention of the last block over test images."""
     lines = [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
     model = vit_jax.load_model(workdir)
     digits = load_digits().images[-SHOWN:]
@@ -50,14 +61,12 @@ def main(workdir: str) -> None:
     axes.legend(handles, [handle.get_label() for handle in handles], loc="center right", frameon=False)
     axes.set_title(f"{model.architecture.name}, 100 epochs of the digits", fontsize=10)
 
-    panels = right.subplots(2, SHOWN)
-    right.suptitle("Predicted class of a digit; attention of the last block, bright: most", fontsize=10)
-    for column, digit, weights, name in zip(panels.T, images, attention, names, strict=True):
-        column[0].imshow(255 - digit)
-        column[0].set_title(name, fontsize=11)
-        column[1].imshow(weights.reshape(model.architecture.grid), cmap="cividis")
-        for panel in column:
-            panel.axis("off")
+    panels = right.subplots(2, SHOWN // 2)
+    right.suptitle("Attention of the last block over each digit (orange: most), and the prediction", fontsize=10)
+    for panel, digit, weights, name in zip(panels.ravel(), images, attention, names, strict=True):
+        panel.imshow(overlay(255 - digit, weights.reshape(model.architecture.grid)))
+        panel.set_title(f"prediction: {name}", fontsize=9)
+        panel.axis("off")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=120)
 
 
