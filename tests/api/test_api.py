@@ -261,6 +261,9 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         (DIRECT | {"exif_orientation": "yes"}, {}, ("direct", 1.0)),
         (DIRECT, {"exif_orientation": True}, ("direct", 1.0, 180.0, True)),
         (DIRECT | {"exif_orientation": True}, {"exif_orientation": False}, ("direct", 1.0)),
+        (DIRECT | {"value_range": None}, {}, ("direct", 1.0)),
+        (DIRECT | {"value_range": [0, 4095]}, {}, ("direct", 1.0, 180.0, False, (0, 4095))),
+        (DIRECT | {"value_range": [0, 4095]}, {"value_range": (-1.5, 1)}, ("direct", 1.0, 180.0, False, (-1.5, 1))),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):
@@ -282,6 +285,10 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
     [
         (None, {"resize": "short_side"}, "--crop_fraction="),
         (None, {"exif_orientation": True}, "--resize=direct"),
+        (None, {"value_range": (0, 1)}, "--resize=direct"),
+        (DIRECT, {"value_range": (1, 0)}, r"value_range=\(1, 0\).*low < high"),
+        (DIRECT | {"value_range": [0, "1"]}, {}, "value_range=.*finite numbers"),
+        (DIRECT | {"value_range": 7}, {}, "value_range=7.*finite numbers"),
         (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop'.*direct or short_side"),
         (None, {"resize": "direct", "crop_fraction": 0.9}, "crop_fraction=0.9.*no effect.*resize=direct"),
         (CROPPED, {"resize": "direct"}, "resize=direct.*resize=short_side"),

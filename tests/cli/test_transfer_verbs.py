@@ -33,6 +33,9 @@ def test_fewshot(words):
     assert "the best mean accuracy of 2" in text
     text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
     assert "the best mean rank of 2" in text
+    assert found["preparation"]["value_range"] is None
+    with_range = json.loads(succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"]))
+    assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
 
 
 def test_probe_knn_and_features(words, tmp_path):

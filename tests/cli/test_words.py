@@ -4,7 +4,12 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax import cli
-from vit_jax.cli.words import UsageError, fraction, positive, share, split, whole, wholes
+from vit_jax.cli.words import UsageError, fraction, positive, share, split, value_range, whole, wholes
+
+
+def read_range(options, name):
+    return value_range(options)
+
 
 VERB = {"--data=DATA": "", "[--top=3]": "", "[--data_dir=FOLDER]": "", "[--form=a|b|c]": "", "[--json]": ""}
 OVERRIDES = {"[--config.SECTION.FIELD=VALUE]": ""}
@@ -99,12 +104,23 @@ def test_numbers():
         (wholes, "shots", ("0", "1,x", "1,,2"), "whole numbers.*1"),
         (fraction, "x", ("0", "1.01", "-1", "nan", "inf", "most"), "above 0, up to 1"),
         (positive, "l2", ("0", "-1", "inf", "x"), "positive"),
+        (
+            read_range,
+            "value_range",
+            ("1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"),
+            "finite.*LOW < HIGH",
+        ),
     ],
 )
 def test_what_is_no_such_number(read, name, texts, rule):
     for text in texts:
         with rejects(f"--{name}={text}", rule):
             read({name: text}, name)
+
+
+def test_a_range_of_values():
+    assert value_range({"value_range": "-1.5,4095"}) == (-1.5, 4095.0)
+    assert value_range({}) is None
 
 
 def test_shares_of_several_machines():

@@ -22,6 +22,7 @@ ANY = {"v2": EvaluatorConfig()}
 FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
 STAIRCASE = {"schedule.decay": "staircase"}
 NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
+NO_VALUES = ((1.0, 1.0), (4095.0, 0.0))
 NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
 NO_RATES = ((0.01, 0.0), (0.01, -0.1), (0.01, 0.03, 0.01))
 NO_PREFIXES = ("test", "validation", "train", "a-b")
@@ -126,6 +127,7 @@ def test_a_setting_without_effect_is_rejected(fields):
         ({"input.image_size": (0, 8)}, r"=\(0, 8\).*at least 1"),
         ({"input.test_split": "train"}, "'train'"),
         *(({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1") for area in NO_AREAS),
+        *(({"input.value_range": values}, "finite numbers, low < high") for values in NO_VALUES),
         ({"input.shift_pixels": 0}, "=0.*train_crop='shift'.*at least 1"),
         ({"input.shift_pixels": 1, "input.train_crop": "none"}, "=1.*train_crop='none'"),
         ({"input.randaugment_layers": 0, "input.randaugment_magnitude": 5}, "=0.*magnitude=5"),

@@ -49,6 +49,14 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
     assert prepared.preparation(f"folder:{folder}") == prepared.preparation("digits") == ""
 
 
+def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
+    """So that the range that training is given, or that a file states, is still that of the file."""
+    deep = cv2.imencode(".png", LARGE.astype(np.uint16) * 16)[1].tobytes()
+    folder = make_folder({"a/deep.png": deep})
+    assert prepared.prepare_folder(folder, tmp_path / "copy", short_side=60) == {"reduced": 0, "copied": 1}
+    assert (tmp_path / "copy/a/deep.png").read_bytes() == deep
+
+
 def test_an_interrupted_copy_goes_on(folder, tmp_path):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)

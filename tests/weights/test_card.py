@@ -86,6 +86,13 @@ def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
     assert f"| photographs | were {words}" in card_of(weights, tmp_path / "my-vit", "timm")[1]
 
 
+@pytest.mark.parametrize("values", [[0.0, 4095.0], None, "wide"])
+def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values):
+    text = card_of(weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}), tmp_path / "my-vit", OWN)[1]
+    assert ("| more than 8 bits | values from 0 to 4095 become 0 to 255" in text) == (values == [0.0, 4095.0])
+    assert ("more than 8 bits" in text) == (values == [0.0, 4095.0])
+
+
 def test_what_is_not_known_is_said(tmp_path):
     front, text = card_of(without_head(weights_of(HYBRID), keep_hidden=False), tmp_path / "features", "timm")
     assert front["pipeline_tag"] == "image-feature-extraction"

@@ -87,7 +87,8 @@ def load_model(
       polyak: of a workdir, take the Polyak average where there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
       facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
-      **options: as `from_weights`: compute_dtype, resize, crop_fraction, exif_orientation, position_resize.
+      **options: as `from_weights`: compute_dtype, resize, crop_fraction, exif_orientation, value_range,
+        position_resize.
 
     Raises:
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
@@ -106,6 +107,7 @@ def from_weights(
     resize: str | None = None,
     crop_fraction: float | None = None,
     exif_orientation: bool | None = None,
+    value_range: tuple[float, float] | None = None,
     position_resize: str = "corners",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
@@ -119,6 +121,7 @@ def from_weights(
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: of the short side that the crop keeps, for the same.
       exif_orientation: turn photographs upright as their Exif data say; None: if the weights state that training did.
+      value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights or the files state.
       position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`.
       sharding: of every parameter; None for the default device.
 
@@ -155,7 +158,7 @@ def from_weights(
         architecture=architecture,
         class_names=names or numbers_of(architecture.num_classes),
         transform=stored_transform(
-            weights.preprocessing, image_size, weights.source, resize, crop_fraction, exif_orientation
+            weights.preprocessing, image_size, weights.source, resize, crop_fraction, exif_orientation, value_range
         ),
         source=weights.source,
         notes=tuple(notes),

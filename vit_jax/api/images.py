@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config.validate import is_value_range
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform
@@ -50,10 +51,12 @@ def stored_transform(
     resize: str | None = None,
     crop_fraction: float | None = None,
     exif_orientation: bool | None = None,
+    value_range: tuple[float, float] | None = None,
 ) -> EvaluationTransform | None:
-    """How images are prepared, as the weights (`stored`) or the caller state it; None where neither does.
+    """Return how images are prepared, as the weights (`stored`) or the caller state it; None where neither does.
 
-    Photographs may be turned upright, or not, against what the weights state: that depends on how files are stored.
+    The caller may turn photographs upright, or give a range of values, against what the weights state: both depend on
+    how files are stored.
 
     Raises:
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.
@@ -70,8 +73,13 @@ def stored_transform(
     if "resize" in known and "crop_fraction" in known:
         transform = build_transform(known["resize"], known["crop_fraction"], image_size, source)
         is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
-        return dataclasses.replace(transform, exif_orientation=is_upright)
-    if any(value is not None for value in (*given.values(), exif_orientation)):
+        values = known.get("value_range") if value_range is None else value_range
+        if values is not None and not is_value_range(values):
+            raise ValueError(f"{source}: value_range={values!r} must be two finite numbers, low < high.")
+        return dataclasses.replace(
+            transform, exif_orientation=is_upright, value_range=None if values is None else (values[0], values[1])
+        )
+    if any(value is not None for value in (*given.values(), exif_orientation, value_range)):
         raise undescribed(source)
     return None
 

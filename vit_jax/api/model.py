@@ -83,7 +83,9 @@ class Model:
             class_names=None if self.class_names == numbers_of(len(self.class_names)) else self.class_names,
             preprocessing=None
             if prepared is None
-            else describe_preparation(size, prepared.resize, prepared.crop_fraction, prepared.exif_orientation),
+            else describe_preparation(
+                size, prepared.resize, prepared.crop_fraction, prepared.exif_orientation, prepared.value_range
+            ),
             source=self.source,
             training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
         )
@@ -195,11 +197,12 @@ class Model:
         """Batches of images that are prepared here, by threads that read ahead."""
         threads = Parallelism(num_workers=0, num_threads=available_cores())
         transform = self.require_transform()
-        stream, megapixels = EvaluationStream(source, transform, size, np.arange(size)), transform.max_image_megapixels
+        stream = EvaluationStream(source, transform, size, np.arange(size))
+        decoding = transform.max_image_megapixels, transform.value_range
         with open_batches(stream, threads) as batches:
             for batch in batches:
                 rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
-                reasons = (None if ok else reason_of(source, i, megapixels) for i, ok in rows if i >= 0)
+                reasons = (None if ok else reason_of(source, i, *decoding) for i, ok in rows if i >= 0)
                 yield batch.image, [None if reason is None else UnreadableImage(reason) for reason in reasons]
 
     def _validated(self, images_BHWC: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.verb import ALLOW_CODE
-from vit_jax.cli.words import UsageError, fraction, whole
+from vit_jax.cli.words import UsageError, fraction, value_range, whole
 from vit_jax.files import printable
 from vit_jax.weights import OPTIONS
 
@@ -24,6 +24,7 @@ READING = OF_WEIGHTS | {
     "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
     "[--exif_orientation=applied|ignored]": "turn photographs upright, or not; else as in training, if that is known",
+    "[--value_range=LOW,HIGH]": "values of files of more than 8 bits that become 0 and 255; else as in training",
     "[--compute_dtype=float32]": "or bfloat16",
 }
 _LIMITS = {"global_batch": "128", "max_unreadable": "100"}  # as in training
@@ -71,6 +72,7 @@ def open_model(
         resize=options.get("resize"),
         crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
         exif_orientation=options["exif_orientation"] == "applied" if "exif_orientation" in options else None,
+        value_range=value_range(options),
         sharding=sharding,
     )
     if needs_classes:

@@ -12,7 +12,7 @@ from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_place
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, positive, whole, wholes
+from vit_jax.cli.words import Given, UsageError, positive, value_range, whole, wholes
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
@@ -220,11 +220,14 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         from vit_jax.transfer.features import Extractor
 
         is_own = preprocessing == "own"
-        model, weights = load_placed_model(options, needs_classes=False, needs_transform=is_own)
+        # the released protocol takes the range of values, also of weights that state no preparation
+        of_model = options if is_own else {name: given for name, given in options.items() if name != "value_range"}
+        model, weights = load_placed_model(of_model, needs_classes=False, needs_transform=is_own)
+        transform = model.require_transform() if is_own else _fewshot_transform(model, value_range(options))
         extractor = Extractor(
             model=model,
             layer=options.get("layer", "pre_logits"),
-            transform=model.require_transform() if is_own else _fewshot_transform(model),
+            transform=transform,
             cache=_cache(options),
             **numbers,
         )
@@ -255,12 +258,16 @@ def _cache(options: Mapping[str, str]) -> pathlib.Path | None:
     return None
 
 
-def _fewshot_transform(model: "Model") -> "EvaluationTransform":
-    """The released protocol's, with photographs turned upright if they were in training."""
+def _fewshot_transform(model: "Model", values: tuple[float, float] | None) -> "EvaluationTransform":
+    """Build the released protocol's, with photographs turned upright and values mapped as in training, or as given."""
     from vit_jax.data.transforms import build_fewshot_transform
 
-    is_upright = model.transform is not None and model.transform.exif_orientation
-    return build_fewshot_transform(model.architecture.image_size, exif_orientation=is_upright)
+    own = model.transform
+    return build_fewshot_transform(
+        model.architecture.image_size,
+        exif_orientation=own is not None and own.exif_orientation,
+        value_range=own.value_range if values is None and own is not None else values,
+    )
 
 
 def _say(

@@ -143,6 +143,19 @@ def positive(options: Mapping[str, str], name: str, text: str | None = None) -> 
     return value
 
 
+def value_range(options: Mapping[str, str]) -> tuple[float, float] | None:
+    """Return --value_range=LOW,HIGH as two numbers; None where it is not given."""
+    if (text := options.get("value_range")) is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(f"--value_range={text}: must be LOW,HIGH, two finite numbers, LOW < HIGH.")
+    return low, high
+
+
 def share(options: Mapping[str, str]) -> tuple[int, int]:
     """The number of this machine, from 0, and of all: of --index= and --count=, which deal runs to several machines."""
     index, count = options.get("index", "0"), options.get("count", "1")

@@ -189,6 +189,9 @@ class InputConfig:
     """Keep encoded images in memory; for datasets that fit."""
     exif_orientation: bool = False
     """Rotate photographs upright by their EXIF orientation, in training and wherever the weights are used."""
+    value_range: tuple[float, float] | None = None
+    """Values that become 0 and 255, for files of more than 8 bits: (0.0, 4095.0) for 12 bits. None: the range that each
+    file states, else all 16 bits."""
     max_image_megapixels: float = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
     max_unreadable: int = 100

@@ -5,6 +5,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -131,6 +132,12 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
                 )
 
 
+def is_value_range(value: Any) -> bool:
+    """Return whether this is a pair of finite numbers, the first of them lower."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_pair and all(type(n) in (int, float) and math.isfinite(n) for n in value) and value[0] < value[1]
+
+
 def _wrong_input(config: InputConfig) -> Iterator[str]:
     if min(config.image_size) < 1:
         yield f"input.image_size={config.image_size}: height and width must be at least 1 pixel."
@@ -142,6 +149,8 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
     low, high = config.crop_area_fraction
     if not 0 < low <= high <= 1:
         yield f"input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1."
+    if config.value_range is not None and not is_value_range(config.value_range):
+        yield f"input.value_range={config.value_range}: must be finite numbers, low < high. Use 0,4095 for 12 bits."
     if (config.shift_pixels > 0) != (config.train_crop == "shift"):
         yield (
             f"input.shift_pixels={config.shift_pixels} with train_crop={config.train_crop!r}: give at least 1 with "

@@ -1,18 +1,24 @@
-"""The number of pixels that the header of an image file states, read without decoding.
+"""What the headers of image files state, read without decoding: the number of pixels, the directories of a TIFF.
 
-Of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to PAM, Sun raster.
+Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to
+PAM, Sun raster.
 """
 
 import re
 import struct
 from collections.abc import Callable, Iterator
 
+Read = Callable[[int, int], bytes]
+"""From a place and a size to these bytes of a file, or fewer at its end."""
+
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
 JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 _TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 16: "Q", 17: "q"}  # of whole numbers
+_TIFF_NUMBERS = _TIFF_TYPES | {11: "f", 12: "d"}
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
-_PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
+_MOST_ENTRIES, _MOST_VALUES = 4096, 16  # of a directory and of a tag, that are read
+PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 
 
 def stated_pixels(file: bytes) -> int:
@@ -102,6 +108,36 @@ def tiff_tags(file: bytes) -> dict[int, int]:
     return tags
 
 
+def tiff_directories(read: Read, wanted: frozenset[int]) -> Iterator[dict[int, tuple[float, ...]]]:
+    """Yield for each directory of a TIFF, which is a page, the first values of the wanted tags that are numbers.
+
+    Raises:
+      struct.error: the file is cut off.
+    """
+    start = read(0, 16)
+    order = "<" if start.startswith(b"II") else ">"
+    is_big = struct.unpack_from(f"{order}H", start, 2) == (43,)
+    count, word, first, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
+    head, inline = struct.calcsize(order + count), struct.calcsize(order + word)
+    (place,) = struct.unpack_from(order + word, start, first)
+    seen = set[int]()
+    while place and place not in seen:
+        seen.add(place)
+        (entries,) = struct.unpack(order + count, read(place, head))
+        table = read(place + head, min(entries, _MOST_ENTRIES) * size)
+        tags: dict[int, tuple[float, ...]] = {}
+        for entry in range(0, len(table) - size + 1, size):
+            tag, kind, number = struct.unpack_from(f"{order}HH{word}", table, entry)
+            if tag in wanted and kind in _TIFF_NUMBERS:
+                layout = f"{order}{min(number, _MOST_VALUES)}{_TIFF_NUMBERS[kind]}"
+                value = table[entry + size - inline : entry + size]
+                if struct.calcsize(f"{order}{_TIFF_NUMBERS[kind]}") * number > inline:
+                    value = read(struct.unpack(order + word, value)[0], struct.calcsize(layout))
+                tags[tag] = struct.unpack_from(layout, value)
+        yield tags
+        (place,) = struct.unpack(order + word, read(place + head + entries * size, inline))
+
+
 def _tiff(file: bytes) -> int:
     tags = tiff_tags(file)
     return tags.get(_TIFF_WIDTH, 0) * tags.get(_TIFF_HEIGHT, 0)
@@ -118,7 +154,7 @@ def _largest(pattern: bytes) -> Callable[[bytes], int]:
 
 
 def _pnm(file: bytes) -> int:
-    match = re.match(rb"P[1-6]%b*(\d{1,20})%b+(\d{1,20})" % (_PNM_GAP, _PNM_GAP), file)
+    match = re.match(rb"P[1-6]%b*(\d{1,20})%b+(\d{1,20})" % (PNM_GAP, PNM_GAP), file)
     return int(match[1]) * int(match[2]) if match else 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import jpeg
 from vit_jax.data.crops import Box, cut
+from vit_jax.data.depth import ValueRange, contradicts, decode_values, depth_of_file, map_values
 from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
 from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back, without_orientation
 
@@ -29,6 +30,7 @@ _SIGNATURES = (
     (b"MM\0*", "TIFF"),
     (b"RIFF", "WebP"),
 )
+_SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
 
 _JPEG_START, _JPEG_ADOBE = b"\xff\xd8", 0xEE
@@ -42,29 +44,32 @@ def decode(
     image: bytes | np.ndarray,
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
+    value_range: ValueRange | None = None,
 ) -> np.ndarray:
-    """Decodes a file or completes an array to three channels.
+    """Decode a file or complete an array to three channels.
 
     Args:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
       max_image_megapixels: a file whose header states more is not decoded.
       exif_orientation: turn it upright as its Exif data say.
+      value_range: values of a file of more than 8 bits that become 0 and 255, whatever the file states.
 
     Returns:
-      uint8 (H, W, 3), RGB. 16-bit files lose their low bits; of an animation this is the first frame. CMYK
-      becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF is blended with
+      uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
+      (see `depth`); else 16 bits lose their low 8. Of an animation or several pages this is the first. CMYK becomes RGB
+      by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF without a range is blended with
       black, and a GIF shows its background colour where it is transparent.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded, are too large, or their colours are ambiguous; the message says
-        which.
+      UnreadableImage: the bytes cannot be decoded, are too large, lack a range of values, or their colours are
+        ambiguous; the message says which.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
     stated = stated_pixels(image)
     _require_size(stated, max_image_megapixels)
     try:
-        pixels = cv2.imdecode(np.frombuffer(without_orientation(image), np.uint8), _DECODE_FLAGS) if stated else None
+        pixels = _decode_pixels(without_orientation(image), value_range) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
     if pixels is None:
@@ -82,6 +87,7 @@ def plan_crop(
     size: tuple[int, int],
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
+    value_range: ValueRange | None = None,
 ) -> Callable[[], np.ndarray]:
     """Chooses a part of a file or an array, of a JPEG before anything is decoded, and then little more than that.
 
@@ -92,6 +98,7 @@ def plan_crop(
         averaged, where the part is still as large as this.
       max_image_megapixels: as for `decode`.
       exif_orientation: as for `decode`; `choose` is then given the sides of the upright image.
+      value_range: as for `decode`.
 
     Returns:
       What decodes the part, to uint8 (H, W, 3), RGB.
@@ -103,7 +110,7 @@ def plan_crop(
     if layout is None or isinstance(image, np.ndarray):
 
         def decode_and_cut() -> np.ndarray:
-            pixels = decode(image, max_image_megapixels, exif_orientation)
+            pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
             return cut(pixels, choose(*pixels.shape[:2]))
 
         return decode_and_cut
@@ -119,6 +126,26 @@ def plan_crop(
         return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
 
     return decode_or_explain
+
+
+def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
+    depth = depth_of_file(file)
+    chosen = None if depth is None else depth.range_of(value_range)
+    if depth is not None and chosen is not None:
+        if depth.problem:
+            raise UnreadableImage(f"The file has {depth.problem}, which cannot be decoded: {_SAVE_DEEP}")
+        values = decode_values(file, depth)
+        if values is None:
+            raise UnreadableImage(f"{_explain_unreadable(file)}, or has values that cannot be decoded: {_SAVE_DEEP}")
+        if chosen != depth.stated or not contradicts(values, depth):
+            return _to_rgb(map_values(values, depth, chosen))
+    elif depth is not None and depth.needs_range:
+        raise UnreadableImage(
+            f"The file has {'floating-point values' if depth.is_float else f'values of {depth.bits} bits'} and states "
+            "no range: give the values that are black and white, --config.input.value_range=0,1 (verbs that load "
+            "weights: --value_range=0,1)"
+        )
+    return cv2.imdecode(np.frombuffer(file, np.uint8), _DECODE_FLAGS)
 
 
 def _require_size(stated: int, max_image_megapixels: float) -> None:

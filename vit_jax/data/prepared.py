@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cv2
 
+from vit_jax.data.depth import is_deep
 from vit_jax.data.files import image_files, read_file
 from vit_jax.data.folder import DESCRIPTION, description_of, folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
@@ -28,9 +29,10 @@ _UNIT = 16  # height and width of the blocks that are coded together, with colou
 def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int = QUALITY) -> dict[str, int]:
     """Write a copy of an image folder with the same names, classes and splits; continue one that was interrupted.
 
-    An image whose short side is not longer than `short_side`, or that cannot be decoded, is copied as it is. Of a
-    larger one, each new pixel is the average over its area, and the file is a JPEG whatever its name. It keeps the
-    orientation that its Exif data state. A file that cannot be opened is skipped, and a warning names it.
+    An image whose short side is not longer than `short_side`, that has more than 8 bits, or that cannot be decoded, is
+    copied unchanged. Of a larger one, each new pixel is the average over its area, and the file is a JPEG whatever its
+    name. It keeps the orientation that its Exif data state. A file that cannot be opened is skipped, and a warning names
+    it.
 
     Returns:
       How many images this call made smaller, copied, and could not open: "reduced", "copied" and "unreadable".
@@ -92,7 +94,9 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
 
 
 def _reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
-    """Return the smaller image as JPEG; None for a small image, and for one that cannot be decoded or encoded."""
+    """Return the smaller image as JPEG; None for a small or deep image, and for one that is not decoded or encoded."""
+    if is_deep(stored):
+        return None
     try:
         image = decode(stored)
     except UnreadableImage:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import augment, crops, images
+from vit_jax.data.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.references import called, resolve
 
@@ -76,14 +77,13 @@ class TrainTransform:
         def choose(height: int, width: int) -> crops.Box:
             return crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
 
-        decode = images.plan_crop(
-            stored, choose, config.image_size, config.max_image_megapixels, config.exif_orientation
-        )
+        megapixels, is_upright, values = config.max_image_megapixels, config.exif_orientation, config.value_range
+        decode = images.plan_crop(stored, choose, config.image_size, megapixels, is_upright, values)
         return lambda: images.resize_bilinear(decode(), config.image_size, out)
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
-        image = images.decode(stored, config.max_image_megapixels, config.exif_orientation)
+        image = images.decode(stored, config.max_image_megapixels, config.exif_orientation, config.value_range)
         if pixels is not None:
             resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
@@ -103,10 +103,11 @@ class EvaluationTransform:
     crop_fraction: float
     max_image_megapixels: float = InputConfig.max_image_megapixels
     exif_orientation: bool = False
+    value_range: ValueRange | None = None
 
     def __call__(self, record: Record) -> np.ndarray:
         """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
-        image = images.decode(record.image, self.max_image_megapixels, self.exif_orientation)
+        image = images.decode(record.image, self.max_image_megapixels, self.exif_orientation, self.value_range)
         if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
@@ -117,17 +118,26 @@ class EvaluationTransform:
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """The transform of every evaluation, of a valid config."""
-    fraction, megapixels = config.test_crop_fraction, config.max_image_megapixels
-    return EvaluationTransform(config.image_size, config.test_resize, fraction, megapixels, config.exif_orientation)
+    return EvaluationTransform(
+        image_size=config.image_size,
+        resize=config.test_resize,
+        crop_fraction=config.test_crop_fraction,
+        max_image_megapixels=config.max_image_megapixels,
+        exif_orientation=config.exif_orientation,
+        value_range=config.value_range,
+    )
 
 
 def build_fewshot_transform(
     image_size: tuple[int, int],
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
+    value_range: ValueRange | None = None,
 ) -> EvaluationTransform:
-    """That of the released few-shot evaluator: both sides to 256, of which the middle 224 stay, or in proportion."""
-    return EvaluationTransform(image_size, "direct_crop", 224 / 256, max_image_megapixels, exif_orientation)
+    """Build that of the released few-shot evaluator: both sides to 256, the middle 224 kept, or in proportion."""
+    return EvaluationTransform(
+        image_size, "direct_crop", 224 / 256, max_image_megapixels, exif_orientation, value_range
+    )
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.depth import ValueRange
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.records import Source, few
 from vit_jax.data.stream import HostBatch
@@ -18,8 +19,10 @@ class UnreadableLog:
         source: Source,
         max_unreadable: int,
         max_image_megapixels: float = InputConfig.max_image_megapixels,
+        value_range: ValueRange | None = None,
     ) -> None:
-        self._source, self._max_unreadable, self._max_image_megapixels = source, max_unreadable, max_image_megapixels
+        self._source, self._max_unreadable = source, max_unreadable
+        self._decoding = max_image_megapixels, value_range
         self._batches = 0  # that were seen, or that come before
         self.met: dict[int, int] = {}  # the batch, from 1, that held an unreadable record first; in this process
 
@@ -41,7 +44,7 @@ class UnreadableLog:
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
             if index not in self.met:
                 self.met[index] = self._batches
-                reason = reason_of(self._source, index, self._max_image_megapixels)
+                reason = reason_of(self._source, index, *self._decoding)
                 name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.met) > self._max_unreadable:
@@ -67,10 +70,10 @@ class UnreadableLog:
             yield batch
 
 
-def reason_of(source: Source, index: int, max_image_megapixels: float) -> str:
-    """Reads a record that arrived with mask 0 once more, because batches carry no reasons."""
+def reason_of(source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None) -> str:
+    """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
     try:
-        decode(source[index].image, max_image_megapixels)
+        decode(source[index].image, max_image_megapixels, value_range=value_range)
     except UnreadableImage as error:
         return str(error)
     return "It could not be read at first, but it can be now"

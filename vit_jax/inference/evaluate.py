@@ -71,8 +71,8 @@ def make_evaluate(model: Model, *, global_batch: int, max_unreadable: int) -> Ev
     def evaluate(labelled: Labelled, watch: Watch | None = None) -> Evaluation:
         source, key = labelled.source, labelled.key
         stream = EvaluationStream(source, transform, global_batch, local_rows(sharding, global_batch))
-        megapixels = transform.max_image_megapixels
-        log = UnreadableLog(source, len(source), megapixels)  # counted at the end: one process must not stop alone
+        decoding = transform.max_image_megapixels, transform.value_range
+        log = UnreadableLog(source, len(source), *decoding)  # counted at the end: one process must not stop alone
         output_K = np.zeros(num_outputs, np.int32)  # of one size, so that the step is compiled once for all datasets
         if key.has_loss:
             output_K[: len(key.output_L)] = key.output_L

@@ -184,6 +184,7 @@ def _description(model: Model) -> dict[str, Any]:
             "crop_fraction": transform.crop_fraction,
             **_PREPARATION[transform.resize],
             "exif_orientation": "applied" if transform.exif_orientation else "ignored",
+            **({} if transform.value_range is None else {"value_range": list(transform.value_range)}),
             "alpha": "dropped",
         },
         "weights": model.source,

@@ -138,6 +138,7 @@ def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -
 def _tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
     """The image, smaller; grey where it can no longer be read."""
     try:
-        return tile(decode(stored, transform.max_image_megapixels, transform.exif_orientation))
+        megapixels, is_upright = transform.max_image_megapixels, transform.exif_orientation
+        return tile(decode(stored, megapixels, is_upright, transform.value_range))
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

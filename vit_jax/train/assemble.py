@@ -326,7 +326,8 @@ def open_train_batches(
         assembly.steps.total,
         config.input.sampling == "balanced",
     )
-    log = UnreadableLog(source, config.input.max_unreadable, config.input.max_image_megapixels)
+    inputs = config.input
+    log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
     with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:
         yield batches, log
 

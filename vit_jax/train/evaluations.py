@@ -69,7 +69,8 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
     inputs, further = run.config.input, run.config.evaluation.evaluators
 
     def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
-        log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels)  # of all evaluations together
+        # of all evaluations together
+        log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
 
         @contextlib.contextmanager
         def open_batches() -> Iterator[Iterator[Batch]]:
@@ -100,7 +101,8 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
         sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
         transform = None
         if config.kind == "fewshot":
-            transform = build_fewshot_transform(inputs.image_size, inputs.max_image_megapixels, inputs.exif_orientation)
+            megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
+            transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
         splits = [(open_split(name, side, transform), side.labels) for side in sides]
         with called(field, given):
             extract = _make_extract(run, splits, options.pop("layer"))

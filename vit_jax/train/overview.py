@@ -129,7 +129,9 @@ def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
     inputs, size = config.input, architecture.image_size
-    preprocessing = describe_preparation(size, inputs.test_resize, inputs.test_crop_fraction, inputs.exif_orientation)
+    preprocessing = describe_preparation(
+        size, inputs.test_resize, inputs.test_crop_fraction, inputs.exif_orientation, inputs.value_range
+    )
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
         data=located(config.data),

@@ -94,7 +94,8 @@ class Extractor:
         sharding = batch_sharding(self._mesh)
         batch = -(-min(self.global_batch, len(source)) // self._mesh.size) * self._mesh.size
         stream = EvaluationStream(source, self.transform, batch, local_rows(sharding, batch))
-        log = UnreadableLog(source, len(source), self.transform.max_image_megapixels)  # counted at the end, by all
+        decoding = self.transform.max_image_megapixels, self.transform.value_range
+        log = UnreadableLog(source, len(source), *decoding)  # counted at the end, by all
         is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
         progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
 

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.config.validate import is_value_range
 from vit_jax.files import open_regular, write_atomically
 from vit_jax.tables import markdown_code, markdown_text
 from vit_jax.weights.load import Weights
@@ -53,6 +54,10 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), scaled to [-1, 1] |"]
     lines += [f"| preparation | {_preparation(weights.preprocessing)} |"]
     lines += [f"| photographs | {_photographs(weights.preprocessing)} |"]
+    values: Any = (weights.preprocessing or {}).get("value_range")
+    if is_value_range(values):
+        low, high = values
+        lines += [f"| more than 8 bits | values from {low:g} to {high:g} become 0 to 255, before the preparation |"]
     lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]

@@ -59,15 +59,20 @@ def describe(
 
 
 def describe_preparation(
-    image_size: tuple[int, int], resize: str, crop_fraction: float, exif_orientation: bool
+    image_size: tuple[int, int],
+    resize: str,
+    crop_fraction: float,
+    exif_orientation: bool,
+    value_range: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """How images are prepared, as the metadata of weights have it."""
+    """Describe how images are prepared, as the metadata of weights have it."""
     return {
         "image_size": list(image_size),
         "resize": resize,
         "crop_fraction": 1.0 if resize == "direct" else crop_fraction,
         "pixel_range": [-1.0, 1.0],
         "exif_orientation": exif_orientation,
+        "value_range": None if value_range is None else list(value_range),
     }
 
 

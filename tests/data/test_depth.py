@@ -1,0 +1,194 @@
+"""Values of more than 8 bits: the range that a file states, and the one that is given."""
+
+import struct
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.data.deep_files import packed, png, pnm, tiff
+from tests.data.test_orientation import UPRIGHT
+from vit_jax.api.images import Images
+from vit_jax.data.crops import Box
+from vit_jax.data.depth import depth_of_file, num_pages
+from vit_jax.data.images import UnreadableImage, decode, plan_crop
+from vit_jax.data.records import Record
+from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
+from vit_jax.data.unreadable import reason_of
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 4096, (7, 9)).astype(np.uint16)  # 12 bits
+GREY[0, :2] = 0, 4095
+RGB = RNG.integers(0, 4096, (7, 9, 3)).astype(np.uint16)
+RGB[0, 0] = 0, 4095, 2047
+SIGNED = GREY.astype(np.int16) - 1000
+UNIT = GREY.astype(np.float32) / 4095
+
+
+def mapped(values, low=0, high=4095):
+    """The definition, in float64, as RGB."""
+    exact = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    pixels = np.rint(exact).astype(np.uint8)
+    return pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)
+
+
+STATED = {
+    "PNG with sBIT": (png(GREY, 12), mapped(GREY)),
+    "PNG in RGB with sBIT": (png(RGB, 12), mapped(RGB)),
+    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 4095)), mapped(GREY)),
+    "TIFF of Motorola with MaxSampleValue": (tiff(GREY, ">", t281=("H", 4095)), mapped(GREY)),
+    "TIFF with a range of another end": (tiff(GREY, t281=("H", 5000)), mapped(GREY, 0, 5000)),
+    "TIFF in RGB with SMaxSampleValue": (tiff(RGB, t341=("H", 4095, 4095, 4095)), mapped(RGB)),
+    "BigTIFF": (tiff(RGB, is_big=True, t281=("H", 4095, 4095, 4095)), mapped(RGB)),
+    "TIFF where white is zero": (tiff(GREY, t262=("H", 0), t281=("H", 4095)), 255 - mapped(GREY)),
+    "TIFF of signed values": (tiff(SIGNED, t340=("H", 0), t341=("H", 3095)), mapped(SIGNED, 0, 3095)),
+    "packed TIFF": (tiff(GREY, bits=12), mapped(GREY)),
+    "packed TIFF where white is zero": (tiff(GREY, ">", bits=12, t262=("H", 0)), 255 - mapped(GREY)),
+    "packed TIFF of 10 bits": (tiff(GREY // 4, bits=10), mapped(GREY // 4, 0, 1023)),
+    "PGM": (pnm(GREY, 4095), mapped(GREY)),
+    "PGM whose values are multiples of 16": (pnm(GREY // 16 * 16, 4095), mapped(GREY // 16 * 16)),
+    "PPM": (pnm(RGB, 4095), mapped(RGB)),
+    "PGM of 4 bits": (pnm(GREY // 273, 15), mapped(GREY // 273, 0, 15)),
+    "TIFF of float32": (tiff(UNIT, t340=("f", 0.25), t341=("f", 1.0)), mapped(UNIT, 0.25, 1)),
+    "TIFF of float32 without a lowest value": (tiff(UNIT, t341=("d", 2.0)), mapped(UNIT, 0, 2)),
+    "TIFF of float32 in RGB": (tiff(RGB.astype(np.float32), t341=("f", 4095, 4095, 4095)), mapped(RGB)),
+    "TIFF of float64": (tiff(UNIT.astype(np.float64), t341=("d", 1.0)), mapped(UNIT, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", STATED)
+def test_the_range_that_a_file_states(kind):
+    file, expected = STATED[kind]
+    np.testing.assert_array_equal(decode(file), expected)
+    planned = plan_crop(file, lambda height, width: Box(1, 2, height - 1, width - 2), (1, 1))
+    np.testing.assert_array_equal(planned(), expected[1:, 2:])
+
+
+TOP = GREY.astype(np.uint32) * 65535 // 4095
+FULL = {
+    "PNG": png(TOP.astype(np.uint16)),
+    "PNG of 12 bits that are not stated": png(GREY),
+    "TIFF": tiff(TOP.astype(np.uint16)),
+    "TIFF of 12 bits that are not stated": tiff(GREY),
+    "TIFF in RGB": tiff(RGB),
+    "TIFF where white is zero": tiff(GREY, t262=("H", 0)),
+    "TIFF that states 16 bits": tiff(GREY, t281=("H", 65535)),
+    "TIFF of signed values": tiff(GREY.astype(np.int16)),
+    "TIFF that states less than there is": tiff(GREY, t281=("H", 255)),
+    "PGM of 16 bits": pnm(GREY, 65535),
+    "PGM of 8 bits": pnm(GREY // 16, 255),
+    # as the PNG specification wants it: values scaled to 16 bits, by a factor or with zeros at the end
+    "PNG with sBIT, scaled": png((GREY << 4 | GREY >> 8).astype(np.uint16), 12),
+    "PNG with sBIT, scaled and dark": png((GREY // 20 << 4).astype(np.uint16), 12),
+    "PNG with sBIT of all bits": png(GREY, 16),
+}
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_all_16_bits_are_converted_as_by_opencv(kind):
+    file = FULL[kind]
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    np.testing.assert_array_equal(decode(file), cv2.imdecode(np.frombuffer(file, np.uint8), flags))
+
+
+GIVEN = {
+    "PNG": (png(GREY), GREY),
+    "PNG in RGB": (png(RGB), RGB),
+    "PNG with sBIT": (png(GREY, 10), GREY),
+    "TIFF": (tiff(GREY), GREY),
+    "TIFF in RGB": (tiff(RGB, ">"), RGB),
+    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 60000)), GREY),
+    "TIFF of signed values": (tiff(GREY.astype(np.int16) - 500), GREY.astype(int) - 500),
+    "TIFF of uint32": (tiff(GREY.astype(np.uint32)), GREY),
+    "TIFF of float32": (tiff(GREY.astype(np.float32)), GREY),
+    "TIFF of float32 with a range": (tiff(GREY.astype(np.float32), t341=("f", 1.0)), GREY),
+    "packed TIFF": (tiff(GREY, bits=12), GREY),
+    "PGM": (pnm(GREY, 4095), GREY),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_the_range_that_is_given_wins(kind):
+    file, values = GIVEN[kind]
+    np.testing.assert_array_equal(decode(file, value_range=(100, 3000.5)), mapped(values, 100, 3000.5))
+
+
+def test_a_range_is_for_more_than_8_bits():
+    for file in (png(GREY.astype(np.uint8)), tiff(GREY.astype(np.uint8)), pnm(GREY // 273, 15)):
+        np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), decode(file))
+
+
+def test_white_is_zero_and_what_is_no_number():
+    values = np.array([[np.nan, np.inf, -np.inf, 0.5]], np.float32)
+    np.testing.assert_array_equal(decode(tiff(values), value_range=(0, 1))[0, :, 0], [0, 255, 0, 128])
+    inverted = decode(tiff(GREY, t262=("H", 0)), value_range=(0, 2000))
+    np.testing.assert_array_equal(inverted, 255 - mapped(GREY, 0, 2000))
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_deep_files_are_turned_upright(orientation):
+    values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16) * 500
+    file = tiff(values, t274=("H", orientation))
+    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(values))
+    upright = mapped(np.array(UPRIGHT[orientation]) * 500)
+    np.testing.assert_array_equal(decode(file, exif_orientation=True, value_range=(0, 4095)), upright)
+
+
+def test_alpha_is_dropped_where_values_are_mapped():
+    transparent = np.dstack([RGB, GREY[..., None]])
+    file = cv2.imencode(".png", transparent[..., [2, 1, 0, 3]])[1].tobytes()
+    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
+    file = tiff(transparent, t262=("H", 2), t338=("H", 2))
+    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
+
+
+@pytest.mark.parametrize("values", [UNIT, GREY.astype(np.uint32), GREY.astype(np.int32)])
+def test_what_needs_a_range_names_the_option(values):
+    with pytest.raises(UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--value_range=0,1"):
+        decode(tiff(values))
+
+
+@pytest.mark.parametrize(
+    ("file", "rule"),
+    [
+        (tiff(UNIT.astype(np.float16)), "floating point of 16 bits"),
+        (tiff(RGB, t284=("H", 2)), "separate planes"),
+        (tiff(RGB[..., :2], t262=("H", 1)), "values that cannot be decoded"),
+        (tiff(GREY)[:60], "cut off"),
+    ],
+)
+def test_values_that_cannot_be_decoded(file, rule):
+    with pytest.raises(UnreadableImage, match=rule):
+        decode(file, value_range=(0, 1))
+
+
+def test_headers_that_are_damaged_state_nothing():
+    for file in (tiff(GREY, bits=12, t281=("H", 4095)), png(GREY, 12), pnm(GREY, 4095), tiff(UNIT, is_big=True)):
+        for size in range(0, 60, 3):
+            depth_of_file(file[:size])
+            assert num_pages(lambda place, count, cut=file[:size]: cut[place : place + count]) == 1
+    endless = bytearray(tiff(GREY))  # its directory is followed by itself
+    (first,) = struct.unpack_from("<I", endless, 4)
+    endless[-4:] = struct.pack("<I", first)
+    assert num_pages(lambda place, size: bytes(endless[place : place + size])) == 1
+
+
+def test_training_evaluation_and_reasons_take_the_range(make_config):
+    record = Record(tiff(UNIT), 0)
+    for crop in ("none", "inception"):
+        config = make_config(
+            image_size=UNIT.shape, train_crop=crop, flip=False, test_resize="direct", value_range=(0.0, 2.0)
+        )
+        if crop == "none":
+            expected = mapped(UNIT, 0, 2)
+            np.testing.assert_array_equal(TrainTransform(config)(record, np.random.default_rng(0)), expected)
+            np.testing.assert_array_equal(build_evaluation_transform(config)(record), expected)
+        assert TrainTransform(config)(record, np.random.default_rng(0)).max() <= 128
+    source = Images(record.image)
+    assert "--value_range=" in reason_of(source, 0, 1.0)
+    assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
+
+
+def test_the_files_of_these_tests_are_packed_as_specified():
+    assert packed(np.array([[0xABC, 0x123], [0xFFF, 0]]), 12) == bytes.fromhex("abc123fff000")
+    assert packed(np.array([[0b1000000001]]), 10) == bytes([0b10000000, 0b01000000])

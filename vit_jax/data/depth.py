@@ -1,0 +1,206 @@
+"""Values of more than 8 bits: what a file states about them, and how they become uint8.
+
+A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or SMaxSampleValue, and by the
+largest value of PGM, PPM and PAM.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from vit_jax.data.headers import PNM_GAP, Read, tiff_directories, tiff_entries
+
+ValueRange = tuple[float, float]
+"""The values that become 0 and 255."""
+
+HEADER_BYTES = 4096  # that hold what is read at once
+_MOST_CHUNKS = 64  # of a PNG, before its pixels
+_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
+_LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
+_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
+_UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
+_TIFF_START = re.compile(rb"II[*+]\0|MM\0[*+]")
+_THUMBNAIL = 1 | 4  # a smaller copy, a mask
+_VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+class Depth(NamedTuple):
+    """What a file states about its values.
+
+    Attributes:
+      bits: of a value as it is stored.
+      stated: the range that the file states; None: all values of these bits, or unknown.
+      is_float: values are floating point.
+      is_inverted: the lowest value is white.
+      form: "TIFF", "PNG" or another, which is not named.
+      problem: why OpenCV cannot decode the values; empty where it can.
+    """
+
+    bits: int
+    stated: ValueRange | None = None
+    is_float: bool = False
+    is_inverted: bool = False
+    form: str = ""
+    problem: str = ""
+
+    @property
+    def needs_range(self) -> bool:
+        """Values cannot be converted without a range."""
+        return self.is_float or self.bits > 16
+
+    def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
+        """Return the range to map: `value_range` for more than 8 bits, else the stated one; None: all 16 bits."""
+        return value_range if value_range is not None and self.bits > 8 else self.stated
+
+
+def depth_of(read: Read) -> Depth | None:
+    """Return the depth of a file whose values may need scaling; None for any other, or a damaged header."""
+    start = read(0, HEADER_BYTES)
+    try:
+        if start.startswith(b"\x89PNG"):
+            return _png(start, read)
+        if _TIFF_START.match(start):
+            return _tiff(next(tiff_directories(read, _OF_TIFF), {}))
+        if re.match(rb"P[2-7]\s", start):
+            return _pnm(start)
+    except (struct.error, ValueError, OverflowError):
+        return None
+    # The depth of JPEG 2000 (SIZ) and AVIF (pixi), by which OpenCV scales.
+    match = re.match(rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)", start, re.DOTALL)
+    if match is None:
+        return None
+    siz = match[1] or match[2]
+    bits = (siz[0] & 127) + 1 if siz else match[3][0]
+    return Depth(bits) if 8 < bits <= 16 else None
+
+
+def depth_of_file(file: bytes) -> Depth | None:
+    """Return the depth of a complete file, as `depth_of`."""
+    return depth_of(lambda place, size: file[place : place + size])
+
+
+def is_deep(file: bytes) -> bool:
+    """Return whether values have more than 8 bits."""
+    depth = depth_of_file(file)
+    return depth is not None and depth.bits > 8
+
+
+def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
+    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where OpenCV cannot decode them.
+
+    Raises:
+      cv2.error: the file states more pixels than OpenCV takes.
+    """
+    if depth.form != "TIFF":
+        return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
+    # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
+    values: Any = cv2.imdecode(np.frombuffer(_black_is_zero(file), np.uint8), cv2.IMREAD_UNCHANGED)
+    if values is None or values.dtype == np.uint8:
+        return None
+    values = values[..., 2::-1] if values.ndim == 3 else values
+    return values >> (16 - depth.bits) if depth.bits < 16 else values  # packed values come scaled to 16 bits
+
+
+def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
+    """Map a range linearly to 0..255, rounded and clipped, as uint8; NaN becomes 0."""
+    low, high = value_range
+    scaled: Any = values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    np.nan_to_num(scaled, copy=False, nan=0.0)
+    pixels: np.ndarray = np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
+    return 255 - pixels if depth.is_inverted else pixels
+
+
+def contradicts(values: np.ndarray, depth: Depth) -> bool:
+    """Return whether 16-bit integers contradict the range that the file states: they are larger, or scaled up.
+
+    The PNG specification wants values scaled to all 16 bits, with sBIT for what they were before. Some programs write
+    sBIT and do not scale.
+    """
+    if depth.stated is None or depth.bits != 16 or depth.is_float:
+        return False
+    if values.max(initial=0) > depth.stated[1]:
+        return True
+    unused = 16 - int(depth.stated[1]).bit_length()
+    return depth.form == "PNG" and not (values & ((1 << unused) - 1)).any()
+
+
+def num_pages(read: Read, most: int = 1000) -> int:
+    """Count the pages of a TIFF without smaller copies, up to `most`; 1 for any other file."""
+    if not _TIFF_START.match(read(0, 4)):
+        return 1
+    pages = 0
+    try:
+        for tags in tiff_directories(read, frozenset((_SUBFILE,))):
+            pages += not int(tags.get(_SUBFILE, (0,))[0]) & _THUMBNAIL
+            if pages == most:
+                break
+    except (struct.error, ValueError, OverflowError):
+        pass  # the pages before the damage
+    return max(pages, 1)
+
+
+def _png(start: bytes, read: Read) -> Depth | None:
+    bits, colours = struct.unpack_from("2B", start, 24)
+    if bits != 16:
+        return None
+    place = 33
+    for _ in range(_MOST_CHUNKS):
+        size, kind = struct.unpack(">I4s", read(place, 8))
+        if kind == b"IDAT":
+            break
+        if kind == b"sBIT":
+            used = max(read(place + 8, min(size, 3 if colours & 2 else 1)), default=0)
+            return Depth(16, (0, 2**used - 1) if 0 < used < 16 else None, form="PNG")
+        place += size + 12
+    return Depth(16, form="PNG")
+
+
+def _pnm(start: bytes) -> Depth | None:
+    if start.startswith(b"P7"):
+        match = re.search(rb"\nMAXVAL\s+(\d{1,9})\s", start.partition(b"ENDHDR")[0])
+    else:
+        match = re.match(rb"P[2356](?:%b+\d{1,20}){2}%b+(\d{1,9})\s" % (PNM_GAP, PNM_GAP), start)
+    most = int(match[1]) if match else 0
+    if 255 < most <= 65535:
+        return Depth(16, (0, most) if most < 65535 else None)
+    is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
+    return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
+
+
+def _tiff(tags: Mapping[int, tuple[float, ...]]) -> Depth | None:
+    bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
+    form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
+    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+        return None
+    low, is_float = 0.0, form == _FLOAT
+    if form != _UNSIGNED:
+        low = min(tags.get(_S_SMALLEST, (0.0,)))
+    high = max(tags.get(_S_LARGEST, tags.get(_LARGEST, (math.nan,))))
+    full = 2**bits - 1
+    if not is_float and not high < full:
+        high = full if bits < 16 else math.nan
+    stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
+    problem = ""
+    if is_float and bits not in (32, 64):
+        problem = f"floating point of {bits} bits"
+    elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
+        problem = "colours in separate planes"
+    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
+
+
+def _black_is_zero(file: bytes) -> bytes:
+    """Return the same TIFF with black at its lowest value: OpenCV inverts some depths and not others."""
+    changed = None
+    for tag, layout, place in tiff_entries(file):
+        if tag == _PHOTOMETRIC and struct.unpack_from(layout, file, place) == (_WHITE_IS_ZERO,):
+            changed = bytearray(file) if changed is None else changed
+            struct.pack_into(layout, changed, place, _BLACK_IS_ZERO)
+    return file if changed is None else bytes(changed)
