@@ -12,7 +12,9 @@ import sys
 import numpy as np
 import pytest
 
+from tests.data.deep_files import png, tiff
 from tests.inference.samples import (
+    DIRECT,
     NAMES,
     SEVEN,
     logits_of,
@@ -240,6 +242,31 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
         given = (f"--{name}={value}" for name, value in preparation.items())
         assert run(*words, *given, "--overwrite")[0] == 0
         assert preparation.items() <= json.loads((here / "p.json").read_text())["preprocessing"].items()
+
+
+def test_values_of_more_than_8_bits(here):
+    """The range of training is that of predict, unless another is given; without either a note counts the files."""
+    values = sample_pixels(1)[0].astype(np.uint16) * 16 + 3  # of 12 bits
+    (here / "deep.tif").write_bytes(tiff(values))
+    (here / "stated.png").write_bytes(png(values, 12))
+    (here / "float.tif").write_bytes(tiff(values.astype(np.float32), pages=2))
+    files = ("deep.tif", "stated.png", "float.tif")
+    save_weights(sample_weights(), here / "w.npz", "released")
+    save_weights(sample_weights(preprocessing=DIRECT | {"value_range": [0.0, 4095.0]}), here / "deep.npz", "released")
+    pixels = np.rint(values * (255 / 4095)).astype(np.uint8)
+    expected = pytest.approx(softmax(logits_of(from_weights(sample_weights()).module, [pixels]))[0], abs=1e-6)
+    for weights, option in (("deep.npz", []), ("w.npz", ["--value_range=0,4095"])):
+        code, out, err = run("predict", weights, *files, "--json", "--top=9", *option)
+        assert (code, err) == (0, "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n")
+        assert all(probabilities(record, NAMES) == expected for record in json.loads(out))
+    code, out, err = run("predict", "w.npz", *files, "--json", "--top=9")
+    dark, stated, unread = json.loads(out)
+    assert code == 1
+    assert probabilities(stated, NAMES) == expected != probabilities(dark, NAMES)
+    assert "--value_range=0,1" in unread["error"]
+    assert "note: 1 of 3 checked files have 16 bits" in err
+    assert "--value_range=0,4095 for 12-bit data" in err
+    assert "--value_range=4095,0" in fails("predict", "w.npz", "deep.tif", "--value_range=4095,0")
 
 
 def test_numbers_that_stand_for_names_are_told(here):

@@ -101,7 +101,8 @@ def read_view(
 def _open(given: str, split: str | None, data_dir: str | None, model: Model, num_images: int) -> Source:
     is_data = given in (*RELEASED, "digits") or ":" in given
     if is_data and not os.path.exists(os.path.expanduser(given)):
-        source = open_split(given, split, PairChoice(data_dir=data_dir), model.training)
+        choice = PairChoice(data_dir=data_dir, value_range=model.require_transform().value_range)
+        source = open_split(given, split, choice, model.training)
         return SubsetSource(source, spread(len(source), num_images))
     if idle := [f"--{name}" for name, value in (("split", split), ("data_dir", data_dir)) if value is not None]:
         raise ValueError(f"{', '.join(idle)}: without effect on files, --images={given}; leave it out.")

@@ -77,7 +77,8 @@ def look_at_data(
     data, found, notes = weights.training.data, dict[str, Any](), list[str]()
     try:
         if model.architecture.num_classes:
-            labelled = open_labelled(data, weights, SplitChoice(data_dir=data_dir))
+            values = model.require_transform().value_range
+            labelled = open_labelled(data, weights, SplitChoice(data_dir=data_dir, value_range=values))
             evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)
             found["evaluation"] = evaluate(labelled, None)
         found["view"] = read_view(model, data, data_dir=data_dir)

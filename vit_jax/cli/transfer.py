@@ -234,6 +234,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         choice = PairChoice(
             **{name: options.get(name) for name in _SIDES if name != "classes"},
             classes=tuple(filter(None, options.get("classes", "").split(","))),
+            value_range=transform.value_range,
         )
         yield extractor, choice, weights
 

@@ -128,7 +128,7 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
     if "report" in options:
         require_drawing()
     model, weights = load_placed_model(options)
-    opened, absent = _open_evaluated(options, weights)
+    opened, absent = _open_evaluated(options, model, weights)
     evaluate = make_evaluate(model, **numbers)
     found = {}
     for name, labelled in opened.items():
@@ -151,8 +151,10 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
         _write_csv(table, evaluation.to_csv())
 
 
-def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
-    """The images by name, "" of a dataset that stands alone; and how those that are not there are made."""
+def _open_evaluated(
+    options: Mapping[str, str], model: "Model", weights: "Weights"
+) -> "tuple[dict[str, Labelled], dict[str, str]]":
+    """Return the images by name, "" of a dataset that stands alone; and how those that are not there are made."""
     from vit_jax.inference.imagenet.sets import is_family, open_family
     from vit_jax.inference.labelled import SplitChoice, open_labelled
 
@@ -174,6 +176,7 @@ def _open_evaluated(options: Mapping[str, str], weights: "Weights") -> "tuple[di
         seed=whole(options, "seed") if "seed" in options else None,
         holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
         data_dir=data_dir,
+        value_range=model.require_transform().value_range,
     )
     return {"": open_labelled(data, weights, choice)}, {}
 
@@ -224,11 +227,14 @@ def predict(given: Given) -> None:
 
     images = list_images(paths)
 
+    from vit_jax.data.survey import survey
     from vit_jax.evals.multilabel import THRESHOLD
     from vit_jax.hosts import exits
     from vit_jax.inference.predict import predict, to_csv, to_json, to_table
 
     model = _readable(*open_model(options))
+    for line in survey(images, model.require_transform().value_range, "--value_range"):
+        print(f"note: {line}", file=sys.stderr)
     if threshold is not None and not model.is_multilabel:
         raise UsageError(f"--threshold={threshold:g}: an image has one class of {model.source}; use --top=N.")
     usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)

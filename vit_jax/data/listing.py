@@ -20,7 +20,8 @@ from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source, class_sizes, few
-from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
+from vit_jax.data.subset import SubsetSource, hold_out, hold_out_as_then, part_of
+from vit_jax.data.survey import survey
 
 _MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # in the place of one that is not there
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
@@ -131,6 +132,7 @@ def open_listing(
         source = _open_split(listing, whole, named)
     else:
         source = _open_flat(listing, whole, named, seed, held_then or {})
+    _warn_of_losses(listing, source, config)
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
 
 
@@ -212,6 +214,15 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
         )
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
+
+
+def _warn_of_losses(listing: Listing, source: Source, config: InputConfig) -> None:
+    """Warn of files that lose bits or pages; of a list without splits look at all of it, for one warning."""
+    while isinstance(source, SubsetSource):
+        source = source.source
+    names = (source.name_of(index) for index in range(len(source)))
+    for line in survey(names, config.value_range, "input.value_range"):
+        warn_once(f"{listing.path}: {line}")
 
 
 def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class SplitChoice:
     seed: int | None = None  # of the hold-out of files without splits
     holdout_fraction: float | None = None  # of every class of such files
     data_dir: str | None = None  # where TFDS keeps prepared datasets
+    value_range: tuple[float, float] | None = None  # of the model's preparation: with it, deep files need no warning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +95,7 @@ def open_labelled(data: str, weights: Weights, choice: SplitChoice | None = None
         data_dir=choice.data_dir,
         classes=how.classes if choice.classes is None else choice.classes,
         holdout_fraction=how.holdout_fraction,
+        value_range=choice.value_range,
     )
     opened = open_source(data, split, config, how.seed, how.held_up_to)
     if how.held_up_to and _has_changed(opened, how):

@@ -39,6 +39,7 @@ class PairChoice:
     test_split: str | None = None
     classes: tuple[str, ...] = ()
     data_dir: str | None = None
+    value_range: tuple[float, float] | None = None  # of the preparation: with it, deep files need no warning
 
 
 class Pair(NamedTuple):
@@ -111,5 +112,6 @@ def _how(
         data_dir=choice.data_dir,
         classes=choice.classes,
         holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
+        value_range=choice.value_range,
     )
     return known.data, config, then.seed if then else 0, then.held_up_to if then else {}

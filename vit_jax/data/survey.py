@@ -1,0 +1,63 @@
+"""Warnings about image files that lose bits or pages when they are read, from the headers of some of them."""
+
+import functools
+import os
+from collections.abc import Iterable
+
+from vit_jax.data.depth import HEADER_BYTES, ValueRange, depth_of, num_pages
+
+MOST_FILES = 256
+_CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
+
+
+def survey(paths: Iterable[str], value_range: ValueRange | None, option: str) -> list[str]:
+    """Return warnings about values and pages that are lost when files are read, with counts.
+
+    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of such formats.
+
+    Args:
+      paths: of all files.
+      value_range: the range that the user gives; with it no values are lost.
+      option: the name of its option in messages, such as "input.value_range".
+    """
+    paths = [path for path in paths if path.lower().endswith(_CAN_BE_DEEP)]
+    count = min(len(paths), MOST_FILES)
+    headers = [_header_of(paths[k * len(paths) // count]) for k in range(count)]
+    silent = sum(kind == "silent" for kind, _ in headers) if value_range is None else 0
+    unknown = sum(kind == "unknown" for kind, _ in headers) if value_range is None else 0
+    pages = [number for _, number in headers if number > 1]
+    lines = []
+    if silent:
+        lines.append(
+            f"{silent:,} of {count:,} checked files have 16 bits and state no other depth: values are divided by 256. "
+            f"Pass {option}=0,4095 for 12-bit data."
+        )
+    if unknown:
+        lines.append(
+            f"{unknown:,} of {count:,} checked files have floating-point or 32-bit values and state no range: they "
+            f"cannot be read. Pass {option}=0,1 for values from 0 to 1."
+        )
+    if pages:
+        of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
+        lines.append(f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.")
+    return lines
+
+
+@functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
+def _header_of(path: str) -> tuple[str, int]:
+    """Return the number of pages, after "silent" or "unknown" for values that are cut or cannot be read, or ""."""
+    try:
+        if not os.path.isfile(path):
+            return "", 1
+        with open(path, "rb", buffering=HEADER_BYTES) as file:
+
+            def read(place: int, size: int) -> bytes:
+                file.seek(place)
+                return file.read(size)
+
+            depth, pages = depth_of(read), num_pages(read)
+    except OSError:
+        return "", 1
+    if depth is None or depth.stated is not None:
+        return "", pages
+    return "unknown" if depth.needs_range else "silent" if depth.bits == 16 else "", pages
