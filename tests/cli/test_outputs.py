@@ -15,6 +15,7 @@ OUTPUTS = {  # by verb, the words before the output, and the options that name a
     "evaluate": ([WEIGHTS, "--data=digits"], ["csv=a.csv", "report=a/"]),
     "predict": ([WEIGHTS, "."], ["csv=a.csv"]),
     "export": ([WEIGHTS, "--to=stablehlo"], ["output=a.stablehlo"]),
+    "probe": ([WEIGHTS, "--data=digits"], ["output=a/"]),
     "features": ([WEIGHTS, "--data=digits"], ["output=a.npz"]),
     "plot": (["no-such-run"], ["output=a.png"]),
     "report": (["no-such-run"], ["output=a.html"]),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_placed_model
-from vit_jax.cli.outputs import output_file
+from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, positive, value_range, whole, wholes
@@ -95,7 +95,6 @@ def fewshot(given: Given) -> None:
     }
     | _ON_PAIRS,
     "ViT-B_16.npz --data=cifar100",
-    "runs/mine --data=digits --method=least_squares",
     "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe",
 )
 def probe(given: Given) -> None:
@@ -109,6 +108,8 @@ def probe(given: Given) -> None:
     output = options.get("output")
     if output is not None:
         _require_classifier(options)
+
+        (output_file if pathlib.Path(output).suffix else output_folder)(output)
 
         from vit_jax.weights.saving import require_destination
 

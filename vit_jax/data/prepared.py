@@ -31,7 +31,7 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
 
     An image whose short side is not longer than `short_side`, that has more than 8 bits, or that cannot be decoded, is
     copied unchanged. Of a larger one, each new pixel is the average over its area, and the file is a JPEG whatever its
-    name. It keeps the orientation that its Exif data state. A file that cannot be opened is skipped; a warning names it.
+    name. It keeps the orientation that its Exif data state. Files that cannot be opened are skipped and named.
 
     Returns:
       How many images this call made smaller, copied, and could not open: "reduced", "copied" and "unreadable".

@@ -1,10 +1,10 @@
 """Warnings about image files that lose bits or pages when they are read, from the headers of some of them."""
 
 import functools
-import os
 from collections.abc import Iterable
 
-from vit_jax.data.depth import HEADER_BYTES, ValueRange, depth_of, num_pages
+from vit_jax.data.depth import ValueRange, depth_of, num_pages
+from vit_jax.files import open_regular
 
 MOST_FILES = 256
 _CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
@@ -47,16 +47,14 @@ def survey(paths: Iterable[str], value_range: ValueRange | None, option: str) ->
 def _header_of(path: str) -> tuple[str, int]:
     """Return the number of pages, after "silent" or "unknown" for values that are cut or cannot be read, or ""."""
     try:
-        if not os.path.isfile(path):
-            return "", 1
-        with open(path, "rb", buffering=HEADER_BYTES) as file:
+        with open_regular(path) as file:
 
             def read(place: int, size: int) -> bytes:
                 file.seek(place)
                 return file.read(size)
 
             depth, pages = depth_of(read), num_pages(read)
-    except OSError:
+    except (OSError, ValueError):  # also a pipe or a device
         return "", 1
     if depth is None or depth.stated is not None:
         return "", pages
