@@ -8,6 +8,7 @@ import numpy as np
 from tests.data.deep_files import png, pnm, tiff
 from vit_jax.data.sources import open_source
 from vit_jax.data.survey import MOST_FILES, survey
+from vit_jax.files import open_regular
 
 GREY = np.arange(63, dtype=np.uint16).reshape(7, 9) * 65  # 12 bits
 UNIT = GREY.astype(np.float32) / 4095
@@ -52,7 +53,7 @@ def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):
     sizes, opened = [], []
 
     def open_counted(path):
-        file = open(path, "rb")
+        file = open_regular(path)
         opened.append(path)
 
         class Counted:
