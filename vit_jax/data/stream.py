@@ -22,7 +22,7 @@ from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 _ORDER, _AUGMENTATION = 0, 1  # the purpose of random numbers; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
 _FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than computing it
-_FEW_TO_SHUFFLE = 1024  # below, grain's `index_shuffle` is slow: 16 ms divided by the number of elements, for each call
+_FEW_TO_SHUFFLE = 512  # below, grain's `index_shuffle` is slow: 16 ms divided by the number of elements, for each call
 _NUM_CACHED = 4096  # orders, up to 8 MiB, and keys; where classes are more, an order is made in about 30 us
 
 
