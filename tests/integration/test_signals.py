@@ -44,9 +44,13 @@ def files_below(*folders):
     return sorted(str(path) for folder in folders for path in folder.rglob("*"))
 
 
-def stop(number, call, words, place):
-    """Send a signal to a verb that is held at a call, check how it ends; return what it had written when it came."""
-    process = commands.start_held_at(call, words, place, TMPDIR=str(place / "scratch"), TQDM_DISABLE="1")
+def stop(number, call, words, place, after=0):
+    """Send a signal to a verb that is held at a call, check how it ends; return what it had written when it came.
+
+    So many calls pass before.
+    """
+    environment = {"TMPDIR": str(place / "scratch"), "TQDM_DISABLE": "1", "HELD_AFTER": str(after)}
+    process = commands.start_held_at(call, words, place, **environment)
     written = files_below(place)
     process.send_signal(number)
     (outcome,) = commands.finish([process])
@@ -55,10 +59,16 @@ def stop(number, call, words, place):
 
 
 VERBS = {  # the call at which temporary files are there, the words
-    "features": ("numpy:save", ["features", "W", "D", "--cache=none", "--output=O/features.npz"]),
-    "features to a cache": ("numpy:save", ["features", "W", "D", "--cache=O", "--output=O/features.npz"]),
+    "features": (
+        "numpy.lib.format:write_array_header_1_0",
+        ["features", "W", "D", "--cache=none", "--output=O/features.npz"],
+    ),
+    "features to a cache": (
+        "numpy.lib.format:write_array_header_1_0",
+        ["features", "W", "D", "--cache=O", "--output=O/features.npz"],
+    ),
     "features, as they are written": ("os:fsync", ["features", "W", "D", "--cache=none", "--output=O/features.npz"]),
-    "fewshot": ("numpy:save", ["fewshot", "W", "D", "--shots=1", "--cache=none"]),
+    "fewshot": ("numpy.lib.format:write_array_header_1_0", ["fewshot", "W", "D", "--shots=1", "--cache=none"]),
     "evaluate": ("os:fsync", ["evaluate", "W", "D", "--report=O/report"]),
     "predict": ("os:fsync", ["predict", "W", "images", "--csv=O/table.csv"]),
     "convert": ("os:fsync", ["convert", "W", "O/weights.npz"]),
@@ -94,7 +104,7 @@ def test_a_copy_of_a_folder_is_marked_as_unfinished(place, number):
     write_classes(place / "images", np.arange(count) % 7, sample_pixels(count, size=(64, 64)))
     copy = place / "output" / "copy"
     words = ["prepare", f"folder:{place / 'images'}", "--short_side=16", f"--output={copy}"]
-    stop(number, "cv2:imencode", words, place)
+    stop(number, "cv2:imencode", words, place, after=20)  # when all threads have long been started
     assert 0 < len(list(copy.rglob("*.png"))) < count
     assert list(copy.rglob(".*")) == []
     refused = commands.run(["evaluate", "w", f"--data=folder:{copy}"])

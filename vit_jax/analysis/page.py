@@ -148,8 +148,9 @@ def _results(report: Report) -> Iterator[str]:
 
 def _note_on_mixup(run: RunLog) -> Iterator[str]:
     """Explain the training accuracy of a run with mixup."""
-    alpha = run.config["input"].get("mixup_alpha")
-    if alpha and "train_accuracy" in run.metrics():
+    inputs = run.config.get("input")
+    alpha = inputs.get("mixup_alpha") if isinstance(inputs, dict) else None
+    if isinstance(alpha, int | float) and alpha > 0 and "train_accuracy" in run.metrics():
         yield (
             "<p>The training accuracy is low and uneven because it is measured on images that mixup blends with others "
             f"(input.mixup_alpha={_text(alpha)}). Compare test accuracies instead.</p>"

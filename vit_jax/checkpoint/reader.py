@@ -138,12 +138,22 @@ class CheckpointReader:
         digest = metadata.pop(METADATA_DIGEST, None)
         if digest is not None and digest != metadata_digest(metadata):
             raise DamagedCheckpoint(folder, f"other bytes than were written in {METADATA}")
-        self._described[step] = {DIGESTS: {}} | mark_stored(metadata, str(folder), self._allowed)
+        if not _are_digests(metadata.setdefault(DIGESTS, {})):
+            raise DamagedCheckpoint(folder, f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+        self._described[step] = mark_stored(metadata, str(folder), self._allowed)
         return self._described[step]
 
 
 class _OtherModel(ValueError):
     """A checkpoint that is not damaged but does not hold what is asked for."""
+
+
+def _are_digests(value: Any) -> bool:
+    """Return whether a value of the metadata is a digest (or None) by item and array."""
+    return isinstance(value, dict) and all(
+        isinstance(leaves, dict) and all(type(digest) in (int, type(None)) for digest in leaves.values())
+        for leaves in value.values()
+    )
 
 
 def metadata_digest(metadata: Mapping[str, Any]) -> str:
