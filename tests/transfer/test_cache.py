@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import pytest
 
 from vit_jax.files import WriteError
 from vit_jax.train.lock import FILE, WorkdirLock
-from vit_jax.transfer.cache import STALE_SECONDS, Entry, write_rows
+from vit_jax.transfer.cache import RECORD, STALE_SECONDS, Entry, write_rows
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -101,6 +102,76 @@ def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monk
     assert calls
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert os.listdir(tmp_path) == ["entry"]
+
+
+def hostile(content):
+    """Damage of an array file whose record has the digest of the damaged file."""
+
+    def damage(folder):
+        (folder / "a.npy").write_bytes(content)
+        record = json.loads((folder / RECORD).read_text())
+        record["arrays"]["a.npy"]["sha256"] = hashlib.sha256(content).hexdigest()
+        (folder / RECORD).write_text(json.dumps(record))
+
+    return damage
+
+
+def array_file(header):
+    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+
+
+DAMAGE = {
+    "nested record": lambda folder: (folder / RECORD).write_text("[" * 500_000),
+    "empty array": hostile(b""),
+    "archive": hostile(b"PK\x05\x06" + bytes(18)),
+    "header that does not end": hostile(array_file(b"(")),
+    "shape that is too large": hostile(
+        array_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30))
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_no_content_is_an_error(tmp_path, damage):
+    entry = entry_in(tmp_path)
+    write(entry)
+    damage(entry.folder)
+    assert entry.find() is None
+    write(entry)
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+
+
+def make_link(path):
+    target = path.parent.with_name("target")
+    target.mkdir()
+    (target / "kept").touch()
+    path.symlink_to(target)
+
+
+NO_FOLDERS = {"file": lambda path: path.touch(), "pipe": os.mkfifo, "link": make_link}
+
+
+@pytest.mark.parametrize("name", ["entry", ".unfinished_old"])
+@pytest.mark.parametrize("make", NO_FOLDERS.values(), ids=NO_FOLDERS)
+def test_what_is_no_folder_is_replaced_or_removed(tmp_path, make, name):
+    """A pipe is not waited for, and what a link leads to stays."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    make(cache / name)
+    for path in (cache / name, tmp_path / "target"):
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path, (0, 0))
+    entry = entry_in(cache)
+    write(entry)
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert os.listdir(cache) == ["entry"]
+    assert make is not make_link or os.listdir(tmp_path / "target") == ["kept"]
+
+
+def test_a_cache_behind_a_link_is_made(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
+    write(entry_in(tmp_path / "link"))
+    assert os.listdir(tmp_path / "disk" / "cache") == ["entry"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -198,7 +198,7 @@ def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> boo
         return has_ended
     newest = 0.0
     for path in (folder, folder / FILE):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             newest = max(newest, path.stat().st_mtime)
     return now - newest > expiry_seconds
 

@@ -13,19 +13,20 @@ import os
 import pathlib
 import secrets
 import shutil
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.files import WriteError, first_line, open_regular, printable, read_bounded
+from vit_jax.files import WriteError, first_line, make_folder, open_regular, parse_json, printable, read_bounded
 from vit_jax.train.lock import WorkdirLock, is_abandoned
 
 RECORD = "about.json"
 STALE_SECONDS = 24 * 3600.0  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
 _UNFINISHED = ".unfinished_"
 _MOST_RECORD_BYTES = 2**20
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, OverflowError, tokenize.TokenError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Entry:
         Raises:
           ValueError, OSError, KeyError, TypeError: a file is missing or not as recorded.
         """
-        record = json.loads(read_bounded(folder / RECORD, _MOST_RECORD_BYTES))
+        record = parse_json(read_bounded(folder / RECORD, _MOST_RECORD_BYTES))
         if record["about"] != json.loads(self.about):
             raise ValueError(f"{RECORD} describes other arrays")
         return {file: self._read_array(folder / file, record["arrays"][file]) for file in self.files}
@@ -82,9 +83,9 @@ class Entry:
         """
         try:
             cache = self.folder.parent
-            cache.mkdir(parents=True, exist_ok=True)
-            unfinished = _unfinished(cache)
-            unfinished.mkdir()  # not by tempfile, which would hide it from other users of a shared cache
+            with make_folder(cache):
+                unfinished = _unfinished(cache)
+                unfinished.mkdir()  # not by tempfile, which would hide it from other users of a shared cache
             try:
                 with WorkdirLock(unfinished):
                     _remove_abandoned(cache, now=unfinished.stat().st_mtime)
@@ -112,14 +113,14 @@ class Entry:
             if not os.path.lexists(self.folder):
                 raise
         finally:
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
 
     def _read_array(self, path: pathlib.Path, expected: Mapping[str, Any]) -> np.ndarray:
         with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != expected["sha256"]:
             raise ValueError(f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")
         if [array.dtype.name, list(array.shape)] != [expected["dtype"], expected["shape"]]:
             raise ValueError(f"{path.name} has the shape {array.shape} and the dtype {array.dtype}, not as recorded")
         if len(array) != self.num_rows:
@@ -166,5 +167,15 @@ def _unfinished(cache: pathlib.Path) -> pathlib.Path:
 def _remove_abandoned(cache: pathlib.Path, now: float) -> None:
     """Remove unfinished folders of processes that were killed; `now` is a time of the cache's file system."""
     for folder in cache.glob(f"{_UNFINISHED}*"):
-        if is_abandoned(folder, now, STALE_SECONDS):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # of what another user or process has removed or does not show
+            if is_abandoned(folder, now, STALE_SECONDS):
+                _remove(folder)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Remove a folder with its content, or a link, file or pipe in its place; `shutil.rmtree` would wait for a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
