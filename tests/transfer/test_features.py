@@ -48,6 +48,10 @@ def folder_source(tmp_path):
     """The training images of a folder of two splits."""
     for split in ("train", "test"):
         write_classes(tmp_path / "images" / split, LABELS, PIXELS)
+    return folder_again(tmp_path)
+
+
+def folder_again(tmp_path):
     return open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
 
 
@@ -92,6 +96,21 @@ def test_computed_anew_when_anything_changes(tmp_path):
     changed = extractor(cache).extract(source)
     assert kept() == 4
     assert changed.hash_N[3] == changed.hash_N[[source.name_of(i).endswith("00.png") for i in range(13)]][0]
+
+
+def test_files_of_equal_size_and_time_that_change_places(tmp_path):
+    source, cache = folder_source(tmp_path), tmp_path / "cache"
+    first, second = (pathlib.Path(source.name_of(i)) for i in (0, 5))
+    longest = max(path.stat().st_size for path in (first, second))
+    for path in (first, second):
+        path.write_bytes(path.read_bytes().ljust(longest, b"\0"))  # decoders ignore what follows an image
+        os.utime(path, ns=(1, 1))
+    before = extractor(cache).extract(folder_again(tmp_path)).hash_N
+    first.rename(tmp_path / "other")
+    second.rename(first)
+    (tmp_path / "other").rename(second)
+    after = extractor(cache).extract(folder_again(tmp_path)).hash_N
+    assert [after[0], after[5]] == [before[5], before[0]] != [before[0], before[5]]
 
 
 def test_other_parts_and_copies_of_a_dataset_have_features_of_their_own(data_dir, tmp_path):
@@ -225,6 +244,8 @@ def test_unreadable_images(tmp_path):
     assert list((tmp_path / "cache").iterdir()) == []  # nothing unfinished stays
     found = extractor(tmp_path / "cache", max_unreadable=1).extract(source)
     assert np.flatnonzero(~found.is_read_N).tolist() == [5]
+    with rejects("--max_unreadable", "0.*png"):
+        extractor(tmp_path / "cache").extract(source)  # also where features are kept
     written = write_features(tmp_path / "f.npz", found, source)
     assert written["features"] == "12 x 16 float32"
     with np.load(tmp_path / "f.npz") as arrays:

@@ -49,12 +49,16 @@ class FileSource(Source):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        """A digest of the name of each file, its size, and when it was changed."""
+        """A digest of the name and size of each file and of the times when its content and its inode were changed.
+
+        The second time changes too when another file of the same size and time of change takes its name.
+        """
         digest = hashlib.sha256(os.fsencode(self.root))
         for index in range(len(self)):
             try:
                 found = os.stat(self.name_of(index))
-                digest.update(b"\0%b %d %d" % (self.key_of(index), found.st_size, found.st_mtime_ns))
+                times = found.st_mtime_ns, found.st_ctime_ns
+                digest.update(b"\0%b %d %d %d" % (self.key_of(index), found.st_size, *times))
             except OSError:
                 digest.update(b"\0%b unreadable" % self.key_of(index))
         return digest.hexdigest()

@@ -95,7 +95,8 @@ class TfdsSource(Source):
     @property
     def origin(self) -> str:
         stats = [(name, os.stat(name)) for name in self._files]
-        return f"{self.split} of {[(name, found.st_size, found.st_mtime_ns) for name, found in stats]}"
+        facts = [(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns) for name, found in stats]
+        return f"{self.split} of {facts}"
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:

@@ -82,6 +82,8 @@ class Extractor:
         folder = self.cache / hashlib.sha256(about.encode()).hexdigest()[:32]
         entry = Entry(folder=folder, about=about, files=_FILES, num_rows=len(source))
         arrays = entry.find()
+        if arrays is not None and (~arrays[_IS_READ]).sum() > self.max_unreadable:
+            arrays = None  # kept under a higher limit: read those images again, to name them
         if "no" in hosts.gather("no" if arrays is None else "yes"):  # computing takes all processes
             with entry.new_folder() as unfinished:
                 self._compute(source, entry, unfinished)
