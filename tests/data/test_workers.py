@@ -1,11 +1,13 @@
 """How many workers, and that none outlives a killed run."""
 
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,18 @@ def test_too_little_shared_memory(tmp_path):
         choose_parallelism(2, batch_bytes=2**60, folder=tmp_path)
     assert choose_parallelism(0, 1, batch_bytes=2**60, folder=tmp_path) == (0, 1)
     assert choose_parallelism(2, 1, batch_bytes=2**60, folder=tmp_path / "absent") == (2, 1)
+
+
+def test_workers_import_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "multiprocessing.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # as if it were not set
+    worker = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    starter = types.SimpleNamespace(start_prefetch=worker.start)
+    workers.start_workers(types.SimpleNamespace(_prefetch_ds_iter=starter))
+    worker.join()
+    assert worker.exitcode == 0
+    assert os.listdir() == ["multiprocessing.py"]
 
 
 def test_workers_load_no_jax_of_ours():

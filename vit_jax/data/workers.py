@@ -65,9 +65,14 @@ def available_cores() -> int:
 
 
 def start_workers(batches: Any) -> None:
-    """Starts the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves."""
+    """Start the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves.
+
+    They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
+    Python's path of this process is passed on to the workers, so that they find what it has imported.
+    """
     if (starter := getattr(batches, "_prefetch_ds_iter", None)) is None:
         return
+    os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
     resource_tracker.ensure_running()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
