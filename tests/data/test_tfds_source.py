@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import pickle
 import shutil
@@ -16,15 +17,18 @@ import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 from tests.rejections import rejects
-from vit_jax.data import digits, images
+from vit_jax.data import (
+    digits,
+    images,
+    tfds_source,
+)
 from vit_jax.data.sources import open_source
-from vit_jax.data.tfds_source import prepare
+from vit_jax.data.tfds_source import open_tfds, prepare
 
 SCRIPT = """
 import sys
 import numpy as np
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import pipeline, placement, sources, stream, tfds_source, transforms, unreadable, workers
 
 if __name__ == "__main__":
     config = InputConfig(train_split="train[:90%]", test_split="test", image_size=(8, 8), data_dir=sys.argv[1])
@@ -186,7 +190,6 @@ def test_unknown_split_lists_the_known(data_dir, make_config, split, rule):
 
 @pytest.mark.parametrize("name", ["kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"])
 def test_no_namespace_for_which_tfds_downloads_code(name, monkeypatch):
-    from vit_jax.data import tfds_source
 
     monkeypatch.setattr(tfds_source.tfds, "builder", None)
     with pytest.raises(ValueError, match=rf"^data='tfds:{name}': TFDS downloads and runs code for a namespace\."):
@@ -197,3 +200,26 @@ def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with rejects("input.data_dir", "cannot be written.*--data_dir=FOLDER"):
         digits.prepare(str(tmp_path / "file" / "data"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["some/config=FOLDER,version=1.0.0", "some/config=FOLDER", "some/..:1.0.0", "some/a/file_format=x", "../some"],
+)
+def test_no_arguments_that_lead_tfds_to_another_folder(name, tmp_path):
+    """TFDS imports what the files of a prepared dataset name, and weights of others may state the name."""
+    folder = tmp_path / "theirs"
+    for place in (folder, folder / "1.0.0"):
+        place.mkdir()
+        (place / "dataset_info.json").write_text(json.dumps({"name": "some", "version": "1.0.0"}))
+        (place / "features.json").write_text(json.dumps({"pythonClassName": "this.Feature"}))
+    sys.modules.pop("this", None)
+    with pytest.raises(ValueError, match=r"^data='tfds:.*': must be a name\."):
+        open_tfds(name.replace("FOLDER", str(folder)), "train", str(tmp_path))
+    assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["some", "some:1.0.2", "some:1.*.*", "some/a-b+c.d", "some/a.1:1.0.0", "SomeName"])
+def test_names_of_tfds_are_looked_for(name, tmp_path):
+    with pytest.raises(ValueError, match=r"^TFDS (has no dataset|cannot open)"):
+        open_tfds(name, "train", str(tmp_path))

@@ -23,6 +23,7 @@ from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import find_task
 from vit_jax.extras import install_command
 
+_NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
 CHUNK = 256  # records read at once for their labels
 
 
@@ -109,12 +110,15 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
 
     Raises:
       NotPrepared: it is of the catalogue, and is not there.
-      ValueError: TFDS knows no such dataset or version, or would download its code; otherwise as `TfdsSource`.
+      ValueError: it is no name, TFDS knows no such dataset or version, or would download its code; otherwise as
+        `TfdsSource`.
     """
     if re.match(r"[^/:]+:[^\d*]", name):
         raise ValueError(
             f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name of its catalogue."
         )
+    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
+        raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
