@@ -1,5 +1,6 @@
 """The page of a run: needs nothing else, says what was measured, and names what is missing."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,6 +8,9 @@ import shutil
 import pytest
 
 from tests.integration.commands import run, succeed
+from vit_jax.checkpoint.store import write_workdir
+from vit_jax.weights import load_weights
+from vit_jax.weights.saving import describe_weights
 
 pytestmark = pytest.mark.xdist_group("tiny")
 
@@ -68,6 +72,10 @@ def test_what_is_missing_is_said(trained, tmp_path, monkeypatch):
     succeed([*words, "--without_data"])
     assert "mixup blends" not in page.read_text()
     assert "<b>" not in text
+    shutil.rmtree(workdir / "checkpoints")
+    weights = dataclasses.replace(load_weights(trained), training=None)
+    write_workdir(workdir, weights.parameters, describe_weights(weights))
+    assert run(words).err.startswith("note: The images could not be looked at. The checkpoint does not state the data")
     shutil.rmtree(workdir / "checkpoints")
     outcome = run(words)
     assert outcome.err.startswith("note: There is no checkpoint yet")
