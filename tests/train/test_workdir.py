@@ -213,17 +213,28 @@ def test_folders_that_lie_apart(tmp_path, monkeypatch):
         refuse_as_source(source, workdir)
 
 
-def test_two_runs_try_to_write_at_one_moment(tmp_path, monkeypatch):
-    """The file of the attempt has one name: the other run may have removed it."""
-    write = workdirs.write_atomically
+def test_links_in_a_circle_are_no_folder(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    refuse_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
+    with rejects(f"workdir {str(tmp_path / 'loop')!r}", "cannot be written"):
+        take(tmp_path / "loop", FINETUNING)
 
-    def write_and_lose(path, content):
-        write(path, content)
-        if path.name == ".probe":
-            path.unlink()
 
-    monkeypatch.setattr(workdirs, "write_atomically", write_and_lose)
-    take(tmp_path, FINETUNING)
+@pytest.mark.parametrize("name", ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there):
+    folder, target = tmp_path / "theirs", tmp_path / "mine"
+    folder.mkdir()
+    if is_there:
+        target.write_text("precious")
+    (folder / name).symlink_to(target)
+    if name == ".probe":  # any name that is predictable
+        take(folder, FINETUNING)
+    else:
+        with rejects(str(folder / name), "is a link"):
+            take(folder, FINETUNING)
+    assert target.exists() is is_there
+    assert not is_there or target.read_text() == "precious"
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)])

@@ -1,6 +1,7 @@
 """Verbs that use weights: convert, evaluate, predict, export."""
 
 import dataclasses
+import os
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -267,7 +268,7 @@ def export(given: Given) -> None:
     """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
     options = given.options
     kind = options["to"]
-    name = pathlib.Path(options["CHECKPOINT"]).expanduser().resolve().name
+    name = pathlib.Path(os.path.realpath(pathlib.Path(options["CHECKPOINT"]).expanduser())).name
     output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
     _require_sense(options, kind, output)
     if kind not in ("stablehlo", "onnx"):

@@ -43,7 +43,7 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     files = image_files(str(folder)) if folder.is_dir() else []
     if not files:
         raise ValueError(f"{str(folder)!r} is no folder with images; give folder:PATH.")
-    if output.resolve().is_relative_to(folder.resolve()):
+    if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)):
         raise ValueError(f"{str(output)!r} is inside {str(folder)!r}, whose copy it would be; give another --output=.")
     description = {"short_side": short_side, "quality": quality}
     found = description_of(output)

@@ -1,6 +1,7 @@
 """Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or one's own, "module:name"."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
 def located(data: str) -> str:
     """The same text for every way to write the path of one list of files; other data unchanged."""
     listing = listing_of(data)
-    return data if listing is None else f"{data.partition(':')[0]}:{listing.path.resolve()}"
+    return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}"
 
 
 def holds_out(data: str, config: InputConfig) -> bool:

@@ -19,7 +19,15 @@ from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import write_atomically
 from vit_jax.train.lock import FILE as LOCK_FILE
 from vit_jax.train.lock import WorkdirLock
-from vit_jax.train.run_files import CONFIG_FILE, START_FILE, SUMMARY_FILE, read_config, read_metrics, read_start
+from vit_jax.train.run_files import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    START_FILE,
+    SUMMARY_FILE,
+    read_config,
+    read_metrics,
+    read_start,
+)
 from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
@@ -100,7 +108,7 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
     """Raises ValueError where the run would write into the folder that its weights come from."""
     if init_from is None or is_hub_address(init_from):
         return
-    source, target = (pathlib.Path(name).expanduser().resolve() for name in (init_from, workdir))
+    source, target = (pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser())) for name in (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
             f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one is inside the other. "
@@ -143,6 +151,7 @@ def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueE
     path = lock.folder
     try:
         _require_writable(path)
+        _require_own_files(path)
         stack.enter_context(lock)  # first: the config is of the run that has the folder
         if _is_begun(path):
             require_same_config(path, config)
@@ -162,14 +171,24 @@ def _is_begun(path: pathlib.Path) -> bool:
 def _require_writable(path: pathlib.Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomically(path / ".probe", "a full disk takes empty files")
-        (path / ".probe").unlink(missing_ok=True)  # by another run that starts at the same moment
+        attempt = path / f".attempt_{uuid.uuid4().hex}"  # a name that no link in somebody else's folder has
+        write_atomically(attempt, "a full disk takes empty files")
+        attempt.unlink()
     except OSError as error:
         if error.errno in PASSING:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
         ) from None
+
+
+def _require_own_files(path: pathlib.Path) -> None:
+    """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
+    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE):
+        if (path / name).is_symlink():
+            raise ValueError(
+                f"{path / name} is a link: a run writes only into its workdir. Replace it by a copy of the file."
+            )
 
 
 def require_same_config(path: pathlib.Path, config: Any) -> None:
