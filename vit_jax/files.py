@@ -206,9 +206,8 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
       BrokenPipeError: the reader of a pipe has closed it.
     """
     try:
-        target = _follow(pathlib.Path(path))
-        stream = _open_stream(target)
-        with _open_beside(target) if stream is None else _write_at_end(stream) as file:
+        target = target_of(path)
+        with _open_beside(target) if target else _write_at_end(_open_stream(path)) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -220,6 +219,16 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytear
     """Write text (as UTF-8) or bytes to a file; see `open_atomically`."""
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def target_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Return the file that `open_atomically` creates or replaces; None if it writes into a pipe, device or descriptor.
+
+    Raises:
+      OSError: it is a folder, a socket, a block device or a link of a circle.
+    """
+    target = _follow(pathlib.Path(path))
+    return None if _is_stream(target) else target
 
 
 def _follow(path: pathlib.Path) -> pathlib.Path:
@@ -236,27 +245,35 @@ def _is_descriptor(path: pathlib.Path) -> bool:
     return path.name.isdecimal() and str(path.parent) == os.path.realpath("/proc/self/fd")
 
 
-def _open_stream(path: pathlib.Path) -> BinaryIO | None:
-    """Open a path that must not be replaced; return None for a regular file and for a path that does not exist.
-
-    A descriptor is duplicated: a second opening of the same file would begin at its start.
-    """
+def _is_stream(path: pathlib.Path) -> bool:
+    """Return True for a path that must not be replaced, False for a regular file and a path that does not exist."""
     if _is_descriptor(path):
-        return os.fdopen(os.dup(int(path.name)), "wb")
+        return True
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return None
+        return False
     if stat.S_ISREG(mode):
-        return None
+        return False
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         raise OSError(errno.EINVAL, "it is a socket" if stat.S_ISSOCK(mode) else "it is a block device")
+    return True
+
+
+def _open_stream(given: str | os.PathLike[str]) -> BinaryIO:
+    """Open a path that must not be replaced for writing.
+
+    A descriptor is duplicated: a second opening of the same file would begin at its start.
+    """
+    path = _follow(pathlib.Path(given))
+    if _is_descriptor(path):
+        return os.fdopen(os.dup(int(path.name)), "wb")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # without a reader it would wait
     except OSError as error:
-        if stat.S_ISFIFO(mode) and error.errno == errno.ENXIO:
+        if path.is_fifo() and error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "no program reads this pipe") from None
         raise
     os.set_blocking(descriptor, True)

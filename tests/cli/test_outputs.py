@@ -1,12 +1,16 @@
 """Outputs that cannot be written are rejected before anything is loaded."""
 
+import errno
+import os
 import pathlib
+import socket
 
 import pytest
 
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli
+from vit_jax.cli import outputs
 from vit_jax.cli.outputs import output_file, output_folder
 
 WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
@@ -61,6 +65,47 @@ def test_converted_weights(words, tmp_path, monkeypatch):
     assert outcome.code == 2
     assert WEIGHTS not in outcome.err
     assert words[-1].removeprefix("--output=") in outcome.err
+
+
+LINKS = {
+    "missing/a.csv": "no folder",
+    "loop": "Too many levels",
+    "file/a.csv": "Not a directory",
+    "folder": "is a folder",
+}
+
+
+@pytest.mark.parametrize(("target", "rule"), LINKS.items())
+def test_links_are_followed(tmp_path, target, rule):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "loop"
+    link.symlink_to(tmp_path / target)
+    with rejects(f"--csv={link}", rule):
+        output_file(str(link), "--csv=")
+
+
+def test_a_socket_is_rejected_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path has at most 108 bytes
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        with rejects("--csv=socket", "it is a socket"):
+            output_file("socket", "--csv=")
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_what_is_written_into_needs_no_new_file_beside_it(tmp_path, monkeypatch, name):
+    """As /dev/stdout and /dev/null, in whose folder only root can create files."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/proc/self/fd/1")
+
+    def refuse(**_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(outputs.tempfile, "TemporaryFile", refuse)
+    assert output_file(str(tmp_path / name), "--csv=") == tmp_path / name
+    with rejects("--csv=", "no file can be created"):
+        output_file(str(tmp_path / "file"), "--csv=")
 
 
 def test_nothing_is_left_behind(tmp_path):

@@ -4,20 +4,30 @@ import pathlib
 import tempfile
 
 from vit_jax.cli.words import UsageError
+from vit_jax.files import target_of
 
 
 def output_file(given: str, field: str = "--output=") -> pathlib.Path:
     """Return the file that the value of an option names.
 
+    Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
+
     Raises:
-      UsageError: it is a folder, or no file can be created beside it.
+      UsageError: it is a folder or a socket, or no file can be created beside it.
     """
     path = pathlib.Path(given).expanduser()
     if path.is_dir():
         raise UsageError(f"{field}{given}: is a folder. Give the name of a file.")
-    if not path.parent.is_dir():
-        raise UsageError(f"{field}{given}: {str(path.parent)!r} is no folder. Create it, or choose another.")
-    _require_writable(path.parent, f"{field}{given}")
+    try:
+        target = target_of(path)
+    except OSError as error:
+        raise UsageError(f"{field}{given}: cannot be written ({error.strerror}). Choose another.") from error
+    if target is None:
+        return path
+    folder = target.parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise UsageError(f"{field}{given}: {str(folder)!r} is no folder. Create it, or choose another.")
+    _require_writable(folder, f"{field}{given}")
     return path
 
 
