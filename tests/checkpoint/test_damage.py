@@ -105,6 +105,7 @@ DAMAGES = {
     "changed manifest": lambda step: flip_a_bit(step / "model/manifest.ocdbt", 30),
     "empty arrays": lambda step: [os.truncate(path, 0) for path in step.glob("model/d/*")],
     "deeply nested metadata": lambda step: (step / "metadata/metadata").write_text("[" * 100_000),
+    "deeply nested description": lambda step: (step / "model/_METADATA").write_text("[" * 100_000),
     "linked to itself": lambda step: [
         (step / "model/_METADATA").unlink(),
         (step / "model/_METADATA").symlink_to("_METADATA"),

@@ -62,7 +62,8 @@ def damage_of_description(error: Exception, item: pathlib.Path) -> str:
     orbax parses the description without checking it, so that a changed key is a KeyError, as a bug would be.
     """
     is_orbax = type(error) is ValueError and not _STATUS.match(str(error))  # an unknown type of an array or a key
-    if is_orbax or (isinstance(error, (AttributeError, LookupError, TypeError)) and not _is_description(item / _TREE)):
+    is_unchecked = isinstance(error, (AttributeError, LookupError, RecursionError, TypeError))
+    if is_orbax or (is_unchecked and not _is_description(item / _TREE)):
         return f"{item.name}/{_TREE} cannot be parsed"
     return damage_of(error, item)
 
