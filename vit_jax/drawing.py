@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from vit_jax.extras import install_command
-from vit_jax.files import printable
+from vit_jax.files import expanded, printable
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -44,7 +44,7 @@ def output_of(name: str) -> tuple[pathlib.Path, str]:
     Raises:
       ValueError: it has none of them, or matplotlib is not installed.
     """
-    output = pathlib.Path(name).expanduser()
+    output = expanded(name)
     form = output.suffix.removeprefix(".")
     if form not in FORMS:
         raise ValueError(f"--output={name}: the name must end in one of .{', .'.join(FORMS)}.")

@@ -53,6 +53,18 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a path with the home folder in the place of `~` and `~user`.
+
+    Raises:
+      ValueError: the system knows no such user, or no home folder of a user without a name, as in some containers.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{os.fspath(path)}: its home folder is not known. Write the path in full.") from None
+
+
 # Reading files that others made.
 
 MAX_JSON_BYTES = 2**26

@@ -7,11 +7,13 @@ import socket
 
 import pytest
 
+from tests.inference.samples import sample_pixels, write_pngs
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli
 from vit_jax.cli import outputs
 from vit_jax.cli.outputs import output_file, output_folder
+from vit_jax.data.sources import listing_of, located
 
 WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
 OUTPUTS = {  # by verb, the words before the output, and the options that name a file or, with a slash, a folder
@@ -65,6 +67,34 @@ def test_converted_weights(words, tmp_path, monkeypatch):
     assert outcome.code == 2
     assert WEIGHTS not in outcome.err
     assert words[-1].removeprefix("--output=") in outcome.err
+
+
+HOMELESS = {
+    "WEIGHTS": ["predict", "~nobody-here/w.npz", "."],
+    "--csv": ["predict", WEIGHTS, ".", "--csv=~nobody-here/a.csv"],
+    "--output": ["plot", "runs", "--output=~nobody-here/a.png"],
+    "DESTINATION": ["convert", WEIGHTS, "~nobody-here/a.npz"],
+    "RUN": ["plot", "~nobody-here/run"],
+    "--class_names": ["predict", WEIGHTS, ".", "--class_names=~nobody-here/names"],
+}
+
+
+@pytest.mark.parametrize("words", HOMELESS.values(), ids=HOMELESS)
+def test_a_home_folder_that_is_not_known(words, tmp_path, monkeypatch):
+    """As that of "~" in containers whose user has no name."""
+    monkeypatch.chdir(tmp_path)
+    write_pngs(tmp_path, sample_pixels(1))
+    outcome = run(words)
+    assert outcome.code == 2
+    assert "~nobody-here/" in outcome.err
+    assert "home folder is not known" in outcome.err
+    assert len(os.listdir()) == 1
+
+
+def test_data_in_an_unknown_home_folder_are_not_there():
+    """Weights of others may state any data, and other images can still be evaluated."""
+    assert located("folder:~nobody-here/x").endswith("/~nobody-here/x")
+    assert not listing_of("folder:~nobody-here/x").exists()
 
 
 LINKS = {

@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
+from vit_jax.files import expanded
 from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
 
 MOST_LETTERS = 60  # of a run's name in a legend
@@ -127,7 +128,7 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
     """
     found = list[pathlib.Path]()
     for given in folders:
-        folder = pathlib.Path(given).expanduser()
+        folder = expanded(given)
         inside = [folder] if (folder / METRICS_FILE).is_file() else []
         inside = inside or _workdirs_below(folder)
         if not inside:

@@ -1,13 +1,12 @@
 """The model that a command line names: the arguments of every verb that uses one, and how it is opened."""
 
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.verb import ALLOW_CODE
 from vit_jax.cli.words import UsageError, fraction, value_range, whole
-from vit_jax.files import printable
+from vit_jax.files import expanded, printable
 from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def weight_options(options: Mapping[str, str]) -> dict[str, Any]:
     if "class_names" in options:
         from vit_jax.weights.load import read_class_names
 
-        path = pathlib.Path(options["class_names"]).expanduser()
+        path = expanded(options["class_names"])
         if not path.exists():
             raise UsageError(f"--class_names={options['class_names']}: there is no such file; one name a line.")
         try:

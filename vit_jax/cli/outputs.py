@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 
 from vit_jax.cli.words import UsageError
-from vit_jax.files import target_of
+from vit_jax.files import expanded, target_of
 
 
 def output_file(given: str, field: str = "--output=") -> pathlib.Path:
@@ -15,7 +15,7 @@ def output_file(given: str, field: str = "--output=") -> pathlib.Path:
     Raises:
       UsageError: it is a folder or a socket, or no file can be created beside it.
     """
-    path = pathlib.Path(given).expanduser()
+    path = expanded(given)
     if path.is_dir():
         raise UsageError(f"{field}{given}: is a folder. Give the name of a file.")
     try:
@@ -37,7 +37,7 @@ def output_folder(given: str, field: str = "--output=") -> pathlib.Path:
     Raises:
       UsageError: it is a file, or it cannot be created or written.
     """
-    path = pathlib.Path(given).expanduser()
+    path = expanded(given)
     require_creatable(path, f"{field}{given}")
     return path
 

@@ -1,6 +1,5 @@
 """Verbs that show what runs did: plot and report."""
 
-import pathlib
 import sys
 from typing import Any
 
@@ -8,7 +7,7 @@ from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import ALLOW_CODE, verb
 from vit_jax.cli.words import Given, UsageError
-from vit_jax.files import printable
+from vit_jax.files import expanded, printable
 
 _OF_DATA = ("data_dir", "global_batch", "max_unreadable")
 
@@ -62,7 +61,7 @@ def report(given: Given) -> None:
         raise UsageError(f"{', '.join(idle)}: without effect with --without_data; leave it out.")
     numbers = limits(options)
     output = output_file(options.get("output", "report.html"))
-    folder = pathlib.Path(options["WORKDIR"]).expanduser().absolute()
+    folder = expanded(options["WORKDIR"]).absolute()
 
     from vit_jax.analysis.curves import read_run
     from vit_jax.analysis.page import Report, build_page, look_at_data

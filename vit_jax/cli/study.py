@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.cli.training import preemptible, run_training
 from vit_jax.cli.verb import RECIPE, SHARE, verb
 from vit_jax.cli.words import Given, UsageError, share, whole
+from vit_jax.files import expanded
 
 if TYPE_CHECKING:
     from vit_jax.studies.grid import Grid
@@ -149,4 +150,4 @@ def _plan(options: Mapping[str, str], grid: "Grid", index: int, count: int) -> s
 
 
 def _folder(options: Mapping[str, str]) -> pathlib.Path:
-    return pathlib.Path(options["workdir"]).expanduser().absolute()
+    return expanded(options["workdir"]).absolute()

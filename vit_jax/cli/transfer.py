@@ -13,7 +13,7 @@ from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, positive, value_range, whole, wholes
-from vit_jax.files import printable
+from vit_jax.files import expanded, printable
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -246,7 +246,7 @@ def _cache(options: Mapping[str, str]) -> pathlib.Path | None:
     from vit_jax.transfer.features import default_cache
 
     if "cache" in options:
-        return None if options["cache"] == "none" else pathlib.Path(options["cache"]).expanduser()
+        return None if options["cache"] == "none" else expanded(options["cache"])
     folder = default_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)

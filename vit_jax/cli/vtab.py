@@ -1,6 +1,5 @@
 """The verb vtab: how well weights transfer to the tasks of VTAB-1k, or of a suite of one's own."""
 
-import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from vit_jax.cli.training import preemptible, run_training
 from vit_jax.cli.verb import ALLOW_CODE, SHARE, verb
 from vit_jax.cli.words import Given, UsageError, positive, share
+from vit_jax.files import expanded
 
 if TYPE_CHECKING:
     from vit_jax.transfer.vtab.runs import Setting
@@ -113,7 +113,7 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
         settings=_settings(options),
         is_shared=options.get("sweep", "shared") == "shared",
         config=dataclasses.replace(config, init_from=options["WEIGHTS"]),
-        folder=pathlib.Path(options["workdir"]).expanduser().absolute(),
+        folder=expanded(options["workdir"]).absolute(),
     )
 
 

@@ -22,7 +22,7 @@ from vit_jax.cli.outputs import output_file, output_folder, require_creatable
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
 from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
-from vit_jax.files import printable, printable_lines, write_atomically
+from vit_jax.files import expanded, printable, printable_lines, write_atomically
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -67,11 +67,11 @@ def convert(given: Given) -> None:
         hub.require_hub(address)
     _convert(options, options["SOURCE"], destination, options.get("to"))
     if address is not None:
-        print(f"uploaded to {hub.push(pathlib.Path(destination).expanduser(), address)}")
+        print(f"uploaded to {hub.push(expanded(destination), address)}")
 
 
 def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:
-    require_creatable(pathlib.Path(destination).expanduser().parent, destination)
+    require_creatable(expanded(destination).parent, destination)
     facts = weight_options(options)
 
     from vit_jax.checkpoint import SaveError
@@ -268,7 +268,7 @@ def export(given: Given) -> None:
     """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
     options = given.options
     kind = options["to"]
-    name = pathlib.Path(os.path.realpath(pathlib.Path(options["CHECKPOINT"]).expanduser())).name
+    name = pathlib.Path(os.path.realpath(expanded(options["CHECKPOINT"]))).name
     output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
     _require_sense(options, kind, output)
     if kind not in ("stablehlo", "onnx"):
@@ -295,7 +295,7 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     idle = [f"--{name}" for name in of_programs if name in options]
     if idle and kind not in ("stablehlo", "onnx"):
         raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")
-    if kind == "npz" and (not output.endswith(".npz") or pathlib.Path(output).expanduser().is_dir()):
+    if kind == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
         raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
 
 

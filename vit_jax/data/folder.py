@@ -88,7 +88,7 @@ class Folder(Listing):
 def folder_of(data: str) -> Path | None:
     """The path in "folder:PATH"; None for other data."""
     kind, _, name = data.partition(":")
-    return Path(name).expanduser() if kind == "folder" and name else None
+    return Path(os.path.expanduser(name)) if kind == "folder" and name else None
 
 
 def description_of(folder: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from vit_jax.data.records import Source, checked_labels, few
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
+from vit_jax.files import expanded
 from vit_jax.references import is_reference, resolve
 
 _LISTINGS: Mapping[str, Callable[[Path], Listing]] = {"folder": Folder, "csv": Table}
@@ -26,7 +27,7 @@ _LISTINGS: Mapping[str, Callable[[Path], Listing]] = {"folder": Folder, "csv": T
 def listing_of(data: str) -> Listing | None:
     """The list of files in "folder:PATH" and "csv:FILE"; None for other data."""
     kind, _, name = data.partition(":")
-    return _LISTINGS[kind](Path(name).expanduser()) if kind in _LISTINGS and name else None
+    return _LISTINGS[kind](Path(os.path.expanduser(name))) if kind in _LISTINGS and name else None
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:
@@ -43,7 +44,7 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
     import tensorflow_datasets as tfds  # here, because it takes seconds to load
 
     dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
-    return Path(data_dir or tfds.core.constants.DATA_DIR).expanduser() / dataset
+    return expanded(data_dir or tfds.core.constants.DATA_DIR) / dataset
 
 
 def located(data: str) -> str:
@@ -96,7 +97,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
     if (listing := listing_of(data)) is not None:
         return open_listing(listing, split, config, seed, held_then)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *_LISTINGS], n=1)
-    found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(data).expanduser()).exists()]
+    found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
     near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):

@@ -22,6 +22,7 @@ from vit_jax.data.labels import STORED, Labels
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import find_task
 from vit_jax.extras import install_command
+from vit_jax.files import expanded
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
 CHUNK = 256  # records read at once for their labels
@@ -142,7 +143,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
         raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
-    root = tfds.core.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    root = tfds.core.Path(expanded(data_dir or tfds.core.constants.DATA_DIR))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
     usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]

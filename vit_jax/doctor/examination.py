@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -12,7 +11,7 @@ from vit_jax import hosts
 from vit_jax.config import RunConfig
 from vit_jax.doctor import machine, together
 from vit_jax.doctor.machine import Finding
-from vit_jax.files import first_line
+from vit_jax.files import expanded, first_line
 
 SAME = ("versions", "devices")  # lines that must be the same in every process
 _WIDTH = 15  # of the column of names
@@ -33,7 +32,7 @@ def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Find
       ExaminationError: this process cannot.
     """
     alone: list[Check] = [machine.versions, machine.driver, machine.devices, machine.memory, machine.shared_memory]
-    folder = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    folder = None if workdir is None else expanded(workdir).absolute()
     recipe = [] if config is None else [functools.cache(functools.partial(together.prepared, config))]
     needed = [functools.partial(together.checkpoint_bytes, prepare) for prepare in recipe]
     alone += [] if folder is None else [functools.partial(machine.disk, folder, *needed)]

@@ -18,7 +18,7 @@ from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.api.model import to_probabilities
 from vit_jax.extras import install_command
-from vit_jax.files import write_atomically
+from vit_jax.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes
@@ -160,7 +160,7 @@ def _checked(model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bo
 
 def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
     """The files of a program of this kind, "stablehlo" or "onnx"; ValueError if one exists."""
-    path = pathlib.Path(path).expanduser()
+    path = expanded(path)
     paths = [path] if kind == "onnx" else [path, path.with_name(path.name + ".json")]
     for taken in paths:
         if taken.exists() and not overwrite:

@@ -7,6 +7,7 @@ import jax
 
 from vit_jax.config import LoggingConfig
 from vit_jax.cost.chips import find_chip
+from vit_jax.files import expanded
 
 
 def peak_flops() -> float | None:
@@ -19,7 +20,7 @@ def use_compilation_cache(enabled: bool) -> None:
     """Compiled programs outlive the process, unless the user has set up a cache of their own."""
     if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root).expanduser() / "vit_jax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(expanded(root) / "vit_jax" / "xla"))
 
 
 class Profiler:

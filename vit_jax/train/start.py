@@ -18,7 +18,7 @@ from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
 from vit_jax.config.load import references
 from vit_jax.data.records import Source
-from vit_jax.files import printable
+from vit_jax.files import expanded, printable
 from vit_jax.train.assemble import Assembly
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
@@ -72,7 +72,7 @@ def read_resumed(workdir: str) -> CheckpointReader:
     Raises:
       ValueError: there are none.
     """
-    reader = CheckpointReader(pathlib.Path(workdir).expanduser())
+    reader = CheckpointReader(expanded(workdir))
     if not reader.all_steps():
         raise ValueError(
             f"config.resume_from={workdir!r} is not a workdir with a checkpoint: give the folder of a run, the one "

@@ -16,7 +16,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import write_atomically
+from vit_jax.files import expanded, write_atomically
 from vit_jax.train.lock import FILE as LOCK_FILE
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.run_files import (
@@ -43,7 +43,7 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
       ValueError: the folder cannot be written, is used by another run, belongs to a run of another config (the fields
         are named), or is not shared by all processes.
     """
-    path = pathlib.Path(workdir).expanduser().absolute()
+    path = expanded(workdir).absolute()
     lock = WorkdirLock(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
@@ -108,7 +108,7 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
     """Raises ValueError where the run would write into the folder that its weights come from."""
     if init_from is None or is_hub_address(init_from):
         return
-    source, target = (pathlib.Path(os.path.realpath(pathlib.Path(name).expanduser())) for name in (init_from, workdir))
+    source, target = (pathlib.Path(os.path.realpath(expanded(name))) for name in (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
             f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one is inside the other. "

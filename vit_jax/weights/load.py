@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import MAX_JSON_BYTES, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
@@ -92,7 +92,7 @@ def load_weights(
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
     allowed = allowed_code(allow_code)
-    path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else pathlib.Path(source).expanduser()
+    path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else expanded(source)
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, options, allowed)
     else:

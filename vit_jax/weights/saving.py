@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import make_folder, write_atomically
+from vit_jax.files import expanded, make_folder, write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -44,7 +44,7 @@ def save_weights(
       ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
     """
     into_folder = names_folder(path)
-    path = pathlib.Path(path).expanduser()
+    path = expanded(path)
     without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
     statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
@@ -72,7 +72,7 @@ def save_weights(
 
 def names_folder(path: str | pathlib.Path) -> bool:
     """Whether weights go into a folder of this name, not into a file: it is one, has no suffix or ends in a slash."""
-    return str(path).endswith("/") or not pathlib.Path(path).suffix or pathlib.Path(path).expanduser().is_dir()
+    return str(path).endswith("/") or not pathlib.Path(path).suffix or expanded(path).is_dir()
 
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     Raises:
       ValueError: otherwise.
     """
-    path = pathlib.Path(destination).expanduser()
+    path = expanded(destination)
     if to is not None and to not in WRITABLE:
         raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")
     if "://" in destination:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from vit_jax.data.folder import Folder
 from vit_jax.data.listing import WHOLE, FileSource, open_listing
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
+from vit_jax.files import expanded
 from vit_jax.inference.imagenet import classes
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(1, 1))  # how a folder is read: all of it
@@ -67,7 +67,7 @@ def open_prepared(one: ImageSet, data_dir: str | None, label_key: str = "label")
 
 def open_unpacked(one: ImageSet, data_dir: str | None) -> tuple[Source, str]:
     """The folder of an unpacked archive; `Absent` says how either form is made."""
-    for path in [Path(data_dir).expanduser() / folder for folder in one.folders] if data_dir else []:
+    for path in [expanded(data_dir) / folder for folder in one.folders] if data_dir else []:
         if path.is_dir():
             return open_listing(Folder(path), WHOLE, AS_IT_IS, seed=0), f"folder:{path}"
     ways = []

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.data.listing import FileSource
 from vit_jax.data.records import Source
 from vit_jax.data.subset import SubsetSource
-from vit_jax.files import read_json
+from vit_jax.files import expanded, read_json
 from vit_jax.inference.imagenet import classes
 from vit_jax.inference.imagenet.places import (
     ImageSet,
@@ -31,7 +31,7 @@ def open_real(
     labels: list[Sequence[int] | None]  # None of a damaged record, which counts as unreadable
     if real is not None:
         source, where = open_single(validation, data_dir)
-        labels, where = _labels_of_files(source, Path(real).expanduser()), f"{real} on {where}"
+        labels, where = _labels_of_files(source, expanded(real)), f"{real} on {where}"
     else:
         prepared, where = open_prepared(one, data_dir, "original_label") or open_unpacked(one, data_dir)
         source = SubsetSource(prepared, np.arange(len(prepared)), classes.class_names())
