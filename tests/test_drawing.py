@@ -1,6 +1,9 @@
 """Letters that the font of a picture lacks: taken of another one, or named once."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 from fontTools.fontBuilder import FontBuilder
@@ -41,6 +44,14 @@ def figure_of(*words):
     axes.set_title(" ".join(words))
     axes.set_xticks(range(len(words)), words)
     return figure
+
+
+def test_nothing_of_the_working_directory_is_read(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True")  # runs LaTeX
+    code = "from vit_jax import drawing; drawing.require_drawing(); import matplotlib, os; print(os.getcwd())\n"
+    code += "print(matplotlib.rcParams['text.usetex'])"
+    found = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [os.path.realpath(tmp_path), "False"]
 
 
 def test_letters_are_taken_of_another_font(installed, caplog):

@@ -3,11 +3,13 @@
 Pictures are drawn on the canvas of a `Figure`: pyplot has a state and may open windows.
 """
 
+import contextlib
 import importlib
 import io
 import logging
 import pathlib
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -29,9 +31,15 @@ _said_to_be_missing = set[str]()  # letters
 
 
 def require_drawing() -> None:
-    """Raises ValueError where matplotlib is not installed."""
+    """Import matplotlib without the file `matplotlibrc` of the working directory; ValueError if it is not installed.
+
+    The folder may be somebody else's, and by such a file matplotlib runs LaTeX.
+    """
+    if sys.modules.get("matplotlib"):
+        return
     try:
-        importlib.import_module("matplotlib")
+        with contextlib.chdir(pathlib.Path(__file__).parent):
+            importlib.import_module("matplotlib")
     except ImportError as error:
         raise ValueError(
             f"Pictures need matplotlib, which cannot be imported ({error}): {install_command('figures')}"
