@@ -219,6 +219,25 @@ def test_no_arguments_that_lead_tfds_to_another_folder(name, tmp_path):
     assert "this" not in sys.modules
 
 
+DESCRIPTIONS = {
+    "pipe": (os.mkfifo, "not a regular file"),
+    "no JSON": (lambda file: file.write_text("["), "not JSON"),
+    "another structure": (lambda file: file.write_text('{"splits": 3}'), "TFDS cannot open"),
+}
+
+
+@pytest.mark.parametrize(("make", "rule"), DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+@pytest.mark.parametrize("place", ["some/1.0.0", "some/config/1.0.0"])
+def test_damaged_descriptions(tmp_path, place, make, rule):
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / "features.json").write_text(json.dumps({"pythonClassName": "a.B"}))
+    make(folder / "dataset_info.json")
+    name = "some" if place == "some/1.0.0" else "some/config"
+    with pytest.raises(ValueError, match=rule):
+        open_tfds(f"{name}:1.0.0", "train", str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["some", "some:1.0.2", "some:1.*.*", "some/a-b+c.d", "some/a.1:1.0.0", "SomeName"])
 def test_names_of_tfds_are_looked_for(name, tmp_path):
     with pytest.raises(ValueError, match=r"^TFDS (has no dataset|cannot open)"):

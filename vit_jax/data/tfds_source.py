@@ -6,6 +6,7 @@ Images stay as they are stored (encoded); the transforms decode them.
 import difflib
 import functools
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from google.protobuf import json_format
 
 from vit_jax.data import digits
 from vit_jax.data.images import UnreadableImage
@@ -22,7 +24,7 @@ from vit_jax.data.labels import STORED, Labels
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import find_task
 from vit_jax.extras import install_command
-from vit_jax.files import expanded
+from vit_jax.files import expanded, read_json
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
 CHUNK = 256  # records read at once for their labels
@@ -120,6 +122,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         )
     if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
+    _require_descriptions(expanded(data_dir or tfds.core.constants.DATA_DIR) / re.split("[/:]", name)[0])
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
@@ -128,7 +131,12 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
             + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
         ) from None
-    except (AssertionError, TypeError, ValueError) as error:  # TFDS asserts versions and raises for unknown configs
+    except (
+        AssertionError,
+        TypeError,
+        ValueError,
+        json_format.ParseError,
+    ) as error:  # TFDS asserts versions and raises for unknown configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
 
@@ -210,6 +218,13 @@ def _require_prepared(builder: Any) -> None:
             f"Dataset {builder.info.full_name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "
             f"read by index. Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
         )
+
+
+def _require_descriptions(dataset: Path) -> None:
+    """Raise ValueError for a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
+    for name in ("dataset_info.json", "features.json"):
+        for file in itertools.chain(dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")):  # VERSION, CONFIG/VERSION
+            read_json(file)
 
 
 def _require_split(builder: Any, split: str) -> None:
