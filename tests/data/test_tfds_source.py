@@ -17,11 +17,7 @@ import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 from tests.rejections import rejects
-from vit_jax.data import (
-    digits,
-    images,
-    tfds_source,
-)
+from vit_jax.data import digits, images, tfds_source
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds_source import open_tfds, prepare
 
@@ -29,6 +25,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from vit_jax.config.schema import InputConfig
+from vit_jax.data import pipeline, placement, sources, stream, tfds_source, transforms, unreadable, workers
 
 if __name__ == "__main__":
     config = InputConfig(train_split="train[:90%]", test_split="test", image_size=(8, 8), data_dir=sys.argv[1])

@@ -24,6 +24,8 @@ class Terminated(KeyboardInterrupt):
 
 
 _asked_at: float | None = None  # when the first SIGTERM arrived
+_raised = threading.Event()  # a handler has raised its exception
+_is_sent_again = threading.Event()  # by `_send_again`, perhaps more than once
 
 
 @contextlib.contextmanager
@@ -34,9 +36,12 @@ def orderly_end() -> Iterator[None]:
         yield
         return
     _asked_at = None
-    handler, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    _raised.clear()
+    hook, on_sigterm, on_sigint = sys.unraisablehook, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     sys.unraisablehook = again = _send_again(hook)
     take_sigterm()
+    if on_sigint is signal.default_int_handler:  # a shell makes programs in the background ignore it
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -47,7 +52,8 @@ def orderly_end() -> Iterator[None]:
         raise Terminated from error
     finally:
         if _num_processes() == 1:  # with several, JAX has it since they joined
-            signal.signal(signal.SIGTERM, handler)
+            signal.signal(signal.SIGTERM, on_sigterm)
+        signal.signal(signal.SIGINT, on_sigint)
         if sys.unraisablehook is again:
             sys.unraisablehook = hook
 
@@ -62,9 +68,17 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     now = time.monotonic()
     if _asked_at is None:
         _asked_at = now
+        _raised.set()
         raise Terminated
     if now - _asked_at > SECOND_AFTER:  # what cleans up may hang; until then it is not disturbed
         leave(Terminated(), "stopped at once by a second SIGTERM")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _raised.is_set() and _is_sent_again.is_set():
+        return
+    _raised.set()
+    raise KeyboardInterrupt
 
 
 def _send_again(hook: Any) -> Any:
@@ -79,10 +93,32 @@ def _send_again(hook: Any) -> Any:
             hook(report)
             return
         _asked_at = None
+        _raised.clear()
         number = signal.SIGTERM if issubclass(report.exc_type, Terminated) else signal.SIGINT
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+        threading.Thread(target=send, args=(number,), daemon=True).start()
+
+    def send(number: int) -> None:
+        """Send a signal when the main thread has left the hook, where Python would drop the exception again.
+
+        A signal that arrives just before a system call does not end that call, so it is sent until its handler runs.
+        """
+        while any(frame.f_code is handle.__code__ for frame in _frames_of_main_thread()):
+            time.sleep(0.01)
+        _is_sent_again.set()
+        while not _raised.is_set():
+            os.kill(os.getpid(), number)
+            _raised.wait(0.1)
+        time.sleep(0.1)  # for a signal that was sent as the handler ran
+        _is_sent_again.clear()
 
     return handle
+
+
+def _frames_of_main_thread() -> Iterator[FrameType]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _num_processes() -> int:
