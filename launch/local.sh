@@ -40,9 +40,9 @@ fi
 (($#)) || set -- --help
 extra="$(accelerator /)"
 if [[ -z "$dry_run" ]]; then
-  prepare_environment "$extra" figures
+  prepare_environment "$extra" figures hub
 else
-  show_installation "$extra" figures
+  show_installation "$extra" figures hub
 fi
 describe "$extra"
 # JAX need not look for an absent accelerator; with libtpu, installed for plans, it would print many warnings.

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import pkgutil
 import subprocess
 import sys
 import types
@@ -56,8 +57,15 @@ def test_a_platform_that_is_not_installed(platforms, found, rule, monkeypatch):
 )
 def test_an_installed_platform_that_does_not_start_may_start_later(platforms, found, advice, monkeypatch):
     """No ValueError: its exit code is 1, after which launchers try again."""
+    monkeypatch.setattr(backend, "NVIDIA_DEVICES", ("proc",))  # a GPU is there
     with pytest.raises(BackendError, match=f"(?s)the devices cannot be used.*Unable to initialize.*{advice}"):
         fail(platforms, monkeypatch, found)
+
+
+def test_a_machine_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(backend, "NVIDIA_DEVICES", ("no-such-device*",))
+    with pytest.raises(BackendError, match="JAX_PLATFORMS=cuda: this machine shows no NVIDIA GPU"):
+        fail("cuda", monkeypatch, ("jax-cuda12-plugin",))
 
 
 def test_other_errors_stay_as_they_are(monkeypatch):
@@ -142,6 +150,7 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
 def machine(tmp_path, monkeypatch):
     """A machine without devices, with libtpu and without plugins; the function that decides."""
     specs = {"libtpu": object(), "jax_plugins": None}
+    monkeypatch.setattr(pkgutil, "iter_modules", lambda places: [])
     monkeypatch.setattr(importlib.util, "find_spec", specs.__getitem__)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
     plugins = []
@@ -187,12 +196,13 @@ def test_what_a_user_has_chosen_stays(machine):
 
 
 def test_with_a_plugin_or_without_libtpu_jax_decides(machine):
-    machine.plugins.append("metal")
+    machine.plugins.append(types.SimpleNamespace(name="metal"))
     assert machine.decide() == ""
+    machine.plugins[:] = [types.SimpleNamespace(name="xla_cuda12")]  # without a GPU
+    assert machine.decide() == "cpu"
+    machine.specs["libtpu"] = None
+    assert machine.decide() == "cpu"
     machine.plugins.clear()
-    machine.specs["jax_plugins"] = object()
-    assert machine.decide() == ""
-    machine.specs |= {"jax_plugins": None, "libtpu": None}
     assert machine.decide() == ""
 
 

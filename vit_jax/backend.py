@@ -8,10 +8,12 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # of the package jax, by platform
+NVIDIA_DEVICES = ("dev/nvidia[0-9]*", "dev/nvgpu*", "dev/nvhost*", "dev/dxg")  # of servers, of Jetson, of WSL
 _KNOWN = ("cpu", "cuda", "rocm", "tpu")
 _GOOGLE = "0x1ae0"  # vendor of PCI devices
 _SET_BY_JAX = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"}  # also without a TPU; programs that it starts inherit them
@@ -39,8 +41,8 @@ def explained_backend() -> Iterator[None]:
         raise
 
 
-def explain(error: Exception, platforms: str) -> Exception:
-    """Return the error to raise in the place of JAX's, for this value of `JAX_PLATFORMS`."""
+def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path("/")) -> Exception:
+    """Return the error to raise in the place of JAX's, for this value of `JAX_PLATFORMS`; `root` is the file system."""
     asked = [name.strip() for name in platforms.split(",") if name.strip()]
     found = _found_plugins()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
@@ -55,6 +57,11 @@ def explain(error: Exception, platforms: str) -> Exception:
         return ValueError(
             f"JAX_PLATFORMS={platforms}: the platform {name!r} is not installed ({installed}). Unset JAX_PLATFORMS, or "
             f"{fix}."
+        )
+    if {"cuda", "gpu"} & {*asked} and not any(any(root.glob(pattern)) for pattern in NVIDIA_DEVICES):
+        return BackendError(
+            f"JAX_PLATFORMS={platforms}: this machine shows no NVIDIA GPU ({installed}). Give the container or job its "
+            "GPUs, or unset JAX_PLATFORMS."
         )
     reason = str(error).partition("\n")[0] or type(error).__name__
     field, unset = (f"JAX_PLATFORMS={platforms}", ", or unset JAX_PLATFORMS") if asked else ("JAX", "")
@@ -102,17 +109,27 @@ def has_tpu(root: pathlib.Path) -> bool:
 def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str:
     """Return "cpu" where JAX would try a TPU that is absent, and "" where its own choice is right.
 
-    libtpu, installed for plans and tests, prints several lines of errors when JAX starts it without a TPU. Wherever
-    anything hints at an accelerator, JAX decides: its devices, its variables, or a plugin of JAX.
+    libtpu and JAX's plugin for CUDA, installed for plans and tests, print several lines of errors when JAX starts them
+    without a device. Wherever anything hints at an accelerator, JAX decides: its devices, its variables, or another
+    plugin of JAX.
     """
-    if environment.get("JAX_PLATFORMS") or importlib.util.find_spec("libtpu") is None:
+    names_of_plugins = _plugin_modules()
+    has_cuda = any("cuda" in name for name in names_of_plugins)
+    if environment.get("JAX_PLATFORMS") or not (has_cuda or importlib.util.find_spec("libtpu")):
         return ""
     names = environment.keys() - _SET_BY_JAX
     if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
         return ""
-    devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/dxg", "dev/kfd")
+    devices = ("dev/accel*", "dev/vfio/[0-9]*", *NVIDIA_DEVICES, "dev/kfd")
     if has_tpu(root) or any(any(root.glob(pattern)) for pattern in devices):
         return ""
-    if importlib.util.find_spec("jax_plugins") or importlib.metadata.entry_points(group="jax_plugins"):
-        return ""
-    return "cpu"
+    return "" if any("cuda" not in name for name in names_of_plugins) else "cpu"
+
+
+def _plugin_modules() -> set[str]:
+    """Return the names of JAX's plugins: modules of the package jax_plugins, and entry points."""
+    spec = importlib.util.find_spec("jax_plugins")
+    places = (spec.submodule_search_locations if spec else None) or []
+    return {module.name for module in pkgutil.iter_modules([*places])} | {
+        entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")
+    }

@@ -64,7 +64,9 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method):
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
     assert model.training.train_split == "train"
-    assert "exists" in run_words(["probe", *words, f"--output={output}"]).err
+    again = ["probe", *words, *fitted, f"--output={output}"]
+    assert "exists" in run_words(again).err
+    assert run_words([*again, "--overwrite"]).code == 0
 
 
 def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, monkeypatch):
@@ -80,6 +82,8 @@ def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, mon
     ("verb", "argument", "more"),
     [
         ("probe", "--folds=1", []),
+        ("probe", "--overwrite", []),
+        ("probe", "--output=photo.jpg", []),
         ("probe", "--layer=block:1", ["--output=x"]),
         ("probe", "--preprocessing=fewshot", ["--output=x"]),
         ("features", "--output=f.txt", []),

@@ -77,7 +77,7 @@ def test_first_run_installs_and_second_does_not(sandbox):
     first = sandbox.run("local.sh", "pretrain")
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"  # nothing of pip on the way
-    assert installed(sandbox) == ["venv", "pip .[cpu,figures]"]
+    assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
     second = sandbox.run("local.sh", "pretrain", cwd=sandbox.checkout)
     assert (second.stdout, second.stderr) == (f"vit-jax in {sandbox.checkout}: [pretrain]\n", "")
     link = sandbox.elsewhere / "vit"
@@ -99,7 +99,7 @@ def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
         sandbox.run("local.sh", "doctor")
     sandbox.checkout = sandbox.checkout.rename(sandbox.checkout.with_name("moved"))
     assert sandbox.run("local.sh", "doctor").returncode == 0
-    assert installed(sandbox) == ["venv", *["pip .[cpu,figures]"] * 4]
+    assert installed(sandbox) == ["venv", *["pip .[cpu,figures,hub]"] * 4]
 
 
 def test_failed_installation_is_shown_and_repeated(sandbox):
@@ -115,7 +115,7 @@ def test_failed_installation_is_shown_and_repeated(sandbox):
     sandbox.run("test.sh", "-q", FAKE_PIP_FAILS="1")
     for script in ("local.sh", "test.sh", "local.sh", "test.sh"):  # which share an environment
         sandbox.run(script, "x")
-    expected = ["pip .[cpu,figures]", "pip .[cpu,figures]", "pip .[cpu,test,figures]"]
+    expected = ["pip .[cpu,figures,hub]", "pip .[cpu,figures,hub]", "pip .[cpu,test,figures,hub]"]
     assert installed(sandbox) == ["venv", *expected, *expected[1:]]
 
 
@@ -133,7 +133,7 @@ def test_two_first_runs_install_once(sandbox):
     processes = [sandbox.start("local.sh", "doctor", FAKE_PIP_SECONDS="0.3") for _ in range(2)]
     for process in processes:
         assert process.communicate(timeout=300)[0].endswith(": [doctor]\n")
-    assert installed(sandbox) == ["venv", "pip .[cpu,figures]"]
+    assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(sandbox, accel
     before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
     result = sandbox.run("local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables)
     assert message in result.stderr
-    assert installed(sandbox) == ["venv", f"pip .[{accelerator},figures]"]
+    assert installed(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
     added = {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before}
     expected = {"JAX_PLATFORMS": "cpu"} | variables if accelerator == "cpu" else variables
     assert added == {f"{name}={value}" for name, value in expected.items()}
@@ -244,7 +244,7 @@ def test_dry_run_of_a_first_run_executes_nothing(sandbox):
     pip = "-m pip install --disable-pip-version-check --no-input -e"
     assert result.stdout.splitlines() == [
         f"python3 -m venv --clear -- '{venv}'",
-        f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures]'",
+        f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures,hub]'",
         f"'{venv}/bin/vit-jax' pretrain '--workdir=my runs'",
     ]
     assert installed(sandbox) == []

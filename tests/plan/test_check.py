@@ -84,8 +84,8 @@ def test_a_network_that_the_weights_decide_and_are_elsewhere():
 
 
 def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
-    (line,) = check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
-    assert "not prepared here: run: vit-jax prepare cifar10" in line
+    with pytest.raises(ValueError, match=r"not prepared in .*; run: vit-jax prepare cifar10"):
+        check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
 
 
 def test_devices():

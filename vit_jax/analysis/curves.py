@@ -114,7 +114,10 @@ def read_run(folder: pathlib.Path, name: str) -> RunLog:
     """
     lines = read_metrics(folder)
     if not lines or not os.path.exists(folder / CONFIG_FILE):
-        raise ValueError(f"{folder} has no metrics ({METRICS_FILE}, {CONFIG_FILE}): give the workdir of a run.")
+        raise ValueError(
+            f"{folder} has no metrics ({METRICS_FILE}, {CONFIG_FILE}): give the workdir of a run. "
+            "For weights, write vit-jax evaluate WEIGHTS --data=DATA --report=FOLDER."
+        )
     return RunLog(name, read_config(folder), lines)
 
 

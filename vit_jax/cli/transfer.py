@@ -91,7 +91,8 @@ def fewshot(given: Given) -> None:
         "[--method=logistic|least_squares]": "logistic regression (default), or closed form",
         "[--penalty=X]": "searched on a held-out part by default",
         "[--folds=K]": "also cross-validate on K parts of the training images: mean and standard deviation",
-        "[--output=FOLDER]": "write the network with the classifier as its last layer; all verbs take it as weights",
+        "[--output=FOLDER]": "write the network with the classifier as its last layer; verbs that take weights take it",
+        "[--overwrite]": "replace what is at --output=",
     }
     | _ON_PAIRS,
     "ViT-B_16.npz --data=cifar100",
@@ -106,6 +107,8 @@ def probe(given: Given) -> None:
     if "folds" in options:
         chosen["folds"] = whole(options, "folds")
     output = options.get("output")
+    if output is None and "overwrite" in options:
+        raise UsageError("--overwrite has no effect without --output=. Leave it out.")
     if output is not None:
         _require_classifier(options)
 
@@ -113,7 +116,7 @@ def probe(given: Given) -> None:
 
         from vit_jax.weights.saving import require_destination
 
-        require_destination(output, None, overwrite=False)
+        require_destination(output, None, overwrite="overwrite" in options)
 
     with _on_pairs(options, "own") as (pairs, extractor, weights):
         from vit_jax import hosts
@@ -125,13 +128,16 @@ def probe(given: Given) -> None:
         for pair, classifier, result, found in run_probes(pairs, extractor, **chosen):
             results[pair.name], notes = result, notes + found
             if output is not None and hosts.is_first():
-                written = save(classifier_weights(weights, extractor, pair, classifier), output).destination
+                fitted = classifier_weights(weights, extractor, pair, classifier)
+                written = save(fitted, output, overwrite="overwrite" in options).destination
                 notes.append(f"{written} has the classifier: vit-jax predict {output} IMAGE")
         _say(options, extractor, {"datasets": results}, to_text(results), notes)
 
 
 def _require_classifier(options: Mapping[str, str]) -> None:
     """Check options that a saved classifier excludes, before anything is computed."""
+    if pathlib.Path(options["output"]).suffix not in ("", ".npz"):
+        raise UsageError(f"--output={options['output']}: must be a folder or a file that ends in .npz.")
     if "," in options["data"] or options["data"] in ("released", "all"):
         raise UsageError(f"--data={options['data']}: --output= saves the classifier of one dataset. Give one.")
     if options.get("layer", "pre_logits") != "pre_logits":

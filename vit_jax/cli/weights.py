@@ -184,7 +184,14 @@ def _open_evaluated(
 
 def _csv_file(options: Mapping[str, str]) -> pathlib.Path | None:
     """Return the file of --csv=; None without one, and for "-", standard output."""
-    return None if options.get("csv", "-") == "-" else output_file(options["csv"], "--csv=")
+    from vit_jax.data.files import is_image
+
+    if options.get("csv", "-") == "-":
+        return None
+    path = output_file(options["csv"], "--csv=")
+    if is_image(path.name):
+        raise UsageError(f"--csv={options['csv']}: is the name of an image, which would be replaced. Write NAME.csv.")
+    return path
 
 
 def _write_csv(path: pathlib.Path | None, table: str) -> None:

@@ -11,7 +11,6 @@ from vit_jax.arrays import abstract_batch
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.validate import validate
 from vit_jax.data.sources import path_of
-from vit_jax.data.tfds_source import NotPrepared
 from vit_jax.files import first_line
 from vit_jax.plan.dataset import choose_dataset, known_examples
 from vit_jax.plan.topology import StandIn
@@ -93,10 +92,7 @@ def _open(config: RunConfig, unseen: list[pathlib.Path]) -> tuple[Datasets | Non
     """Return the datasets, None if they are elsewhere, and a description of them."""
     if not {*unseen}.isdisjoint(_data_paths(config)):
         return None, f"{config.data} is not visible from here"
-    try:
-        data = open_datasets(config)
-    except NotPrepared as error:
-        return None, f"{config.data} is in the catalogue, but not prepared here: {str(error).partition('; ')[2]}"
+    data = open_datasets(config)
     sizes = f"{len(data.train):,} training and {len(data.test):,} test images"
     return data, f"{config.data} with {sizes} of {data.train.num_classes:,} classes"
 
