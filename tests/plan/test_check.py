@@ -17,7 +17,7 @@ def check(*overrides, **options):
 def test_one_line():
     (line,) = check()
     assert "1,437 training and 360 test images of 10 classes" in line
-    assert "on 1 devices" in line
+    assert "on 1 device (" in line
 
 
 @pytest.mark.parametrize(

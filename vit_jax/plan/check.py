@@ -154,7 +154,8 @@ def _describe(run: Assembly) -> str:
     shape = run.batch_sharding.mesh.shape
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract_state.model))
     mesh = " x ".join(f"{size} {axis}" for axis, size in shape.items())
+    count = math.prod(shape.values())
     return (
         f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, {run.steps.total:,} "
-        f"steps of {run.config.global_batch:,} images on {math.prod(shape.values())} devices ({mesh})"
+        f"steps of {run.config.global_batch:,} images on {count} device{'s' * (count > 1)} ({mesh})"
     )
