@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import jax
 
-from vit_jax.arrays import abstract_batch
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.validate import validate
 from vit_jax.data.sources import path_of
@@ -142,10 +141,9 @@ def _read_start(run: Assembly, unseen: list[pathlib.Path]) -> None:
 
 
 def _trace(run: Assembly) -> None:
-    """Trace a training step, as a run does before it compiles: networks and losses by reference are called."""
-    batch = abstract_batch(run.config.global_batch, run.architecture.image_size, run.batch_sharding, run.label_shape)
+    """Trace a training step: networks and losses by reference are called."""
     try:
-        run.train_step.eval_shape(run.abstract_state, batch)
+        run.trace_train_step()
     except TypeError as error:  # also of jax, for shapes that do not fit
         raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
 
