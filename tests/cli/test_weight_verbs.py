@@ -283,6 +283,10 @@ def test_numbers_that_stand_for_names_are_told(here):
     weights.parameters["head/linear/kernel"][:] = 0
     save_weights(weights, here / "zeros.npz", "released")
     assert "note: WARNING: the head is all zeros" in run("predict", "zeros.npz", "000.png")[2]
+    write_classes(here / "images", np.arange(14) % 7, sample_pixels(14))
+    code, _, err = run("probe", "zeros.npz", "--data=folder:images", "--cache=none", "--method=least_squares")
+    assert code == 0
+    assert "the head" not in err
 
 
 def test_classes_of_imagenet_have_readable_names(here):

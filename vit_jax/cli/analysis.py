@@ -52,7 +52,7 @@ def inspect(given: Given) -> None:
     _require_sense(options, names, needs_images=bool(with_images))
     output = output_folder(options["output"])
     require_drawing()
-    model, _ = open_model(options, needs_classes=False, needs_transform="images" in options)
+    model, _ = open_model(options, needs_classes=False, needs_transform="images" in options, uses_head=False)
     drawn = _available(model, names, options)
     if "heads" in drawn:
         chosen_heads(model, heads)

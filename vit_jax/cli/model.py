@@ -39,15 +39,17 @@ def limits(options: Mapping[str, str]) -> dict[str, int]:
 
 
 def load_placed_model(
-    options: Mapping[str, str], *, needs_classes: bool = True, needs_transform: bool = True
+    options: Mapping[str, str], *, needs_classes: bool = True, needs_transform: bool = True, uses_head: bool = True
 ) -> "tuple[Model, Weights]":
-    """The model of the options, complete on every device of all processes."""
+    """Load the model of the options, complete on every device of all processes; arguments as `open_model`."""
     import jax
 
     from vit_jax.sharding import build_mesh, replicated
 
     sharding = replicated(build_mesh(jax.devices()))
-    return open_model(options, sharding, needs_classes=needs_classes, needs_transform=needs_transform)
+    return open_model(
+        options, sharding, needs_classes=needs_classes, needs_transform=needs_transform, uses_head=uses_head
+    )
 
 
 def open_model(
@@ -56,14 +58,24 @@ def open_model(
     *,
     needs_classes: bool = True,
     needs_transform: bool = True,
+    uses_head: bool = True,
 ) -> "tuple[Model, Weights]":
-    """The model of the options, on one device unless a sharding is given; notes about its weights are printed."""
+    """Load the model of the options and print notes about its weights.
+
+    Args:
+      options: the command line.
+      sharding: of the parameters; None: on one device.
+      needs_classes: reject weights without a classifier.
+      needs_transform: reject weights that do not state how images are prepared.
+      uses_head: print warnings about the head.
+    """
     from vit_jax import hosts
     from vit_jax.api import from_weights
     from vit_jax.weights import load_weights
 
     weights = load_weights(options["CHECKPOINT"], polyak="raw" not in options, **weight_options(options))
-    for note in [*weights.notes, *weights.warnings()] if hosts.is_first() else ():
+    notes = [*weights.notes, *(weights.warnings() if uses_head else [])]
+    for note in notes if hosts.is_first() else ():
         print(f"note: {printable(note)}", file=sys.stderr)
     model = from_weights(
         weights,

@@ -229,7 +229,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         is_own = preprocessing == "own"
         # the released protocol takes the range of values, also of weights that state no preparation
         of_model = options if is_own else {name: given for name, given in options.items() if name != "value_range"}
-        model, weights = load_placed_model(of_model, needs_classes=False, needs_transform=is_own)
+        model, weights = load_placed_model(of_model, needs_classes=False, needs_transform=is_own, uses_head=False)
         transform = model.require_transform() if is_own else _fewshot_transform(model, value_range(options))
         extractor = Extractor(
             model=model,

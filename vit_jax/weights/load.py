@@ -59,7 +59,7 @@ class Weights:
         return self.training is not None and self.training.is_multilabel
 
     def warnings(self) -> list[str]:
-        """The notes that matter when these weights are used without training."""
+        """Return warnings for uses of the head without training."""
         head = self.parameters.get(HEAD)
         if head is None or not head.size or head.any():
             return []
