@@ -9,6 +9,7 @@ from tests.data.deep_files import png, pnm, tiff
 from vit_jax.data.sources import open_source
 from vit_jax.data.survey import MOST_FILES, survey
 from vit_jax.files import open_regular
+from vit_jax.transfer.datasets import PairChoice, open_pair, open_split
 
 GREY = np.arange(63, dtype=np.uint16).reshape(7, 9) * 65  # 12 bits
 UNIT = GREY.astype(np.float32) / 4095
@@ -36,11 +37,13 @@ def test_losses_are_counted(tmp_path):
         "photo.jpg": tiff(GREY),
     }
     paths = write(tmp_path, files)
-    values, floats, pages = survey([*paths, str(tmp_path / "gone.tif")], None, "input.value_range")
+    values, floats, pages = survey([*paths, str(tmp_path / "gone.tif")], None, "--value_range")
     assert values.startswith("4 of 13 checked files have 16 bits")
     assert "divided by 256" in values
-    assert "input.value_range=0,4095" in values
+    assert f"(first: {paths[0]})" in values
+    assert "Pass --value_range=0,4095" in values
     assert floats.startswith("1 of 13 checked files have floating-point")
+    assert f"(first: {tmp_path}/float.tiff)" in floats
     assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
     assert survey(paths, (0, 4095), "input.value_range") == [pages.replace("13", "12")]
     assert survey(paths[4:6], None, "input.value_range") == []
@@ -93,9 +96,20 @@ def test_a_folder_warns_once(tmp_path, make_config, caplog):
         pickle.dumps(source)
     assert len(caplog.messages) == 2
     assert "10 of 10 checked files have 16 bits" in caplog.messages[0]
+    assert "Pass --config.input.value_range=0,4095" in caplog.messages[0]
     assert "page 1 of 2" in caplog.messages[1]
     (tmp_path / "images.csv").write_text("image,label\n" + "".join(f"{name},{name[7]}\n" for name in names))
     caplog.clear()
     open_source(f"csv:{tmp_path}/images.csv", "train", make_config(value_range=(0.0, 4095.0)), 0)
     assert len(caplog.messages) == 1
     assert "page 1 of 2" in caplog.messages[0]
+
+
+def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
+    write(tmp_path, {f"{kind}/{n}.tif": tiff(GREY) for kind in "ab" for n in range(5)})
+    open_pair(f"folder:{tmp_path}", PairChoice())
+    (message,) = caplog.messages
+    assert "Pass --value_range=0,4095" in message
+    caplog.clear()
+    open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", PairChoice())
+    assert "Pass --value_range=0,4095" in caplog.messages[0]

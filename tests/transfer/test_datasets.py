@@ -14,7 +14,8 @@ from vit_jax.transfer.datasets import RELEASED, PairChoice, open_pair
 def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
-    def open_source(data, split, config, seed, held_then):
+    def open_source(data, split, config, seed, held_then, range_option):
+        assert range_option == "--value_range"
         opened.append((data, split, config.data_dir))
         return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
 

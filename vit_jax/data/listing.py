@@ -27,6 +27,7 @@ _MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # i
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
 WHOLE = "all"  # the split that is every image, where there are no splits
+RANGE_OPTION = "--config.input.value_range"
 
 
 class FileSource(Source):
@@ -113,9 +114,14 @@ class Listing:
 
 
 def open_listing(
-    listing: Listing, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None = None
+    listing: Listing,
+    split: str,
+    config: InputConfig,
+    seed: int,
+    held_then: Mapping[str, str] | None = None,
+    range_option: str = RANGE_OPTION,
 ) -> Source:
-    """Opens one split.
+    """Open one split.
 
     With splits (train, training, test, val, validation, valid, and those of the config) it is any of them, and the
     classes are those of `config.train_split`. For one that is not there another of the same meaning is taken, for
@@ -136,7 +142,7 @@ def open_listing(
         source = _open_split(listing, whole, named)
     else:
         source = _open_flat(listing, whole, named, seed, held_then or {})
-    _warn_of_losses(listing, source, config)
+    _warn_of_losses(listing, source, config, range_option)
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
 
 
@@ -220,12 +226,12 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
     return held_out if split == config.test_split else rest
 
 
-def _warn_of_losses(listing: Listing, source: Source, config: InputConfig) -> None:
+def _warn_of_losses(listing: Listing, source: Source, config: InputConfig, range_option: str) -> None:
     """Warn of files that lose bits or pages; of a list without splits look at all of it, for one warning."""
     while isinstance(source, SubsetSource):
         source = source.source
     names = (source.name_of(index) for index in range(len(source)))
-    for line in survey(names, config.value_range, "input.value_range"):
+    for line in survey(names, config.value_range, range_option):
         warn_once(f"{listing.path}: {line}")
 
 

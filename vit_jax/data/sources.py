@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.folder import Folder
 from vit_jax.data.images import UnreadableImage, decode
-from vit_jax.data.listing import Listing, open_listing, whole_splits
+from vit_jax.data.listing import RANGE_OPTION, Listing, open_listing, whole_splits
 from vit_jax.data.memory import CachedSource
 from vit_jax.data.records import Source, checked_labels, few
 from vit_jax.data.subset import select
@@ -62,9 +62,14 @@ def holds_out(data: str, config: InputConfig) -> bool:
 
 
 def open_source(
-    data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None = None
+    data: str,
+    split: str,
+    config: InputConfig,
+    seed: int,
+    held_then: Mapping[str, str] | None = None,
+    range_option: str = RANGE_OPTION,
 ) -> Source:
-    """Opens one split of a dataset.
+    """Open one split of a dataset.
 
     Args:
       data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "vtab:TASK", "folder:PATH",
@@ -74,18 +79,20 @@ def open_source(
       config: where data is kept, which classes and training examples to take, whether to cache records.
       seed: chooses the hold-out of files without splits, and the training examples.
       held_then: of such files, what was held out when weights were trained on it, from `subset.held_up_to`.
+      range_option: the option that warnings about files of more than 8 bits name.
 
     Raises:
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
         or examples that the config chooses do not exist; what a reference names is no source.
     """
-    source = select(
-        _open(data, split, config, seed, held_then), config, training=split == config.train_split, seed=seed
-    )
+    opened = _open(data, split, config, seed, held_then, range_option)
+    source = select(opened, config, training=split == config.train_split, seed=seed)
     return CachedSource(source) if config.cache_records else source
 
 
-def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None) -> Source:
+def _open(
+    data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None, range_option: str
+) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind in ("tfds", "vtab") and name):
         from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
@@ -95,7 +102,7 @@ def _open(data: str, split: str, config: InputConfig, seed: int, held_then: Mapp
         opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
         return opened(name, split, config.data_dir)
     if (listing := listing_of(data)) is not None:
-        return open_listing(listing, split, config, seed, held_then)
+        return open_listing(listing, split, config, seed, held_then, range_option)
     near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *_LISTINGS], n=1)
     found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
     near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])

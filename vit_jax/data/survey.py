@@ -18,24 +18,27 @@ def survey(paths: Iterable[str], value_range: ValueRange | None, option: str) ->
     Args:
       paths: of all files.
       value_range: the range that the user gives; with it no values are lost.
-      option: the name of its option in messages, such as "input.value_range".
+      option: the name of its option in messages, such as "--value_range".
     """
     paths = [path for path in paths if path.lower().endswith(_CAN_BE_DEEP)]
     count = min(len(paths), MOST_FILES)
-    headers = [_header_of(paths[k * len(paths) // count]) for k in range(count)]
-    silent = sum(kind == "silent" for kind, _ in headers) if value_range is None else 0
-    unknown = sum(kind == "unknown" for kind, _ in headers) if value_range is None else 0
+    checked = [paths[k * len(paths) // count] for k in range(count)]
+    headers = [_header_of(path) for path in checked]
+    found: dict[str, list[str]] = {"silent": [], "unknown": []}
+    for path, (kind, _) in zip(checked, headers, strict=True) if value_range is None else ():
+        found.get(kind, []).append(path)
+    silent, unknown = found["silent"], found["unknown"]
     pages = [number for _, number in headers if number > 1]
     lines = []
     if silent:
         lines.append(
-            f"{silent:,} of {count:,} checked files have 16 bits and state no other depth: values are divided by 256. "
-            f"Pass {option}=0,4095 for 12-bit data."
+            f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
+            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data."
         )
     if unknown:
         lines.append(
-            f"{unknown:,} of {count:,} checked files have floating-point or 32-bit values and state no range: they "
-            f"cannot be read. Pass {option}=0,1 for values from 0 to 1."
+            f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
+            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1."
         )
     if pages:
         of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"

@@ -97,7 +97,7 @@ def open_labelled(data: str, weights: Weights, choice: SplitChoice | None = None
         holdout_fraction=how.holdout_fraction,
         value_range=choice.value_range,
     )
-    opened = open_source(data, split, config, how.seed, how.held_up_to)
+    opened = open_source(data, split, config, how.seed, how.held_up_to, "--value_range")
     if how.held_up_to and _has_changed(opened, how):
         notes.append(
             f"{data} has changed since training: what was held out then is held out, and of new images those that "

@@ -66,7 +66,8 @@ def open_pair(name: str, choice: PairChoice, training: TrainingData | None = Non
     data, config, seed, held = _how(name, choice, training)
     if config.train_split == config.test_split:
         raise ValueError(f"{name}: the training and the test split are both {config.train_split!r}; name two.")
-    train, test = (open_source(data, split, config, seed, held) for split in (config.train_split, config.test_split))
+    splits = (config.train_split, config.test_split)
+    train, test = (open_source(data, split, config, seed, held, "--value_range") for split in splits)
     if train.is_multilabel or test.is_multilabel:
         raise ValueError(f"{name}: its images may have several labels, and a classifier of features gives one.")
     if train.class_names != test.class_names:
@@ -89,7 +90,7 @@ def open_pair(name: str, choice: PairChoice, training: TrainingData | None = Non
 def open_split(name: str, split: str | None, choice: PairChoice, training: TrainingData | None = None) -> Source:
     """Opens any split, the one to test on unless it is named; other arguments as for `open_pair`."""
     data, config, seed, held = _how(name, choice, training)
-    return open_source(data, split or config.test_split, config, seed, held)
+    return open_source(data, split or config.test_split, config, seed, held, "--value_range")
 
 
 def _how(
