@@ -69,11 +69,13 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     assert len(np.unique(features.hash_N)) == 13
 
 
-def test_kept_and_found_again(tmp_path):
+def test_kept_and_found_again(tmp_path, capsys):
     source = folder_source(tmp_path)
     first = extractor(tmp_path / "cache").extract(source)
+    assert "computing features of 13 images\n" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "images")  # without them nothing can be computed again
     second = extractor(tmp_path / "cache").extract(source)
+    assert capsys.readouterr().err == ""
     for name in ("feature_ND", "label_N", "is_read_N", "hash_N"):
         assert np.array_equal(getattr(first, name), getattr(second, name)), name
     assert isinstance(second.feature_ND, np.memmap)

@@ -99,7 +99,10 @@ def test_folds():
     _, mixed = probe(random, random, 4, "logistic", 1e-3, folds=5)
     assert mixed["accuracy"] == 1.0  # learnt by heart
     assert np.mean(mixed["folds"]) < 0.6
-    assert "mean of 5 folds" in to_text({"x": found})
+    test_line, folds_line = to_text({"x": found}).splitlines()
+    assert test_line.split()[1:6] == ["least_squares,", "penalty", "1024", "test", "accuracy"]
+    assert folds_line.split()[1:7] == ["mean", "of", "5", "folds", "held-out", "accuracy"]
+    assert test_line.index("100.00%") == folds_line.index("100.00%")
     with rejects("--folds", "at most the number of training images, 48"):
         probe(train, test, 4, "least_squares", folds=49)
 
@@ -112,6 +115,7 @@ def test_each_dataset_and_its_text():
     assert (name, result) == ("first", {"accuracy": {3: 1.0}, "interval": {3: interval}, "test_images": 48})
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text({name: result})
-    assert "100.00%  (92.59% to 100.00%) of 48 images" in to_text({name: result})  # 48 / (48 + 1.96**2)
+    expected = "test accuracy     100.00%  (95 % interval 92.59% to 100.00%) of 48 images"  # 48 / (48 + 1.96**2)
+    assert expected in to_text({name: result})
     ((_, _, result, _),) = run_probes(pairs, Found(), method="least_squares", penalty=2.0)
     assert "least_squares, penalty 2" in to_text({name: result})

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -99,6 +100,8 @@ class Extractor:
         decoding = self.transform.max_image_megapixels, self.transform.value_range
         log = UnreadableLog(source, len(source), *decoding)  # counted at the end, by all
         is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
+        if hosts.is_first():
+            print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
         progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
 
         def feature_parts() -> Iterator[np.ndarray]:

@@ -201,7 +201,7 @@ def run_neighbours(
 
 
 def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each dataset and accuracy, with its 95 % interval."""
+    """Return a line for each dataset and method: the test accuracy with its 95 % interval."""
     lines = []
     for name, result in results.items():
         accuracy, interval = result["accuracy"], result["interval"]
@@ -210,12 +210,12 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
         for key, value in rows.items():
             low, high = interval[key] if is_knn else interval
             what = f"{key} neighbours" if is_knn else key
-            of = f"({low:.2%} to {high:.2%}) of {result['test_images']:,} images"
-            lines.append(f"{name:<24} {what:<32} {value:>8.2%}  {of}")
+            of = f"(95 % interval {low:.2%} to {high:.2%}) of {result['test_images']:,} images"
+            lines.append(f"{name:<24} {what:<32} {'test accuracy':<17} {value:>7.2%}  {of}")
         if folds := result.get("folds"):
             what, deviation = f"mean of {len(folds)} folds", np.std(folds, ddof=1)
             of = f"standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
-            lines.append(f"{name:<24} {what:<32} {np.mean(folds):>8.2%}  {of}")
+            lines.append(f"{name:<24} {what:<32} {'held-out accuracy':<17} {np.mean(folds):>7.2%}  {of}")
     return "\n".join(lines)
 
 
