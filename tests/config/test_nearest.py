@@ -2,8 +2,9 @@
 
 import pytest
 
-from vit_jax.config import FinetuneConfig, PretrainConfig
-from vit_jax.config.load import field_paths
+from tests.rejections import rejects
+from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
+from vit_jax.config.load import field_paths, from_dict
 from vit_jax.config.nearest import MEANT, nearest
 
 PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)
@@ -27,7 +28,8 @@ def test_every_word_means_a_field_and_is_none():
         ("hidden_size", ["model.width"]),
         ("learning_rate", ["schedule.learning_rate"]),  # under its section
         ("wdith", ["model.width"]),
-        ("input.cutmix", ["input.mixup_alpha"]),
+        ("input.mixup", ["input.mixup_alpha"]),
+        ("input.cutmix", []),
         ("input.random_erasing", ["input.augmentations"]),
         ("save_total_limit", ["checkpoint.keep_latest"]),
         ("eval_batch_size", ["evaluation.global_batch"]),
@@ -42,3 +44,9 @@ def test_nearest(name, fields):
 def test_a_word_for_what_this_kind_of_run_has_not():
     assert nearest("resume", PRETRAINING) == ["resume_from"]
     assert "resume_from" not in nearest("resume", FINETUNING)
+
+
+def test_cutmix_is_not_mixup():
+    for name in ("cutmix", "CutMix-Alpha"):
+        with rejects(f"There is no field 'input.{name}'", "CutMix is not included.*input.augmentations"):
+            from_dict(InputConfig, {name: 1.0}, "input.")

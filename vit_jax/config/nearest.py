@@ -23,7 +23,7 @@ _WORDS = {  # what is to be written here, and what others call it
     "model.stochastic_depth_fraction": "drop_path drop_path_rate stochastic_depth stochdepth",
     "input.image_size": "img_size input_size resolution size res crop_size",
     "input.flip": "hflip horizontal_flip",
-    "input.mixup_alpha": "mixup cutmix cutmix_alpha",
+    "input.mixup_alpha": "mixup",
     "input.augmentations": "color_jitter colour_jitter jitter random_erasing reprob re_prob cutout",
     "input.crop_area_fraction": "crop_scale random_resized_crop rrc_scale",
     "input.test_crop_fraction": "crop_pct crop_ratio crop_percent",
@@ -77,9 +77,14 @@ _VALUES = {
     "optax:rmsprop": "rmsprop",
     "optax.contrib:muon": "muon",
 }
+_ABSENT = {  # names that others use for features that are not included, and what to do instead
+    "CutMix is not included. Use input.mixup_alpha for mixup, or input.augmentations, which takes user-defined "
+    "functions of one image.": "cutmix cutmix_alpha cutmix_minmax cutmix_prob",
+}
 _MEANT_VALUE = {word: value for value, words in _VALUES.items() for word in words.split()}
 MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
 """Our field for each word of other systems, with a sample value where its form is special."""
+_ADVICE = {word: advice for advice, words in _ABSENT.items() for word in words.split()}
 
 
 def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
@@ -94,13 +99,23 @@ def meant_value(value: object, known: Iterable[object]) -> str:
     return f" Did you mean {meant!r}?" if meant in known or ":" in meant else ""
 
 
+def absent(name: str) -> str | None:
+    """Return what to do about a feature of other systems that is not included; None for other names."""
+    return _ADVICE.get(_word(name))
+
+
+def _word(name: str) -> str:
+    return name.rpartition(".")[2].lower().replace("-", "_")
+
+
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The fields of `known`, with dots between sections, that may be meant by `name`, the likeliest first.
 
     A field may be followed by `=` and how its value is written.
     """
-    fields, leaf = list(known), name.rpartition(".")[2]
-    word = leaf.lower().replace("-", "_")
+    fields, leaf, word = list(known), name.rpartition(".")[2], _word(name)
+    if word in _ADVICE:
+        return []
     meant = [MEANT[word]] if word in MEANT and MEANT[word].partition("=")[0] in fields else []
     same_leaf = [field for field in fields if field.rpartition(".")[2] == leaf]
     close = [] if meant else difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
