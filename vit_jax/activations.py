@@ -19,6 +19,10 @@ class Place(Protocol):
     def platform(self) -> str:
         """Of the devices: "cpu", "gpu" or "tpu"."""
 
+    @property
+    def compute_capability(self) -> tuple[int, ...] | None:
+        """Of NVIDIA GPUs, such as (9, 0); else, or if unknown, None."""
+
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""
 
@@ -57,6 +61,12 @@ def platform() -> str:
     """Of the devices that the program being traced is for; outside of `placed_by` those that JAX uses."""
     place = _place.get()
     return jax.default_backend() if place is None else place.platform
+
+
+def compute_capability() -> tuple[int, ...] | None:
+    """Return that of the NVIDIA GPUs which `placed_by` has set, or None."""
+    place = _place.get()
+    return None if place is None else place.compute_capability
 
 
 @contextlib.contextmanager

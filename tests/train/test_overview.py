@@ -51,6 +51,7 @@ def test_what_is_said_before_training_and_after_an_evaluation():
     lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode().splitlines()
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
     assert any(re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line) for line in lines)
+    assert b"compute  float32, attention xla" in lines
     ten = b", ".join(b"'class %d'" % number for number in range(9))
     assert rb"classes  'caf\udce9', " + ten + b" and 2 more" in lines
     results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}

@@ -59,7 +59,8 @@ class ModelConfig:
     """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
     all residual units on a CPU, else 1."""
     attention: AttentionForm = "auto"
-    """Implementation of attention. auto: pallas on TPUs in bfloat16, else xla."""
+    """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
+    the length and the head size, else xla."""
     width: int | None = None
     """Transformer: length D of each token. None: that of the name."""
     depth: int | None = None
@@ -128,7 +129,8 @@ class AdaptConfig:
     """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
     all residual units on a CPU, else 1."""
     attention: AttentionForm = "auto"
-    """Implementation of attention. auto: pallas on TPUs in bfloat16, else xla."""
+    """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
+    the length and the head size, else xla."""
 
     def __post_init__(self) -> None:
         if self.name is not None:

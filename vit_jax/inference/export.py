@@ -115,6 +115,7 @@ class _AnyRuntime:
     """The devices of a program that is traced for none: it has no form that is fast on one of them."""
 
     platform = "any"
+    compute_capability = None
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         return activation

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
-from vit_jax.models import attention_kernel
+from vit_jax.models import attention_cudnn, attention_kernel
 from vit_jax.models.positions import RelativePositions
 from vit_jax.models.product import dot_general, multiply
 
@@ -27,11 +27,13 @@ class Projections(NamedTuple):
     value_BSE: jax.Array
     bias_3E: jax.Array  # of queries, keys and values
 
+    def biased(self) -> list[jax.Array]:
+        """Queries, keys and values with their biases, (B, Q or S, E)."""
+        return [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
+
     def heads(self, num_heads: int) -> list[jax.Array]:
         """Queries, keys and values with their biases, (B, Q or S, T, h)."""
-        return [
-            (x + bias_E).reshape(*x.shape[:2], num_heads, -1) for x, bias_E in zip(self[:3], self.bias_3E, strict=True)
-        ]
+        return [x.reshape(*x.shape[:2], num_heads, -1) for x in self.biased()]
 
 
 class Attention(nnx.Module):
@@ -59,8 +61,7 @@ class Attention(nnx.Module):
         projections = self._project(queries_BQD, tokens_BSD)
         if self.positions is not None:  # no other form has them
             return self.out(_weighted(projections, self.num_heads, self.positions())[0])
-        form = _chosen(self.form, projections, self.num_heads)
-        return self.out(CORES[form](projections, self.num_heads))
+        return self.out(CORES[self._form_of(projections)](projections, self.num_heads))
 
     @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,6 +70,15 @@ class Attention(nnx.Module):
         projections = self._project(queries_BQD, tokens_BSD)
         mixture_BQE, weights_BTQS = _weighted(projections, self.num_heads, offset_key_QSh)
         return self.out(mixture_BQE), weights_BTQS
+
+    def _form_of(self, projections: Projections) -> str:
+        """Return the form of the core. Queries that are not the tokens, as a pooling's probe, are few."""
+        tokens = projections.key_BSE
+        if projections.query_BQE.shape != tokens.shape:
+            return "xla"
+        _, length, width = tokens.shape
+        head_dim = width // self.num_heads
+        return choose_form(self.form, length=length, num_heads=self.num_heads, head_dim=head_dim, dtype=tokens.dtype)
 
     def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
         layers = {"query": self.query, "key": self.key, "value": self.value}
@@ -136,8 +146,9 @@ def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
 
 
 def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
-    mixture_BSTh = jax.nn.dot_product_attention(*projections.heads(num_heads), implementation="cudnn")
-    return _kept(mixture_BSTh.reshape(projections.query_BQE.shape))
+    """Rematerialisation keeps the results of cuDNN's call itself, so that its output has no name."""
+    query_BSE, key_BSE, value_BSE = projections.biased()
+    return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 
 
 def _kept(mixture_BQE: jax.Array) -> jax.Array:
@@ -148,17 +159,21 @@ def _kept(mixture_BQE: jax.Array) -> jax.Array:
 CORES = {"xla": _by_xla, "pallas": _by_pallas, "cudnn": _by_cudnn}
 
 
-def _chosen(form: AttentionForm, projections: Projections, num_heads: int) -> str:
-    """The form of the core: the one asked for or, of "auto", the kernel in bfloat16 on a mesh of TPUs where it fits.
+def choose_form(form: AttentionForm, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype) -> str:
+    """Return the form that self-attention of `form` has on the devices of `placed_by`.
 
-    Queries that are not the tokens, as a pooling's probe, are few: XLA computes them.
+    "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in bfloat16, cuDNN on GPUs.
+    Outside of `placed_by` the program may run on any device, so "auto" is "xla" there.
+
+    Raises:
+      ValueError: the form is "cudnn", and cuDNN does not compute this attention.
     """
-    queries, tokens = projections.query_BQE, projections.key_BSE
-    if queries.shape != tokens.shape:
-        return "xla"
+    if form == "cudnn" and (problem := attention_cudnn.find_problem(length, head_dim, dtype)):
+        raise ValueError(f"config.model.attention='cudnn': cuDNN rejects this attention: {problem}. Use auto or xla.")
     if form != "auto":
         return form
-    _, length, width = tokens.shape
-    is_on_tpus = is_placed() and platform() == "tpu"  # a kernel cannot be spread over devices that nobody names
-    fits = attention_kernel.heads_per_program(num_heads, width // num_heads, length) is not None
-    return "pallas" if is_on_tpus and tokens.dtype == jnp.bfloat16 and fits else "xla"
+    if is_placed() and platform() == "tpu" and dtype == jnp.bfloat16:
+        return "xla" if attention_kernel.heads_per_program(num_heads, head_dim, length) is None else "pallas"
+    if is_placed() and platform() == "gpu":
+        return "xla" if attention_cudnn.find_problem(length, head_dim, dtype) else "cudnn"
+    return "xla"

@@ -15,7 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import named
 from vit_jax.config import Architecture
-from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention
+from vit_jax.config.schema import AttentionForm
+from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention, choose_form
 from vit_jax.models.dropout import drop_examples, dropout
 from vit_jax.models.positions import RelativePositions
 from vit_jax.models.product import dot_general
@@ -71,13 +72,33 @@ class Mlp(nnx.Module):
 
 
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
-    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs}
+    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": _asked_form(a)}
     if a.position_embedding == "relative":
         options["positions"] = RelativePositions(a, length or math.prod(a.grid), rngs=rngs)
     if length is None:
-        return Attention(a.width, a.num_heads, form=a.attention, **options)
-    form = "xla" if a.attention == "auto" else a.attention  # the kernel is for longer sequences
-    return LineAttention(a.width, a.num_heads, form=form, length=length, **options)
+        return Attention(a.width, a.num_heads, **options)
+    return LineAttention(a.width, a.num_heads, length=length, **options)
+
+
+def _asked_form(a: Architecture) -> AttentionForm:
+    """Return the form of axial attention, too: kernels are for longer sequences, so that "auto" is "xla" there."""
+    return "xla" if a.attention == "auto" and a.block == "axial" else a.attention
+
+
+def attention_form(a: Architecture) -> str:
+    """Return the form of self-attention in standard blocks, on the devices of `placed_by`.
+
+    Raises:
+      ValueError: as `choose_form`.
+    """
+    if a.position_embedding == "relative":
+        return "xla"
+    head_dim, dtype = a.width // a.num_heads, jnp.dtype(a.compute_dtype)
+    (form,) = {
+        choose_form(_asked_form(a), length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype)
+        for length in a.attention_lengths
+    }
+    return form
 
 
 class Block(nnx.Module):

@@ -6,6 +6,7 @@ Axes: `replica` between groups of devices that each hold all parameters (slices,
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,6 +105,12 @@ class Placement:
     def platform(self) -> str:
         """Of the mesh's devices."""
         return str(self.mesh.devices.flat[0].platform)
+
+    @property
+    def compute_capability(self) -> tuple[int, ...] | None:
+        """As `activations.Place` says; AMD GPUs have names such as "gfx90a" there."""
+        version = str(getattr(self.mesh.devices.flat[0], "compute_capability", ""))
+        return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else None
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation in its layout."""

@@ -32,6 +32,7 @@ from vit_jax.data.transforms import (
 )
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops
+from vit_jax.models.block import attention_form
 from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
@@ -62,6 +63,7 @@ class Assembly:
     train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics); takes the state's memory over
     train_step_of_leaves: Any  # the same, of the state's leaves by name
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
+    attention_form: Callable[[], str] | None  # of the standard blocks, on the devices; None if there are none
 
     def trace_train_step(self) -> jax.stages.Traced:
         """Trace the train step: a second call, and the compilation, use the same trace.
@@ -191,6 +193,7 @@ def assemble(
         after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
         return pytree.named_leaves(after), metrics
 
+    has_standard_blocks = network is None and architecture.is_standard and architecture.has_transformer
     batches, options = batch_sharding(mesh), compiler_options(mesh)
 
     def jit_training(step: Any, states: Any) -> Any:
@@ -220,6 +223,7 @@ def assemble(
             out_shardings=whole,
             compiler_options=options,
         ),
+        attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
     )
 
 

@@ -93,6 +93,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
+        *([f"compute  {architecture.compute_dtype}, attention {run.attention_form()}"] if run.attention_form else []),
         f"input    {_input(run)}",
         f"workdir  {folder}",
     ]
