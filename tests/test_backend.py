@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import pkgutil
 import subprocess
 import sys
 import types
@@ -93,7 +92,6 @@ def test_exit_codes(monkeypatch, capsys):
 
 EACH = """
 import json, sys
-from vit_jax import cli
 
 for words in json.loads(sys.argv[1]):
     try:
@@ -149,8 +147,10 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine without devices, with libtpu and without plugins; the function that decides."""
-    specs = {"libtpu": object(), "jax_plugins": None}
-    monkeypatch.setattr(pkgutil, "iter_modules", lambda places: [])
+    specs = {
+        "libtpu": object(),
+        "jax_plugins": types.SimpleNamespace(submodule_search_locations=[tmp_path / "plugins"]),
+    }
     monkeypatch.setattr(importlib.util, "find_spec", specs.__getitem__)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
     plugins = []
@@ -160,10 +160,16 @@ def machine(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("0x1ae0\n")
 
+    def add_module(name):
+        (tmp_path / "plugins" / name).mkdir(parents=True)
+        (tmp_path / "plugins" / name / "__init__.py").touch()
+
     def decide(**environment):
         return backend.default_platforms(environment, tmp_path)
 
-    return types.SimpleNamespace(decide=decide, add=add, specs=specs, plugins=plugins)
+    return types.SimpleNamespace(
+        decide=decide, add=add, add_module=add_module, specs=specs, plugins=plugins, root=tmp_path
+    )
 
 
 def test_without_any_hint_it_is_the_cpu(machine):
@@ -177,7 +183,7 @@ def test_without_any_hint_it_is_the_cpu(machine):
 @pytest.mark.parametrize(
     "file",
     [
-        *("dev/accel0", "dev/vfio/0", "dev/nvidia0", "dev/dxg", "dev/kfd"),
+        *("dev/accel0", "dev/vfio/0", "dev/nvidia0", "dev/nvhost-gpu", "dev/dxg", "dev/kfd"),
         "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor",
     ],
 )
@@ -198,18 +204,49 @@ def test_what_a_user_has_chosen_stays(machine):
 def test_with_a_plugin_or_without_libtpu_jax_decides(machine):
     machine.plugins.append(types.SimpleNamespace(name="metal"))
     assert machine.decide() == ""
-    machine.plugins[:] = [types.SimpleNamespace(name="xla_cuda12")]  # without a GPU
-    assert machine.decide() == "cpu"
-    machine.specs["libtpu"] = None
-    assert machine.decide() == "cpu"
     machine.plugins.clear()
+    machine.add_module("metal")
     assert machine.decide() == ""
+    machine.specs |= {"jax_plugins": None, "libtpu": None}
+    assert machine.decide() == ""
+
+
+@pytest.mark.parametrize("libtpu", [None, object()])
+def test_the_plugin_for_cuda_without_a_gpu_is_the_cpu(machine, libtpu):
+    machine.specs["libtpu"] = libtpu
+    machine.add_module("xla_cuda12")
+    machine.plugins.append(types.SimpleNamespace(name="xla_cuda12"))
+    assert machine.decide() == "cpu"
+    machine.add("dev/nvidia0")
+    assert machine.decide() == ""
+
+
+@pytest.mark.parametrize(
+    ("platforms", "file", "is_hidden"),
+    [
+        ("", None, True),
+        ("cpu", None, True),
+        ("tpu,cpu", None, True),
+        ("cuda", None, False),
+        ("cpu, gpu", None, False),
+        ("", "dev/nvidia0", False),
+    ],
+)
+def test_the_plugin_for_cuda_is_hidden_without_a_gpu(machine, monkeypatch, platforms, file, is_hidden):
+    modules = {}
+    monkeypatch.setattr(backend, "sys", types.SimpleNamespace(modules=modules))
+    if file:
+        machine.add(file)
+    backend.hide_cuda({"JAX_PLATFORMS": platforms}, machine.root)
+    assert ("jax_cuda12_plugin" in modules, "jax_plugins.xla_cuda13" in modules) == (is_hidden, is_hidden)
+    if is_hidden:
+        modules["jax_plugins.xla_cuda12"].initialize()  # as JAX does
 
 
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.skipif(backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator")
-def test_a_command_prints_no_errors_of_libtpu():
+def test_a_command_prints_no_errors_of_absent_accelerators():
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     result = subprocess.run(
         [sys.executable, "-m", "vit_jax", "doctor"],

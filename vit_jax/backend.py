@@ -6,16 +6,21 @@ JAX is not imported here: `--help` needs no devices.
 import contextlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import pathlib
 import pkgutil
 import re
+import sys
+import tempfile
+import types
 from collections.abc import Iterator, Mapping
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # of the package jax, by platform
 NVIDIA_DEVICES = ("dev/nvidia[0-9]*", "dev/nvgpu*", "dev/nvhost*", "dev/dxg")  # of servers, of Jetson, of WSL
 _KNOWN = ("cpu", "cuda", "rocm", "tpu")
 _GOOGLE = "0x1ae0"  # vendor of PCI devices
+_CUDA = ("12", "13")  # releases that JAX has plugins for: jax_cudaN_plugin, registered by jax_plugins.xla_cudaN
 _SET_BY_JAX = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"}  # also without a TPU; programs that it starts inherit them
 
 
@@ -58,7 +63,7 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
             f"JAX_PLATFORMS={platforms}: the platform {name!r} is not installed ({installed}). Unset JAX_PLATFORMS, or "
             f"{fix}."
         )
-    if {"cuda", "gpu"} & {*asked} and not any(any(root.glob(pattern)) for pattern in NVIDIA_DEVICES):
+    if {"cuda", "gpu"} & {*asked} and not _has_nvidia(root):
         return BackendError(
             f"JAX_PLATFORMS={platforms}: this machine shows no NVIDIA GPU ({installed}). Give the container or job its "
             "GPUs, or unset JAX_PLATFORMS."
@@ -107,29 +112,63 @@ def has_tpu(root: pathlib.Path) -> bool:
 
 
 def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str:
-    """Return "cpu" where JAX would try a TPU that is absent, and "" where its own choice is right.
+    """Return "cpu" where JAX would try an accelerator that is absent, and "" where its own choice is right.
 
-    libtpu and JAX's plugin for CUDA, installed for plans and tests, print several lines of errors when JAX starts them
-    without a device. Wherever anything hints at an accelerator, JAX decides: its devices, its variables, or another
-    plugin of JAX.
+    libtpu and the CUDA plugin, installed for plans and tests, print errors when JAX starts them without a device.
+    Wherever anything hints at an accelerator, JAX decides: its devices, its variables, or another plugin of JAX.
     """
-    names_of_plugins = _plugin_modules()
-    has_cuda = any("cuda" in name for name in names_of_plugins)
-    if environment.get("JAX_PLATFORMS") or not (has_cuda or importlib.util.find_spec("libtpu")):
+    if environment.get("JAX_PLATFORMS"):
         return ""
     names = environment.keys() - _SET_BY_JAX
     if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
         return ""
-    devices = ("dev/accel*", "dev/vfio/[0-9]*", *NVIDIA_DEVICES, "dev/kfd")
-    if has_tpu(root) or any(any(root.glob(pattern)) for pattern in devices):
+    devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/kfd")
+    if has_tpu(root) or _has_nvidia(root) or any(any(root.glob(pattern)) for pattern in devices):
         return ""
-    return "" if any("cuda" not in name for name in names_of_plugins) else "cpu"
+    registered = _registered_plugins()
+    if any(re.fullmatch(r"xla_cuda\d+", name) is None for name in registered):
+        return ""
+    return "cpu" if registered or importlib.util.find_spec("libtpu") is not None else ""
 
 
-def _plugin_modules() -> set[str]:
-    """Return the names of JAX's plugins: modules of the package jax_plugins, and entry points."""
+def _registered_plugins() -> set[str]:
+    """Return the names by which JAX finds plugins: modules in `jax_plugins`, and entry points."""
+    found = {entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")}
     spec = importlib.util.find_spec("jax_plugins")
-    places = (spec.submodule_search_locations if spec else None) or []
-    return {module.name for module in pkgutil.iter_modules([*places])} | {
-        entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")
-    }
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return found | {module.name for module in pkgutil.iter_modules(folders)}
+
+
+def _has_nvidia(root: pathlib.Path) -> bool:
+    return any(any(root.glob(pattern)) for pattern in NVIDIA_DEVICES)
+
+
+def hide_cuda(environment: Mapping[str, str], root: pathlib.Path) -> None:
+    """Keep JAX from loading the CUDA plugin where there is no GPU: it prints lines and is half a GB.
+
+    Call this before JAX is imported. A plan loads the plugin itself (`load_cuda`).
+    """
+    asked = environment.get("JAX_PLATFORMS", "").split(",")
+    if _has_nvidia(root) or any(name.strip() in ("cuda", "gpu") for name in asked):
+        return
+    for release in _CUDA:
+        hidden = types.ModuleType(f"jax_plugins.xla_cuda{release}")
+        hidden.__dict__["initialize"] = lambda: None  # which JAX calls
+        sys.modules.setdefault(hidden.__name__, hidden)
+        sys.modules.setdefault(f"jax_cuda{release}_plugin", None)  # type: ignore[arg-type]  # as if it were absent
+
+
+def load_cuda() -> None:
+    """Register the CUDA plugin with JAX after `hide_cuda`; its messages about absent drivers are dropped."""
+    name = next(f"jax_plugins.xla_cuda{release}" for release in _CUDA if f"jax-cuda{release}-plugin" in plugins())
+    del sys.modules[name]
+    logging.getLogger(name).setLevel(logging.ERROR)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as dropped:
+            os.dup2(dropped.fileno(), 2)  # the library writes to the descriptor
+            importlib.import_module(name).initialize()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from tests.plan import small_plans as small
+from vit_jax import backend
 from vit_jax.config import ModelConfig, build_architecture, load_recipe
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.extras import install_command
@@ -32,15 +33,24 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
         aot.topology_devices(parse_topology("v5e:2x2"))
 
 
+def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch):
+    monkeypatch.setattr(backend, "plugins", lambda: {"libtpu": "1.2"})
+    plan = planned("h100:2")
+    assert plan.compiled is None
+    assert f"the compiler for GPUs is not installed; {install_command('plan-gpu')}" in to_text(plan)
+    with pytest.raises(ValueError, match="No compiler for h100:2"):
+        aot.topology_devices(parse_topology("h100:2"))
+
+
 def test_what_is_too_large_does_not_fit():
-    plan = planned("v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24")
+    plan = planned("v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24", can_compile=False)
     assert plan.memory.total > plan.usable_bytes
     assert not plan.fits
     assert "DOES NOT FIT" in to_text(plan)
 
 
 def test_json_holds_the_same_numbers():
-    plan = planned("2*h100:8", price_per_chip_hour=2.0)
+    plan = planned("2*h100:8", price_per_chip_hour=2.0, can_compile=False)
     values = json.loads(json.dumps(to_json(plan)))
     assert values["basis"] == "arithmetic"
     assert sum(values["memory"].values()) == values["needed_bytes"] == plan.memory.total

@@ -141,6 +141,7 @@ def test_kinds_of_a_program():
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None):
     machine = types.SimpleNamespace(
+        is_tpu=True,
         fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9),
         chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
     )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax import __version__
-from vit_jax.backend import BackendError, default_platforms, explained_backend
+from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
 from vit_jax.cli import analysis, catalogue, planning, runs, stop, study, training, transfer, vtab, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if platforms := default_platforms(os.environ, pathlib.Path("/")):
         os.environ["JAX_PLATFORMS"] = platforms  # before JAX is imported
+    hide_cuda(os.environ, pathlib.Path("/"))
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes

@@ -18,7 +18,7 @@ from vit_jax.cli.words import Given, UsageError, whole
         "[--price=N]": "of one chip for one hour",
         "[--num_examples=N]": "of data that the recipe does not name",
         "[--num_classes=N]": "of data that the recipe does not name",
-        "[--arithmetic]": "compile nothing, as for GPUs",
+        "[--arithmetic]": "compile nothing",
         "[--search]": "find the fastest layout that fits: rematerialisation, sharding and micro-batches",
         "[--batches]": "search other batches too",
         "[--tries=4]": "how many of the best layouts are compiled",
@@ -31,7 +31,8 @@ from vit_jax.cli.words import Given, UsageError, whole
 def plan(given: Given) -> None:
     """Memory, time and cost of a recipe on TPUs or GPUs that you do not have.
 
-    For TPUs the run's own step is compiled; GPUs are planned by arithmetic.
+    The run's own step is compiled where the compiler is installed (extras tpu and plan-gpu). Without one, memory and
+    time come from arithmetic.
     """
     options, overrides, _ = given
     _check_combination(options)

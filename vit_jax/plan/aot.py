@@ -1,9 +1,10 @@
-"""Compiles a run's train step for TPUs without having any.
+"""Compiles a run's train step for TPUs and NVIDIA GPUs without having any.
 
-The compiler comes with the extra `tpu`. Nothing is executed.
+The compilers come with the extras `tpu` and `plan-gpu`. Nothing is executed.
 
-XLA's cycle counts are in the HLO, except those of Pallas kernels, which it takes as they are. What one execution of a
-kernel costs is in the schedule that the compiler writes to a folder on request: bundles of instructions, one a cycle.
+XLA's cycle counts for TPUs are in the HLO, except those of Pallas kernels, which it takes as they are. What one
+execution of a kernel costs is in the schedule that the compiler writes to a folder on request: bundles of instructions,
+one a cycle. For GPUs it counts nothing: `gpu_kernels.py` does.
 """
 
 import atexit
@@ -23,8 +24,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from vit_jax import backend
 from vit_jax.extras import install_command
 from vit_jax.files import clean_up_at_once
+from vit_jax.plan.gpu_targets import target_config
 from vit_jax.plan.topology import Topology
 from vit_jax.train.assemble import Assembly
 
@@ -35,7 +38,10 @@ _ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once: the lock that this lifts guards a chip
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of CUDA's libraries, which a compiler does without
 }
+# Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail: cuBLAS does all of them.
+_GPU_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
 _SCHEDULE = re.compile(r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt")  # a file, for each instruction of the HLO
 _BUNDLES = re.compile(r"total scheduled bundles:\s*(\d+)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -64,8 +70,16 @@ class TooLarge:
     message: str  # of the compiler
 
 
+def missing_compiler(topology: Topology) -> str:
+    """Return why nothing can be compiled for the topology; "" where its compiler is installed."""
+    if topology.is_tpu:
+        return "" if has_compiler() else f"libtpu is not installed; {install_command('tpu')} installs it"
+    installed = any(name.startswith("jax-cuda") for name in backend.plugins())
+    return "" if installed else f"the compiler for GPUs is not installed; {install_command('plan-gpu')} installs it"
+
+
 def has_compiler() -> bool:
-    """Whether the compiler for TPUs is installed."""
+    """Return whether the compiler for TPUs is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
@@ -75,11 +89,10 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
     Raises:
       ValueError: no compiler for it is installed.
     """
-    if not topology.is_tpu or not has_compiler():
-        raise ValueError(
-            f"No compiler for {topology.name} is installed: the one for TPUs comes with {install_command('tpu')}; "
-            "GPUs are planned by arithmetic."
-        )
+    if missing := missing_compiler(topology):
+        raise ValueError(f"No compiler for {topology.name}: {missing}.")
+    if not topology.is_tpu:
+        return _gpus(topology)
     options: dict[str, Any] = {}
     if topology.fabric.kind == "v4":
         options["chip_config_name"] = "megacore"  # one device for each chip, as in jobs; the default of the other kinds
@@ -93,25 +106,42 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
     return devices
 
 
+def _gpus(topology: Topology) -> Sequence[jax.Device]:
+    shape = f"{topology.num_slices}x1x{topology.chips_per_slice}"  # nodes, processes of a node, GPUs of a process
+    describe = functools.partial(
+        topologies.get_topology_desc,
+        *(topology.fabric.kind, "cuda"),
+        target_config=target_config(topology),
+        topology=shape,
+    )
+    with _environment():
+        try:
+            devices: Sequence[jax.Device] = describe().devices
+        except NotImplementedError:  # the plugin was hidden when JAX looked for plugins
+            backend.load_cuda()
+            devices = describe().devices
+    return devices
+
+
 def compile_step(run: Assembly) -> Executable | TooLarge:
-    """Compiles the train step of a run that was assembled for `topology_devices`."""
-    return compile_program(run.compile_train_step)
+    """Compile the train step of a run that was assembled for `topology_devices`."""
+    return compile_program(lambda: run.trace_train_step().lower(), run.batch_sharding.mesh.devices.flat[0])
 
 
-def compile_program(compile: Callable[[], Any]) -> Executable | TooLarge:
-    """What `compile` gives, a program for `topology_devices`."""
+def compile_program(lower: Callable[[], jax.stages.Lowered], device: jax.Device) -> Executable | TooLarge:
+    """Compile what `lower` returns, a program for `topology_devices`, of which `device` is one."""
     began = time.perf_counter()
     for path in _schedules().iterdir():
         path.unlink()
     try:
         with _nothing_cached():
-            compiled = compile()
+            compiled = lower().compile(compiler_options=_GPU_OPTIONS if device.platform == "gpu" else None)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return read_too_large(str(error))
     seconds = time.perf_counter() - began
-    return Executable(compiled.memory_analysis(), compiled.as_text(), seconds, _read_bundles())
+    return Executable(compiled.memory_analysis(), compiled.as_text() or "", seconds, _read_bundles())
 
 
 def _read_bundles() -> dict[str, int]:

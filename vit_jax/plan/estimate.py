@@ -5,7 +5,6 @@ import dataclasses
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.cost import require_formulas
 from vit_jax.cost.chips import find_chip
-from vit_jax.extras import install_command
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
@@ -111,16 +110,12 @@ def make_plan(
       ValueError: a config that does not fit the machine or the dataset, or a network with a user's own code where
         nothing can be compiled.
     """
-    reason = "" if can_compile else "as requested"
-    if can_compile and not topology.is_tpu:
-        reason = "compilers for GPUs need the GPU"
-    elif can_compile and not aot.has_compiler():
-        reason = f"libtpu is not installed; {install_command('tpu')} installs it"
+    reason = aot.missing_compiler(topology) if can_compile else "as requested"
     architecture = architecture_of(config, dataset.num_classes)
     if reason:
         require_formulas(architecture)
     run = assemble(
-        config,
+        config if reason else _by_node(config, topology),
         architecture,
         num_examples=dataset.num_examples,
         devices=topology.stand_ins() if reason else aot.topology_devices(topology),  # type: ignore[arg-type]
@@ -148,3 +143,11 @@ def make_plan(
         roofline=roofline(run, topology) if architecture.is_standard else None,
         price_per_chip_hour=price_per_chip_hour,
     )
+
+
+def _by_node(config: RunConfig, topology: Topology) -> RunConfig:
+    """Give each node of GPUs a replica, unless the config says otherwise: GPUs to compile for name no slices."""
+    if topology.is_tpu or config.sharding.num_replicas is not None:
+        return config
+    sharding = dataclasses.replace(config.sharding, num_replicas=topology.num_slices)
+    return dataclasses.replace(config, sharding=sharding)

@@ -24,6 +24,7 @@ _MESH_GROUPS = re.compile(
 )
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 
@@ -79,6 +80,11 @@ class Instruction:
         return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.rest
 
     @property
+    def target(self) -> str:
+        """Name of the library function that a custom call runs; "" of other instructions."""
+        return self._find(r'custom_call_target="([^"]*)"') if self.opcode == "custom-call" else ""
+
+    @property
     def kernel(self) -> str:
         """The program of a kernel, as XLA carries it along."""
         return self._find(r'"body":"([^"]*)"')
@@ -117,7 +123,12 @@ class Program:
     computations: dict[str, tuple[Instruction, ...]]
 
     def trip_count(self, loop: Instruction) -> int | None:
-        """Iterations of a `while`: the constant that its counter, from 0, is compared with; None if unknown."""
+        """Iterations of a `while`: XLA's number, or the constant that its counter, from 0, is compared with.
+
+        None if unknown.
+        """
+        if known := _TRIPS.search(loop.rest):
+            return int(known[1])
         condition = self.computations.get(loop.attribute("condition"), ())
         constants = [c for c in condition if c.opcode == "constant"]
         numbers = [match[1] for c in constants if (match := re.match(r"(\d+)\)", c.rest))]

@@ -14,6 +14,7 @@ _KINDS = {  # by the beginning of an argument's name
     "batch": "batch",
 }
 _FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loop then fills
+_FILLERS = {"constant", "broadcast", "tuple", "parameter"}  # of a fusion that does the same, on GPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +54,26 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
         for loop in computation:
             if loop.opcode == "while":
                 kind = "gradients" if "transpose(" in loop.source else "activations"
-                kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program.trip_count(loop)))
+                kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program))
     new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes  # others reuse the memory of an argument
     temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
     return Memory(**arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes)
 
 
-def _filled(loop: Instruction, makers: dict[str, Instruction], trip_count: int | None) -> Iterator[Array]:
+def _filled(loop: Instruction, makers: dict[str, Instruction], program: Program) -> Iterator[Array]:
     """Arrays that a loop fills slice by slice."""
-    start = makers[loop.operands[0]]
+    start, trip_count = makers[loop.operands[0]], program.trip_count(loop)
     if start.opcode != "tuple":
         return
     for name, array in zip(start.operands, loop.arrays, strict=True):
         is_stack = array.is_in_hbm and len(array.dims) > 1 and array.dims[0] == trip_count
-        if is_stack and makers[name].opcode in _FRESH and math.prod(array.dims) > 1:
+        if is_stack and _is_fresh(makers[name], makers, program) and math.prod(array.dims) > 1:
             yield array
+
+
+def _is_fresh(maker: Instruction, makers: dict[str, Instruction], program: Program) -> bool:
+    while maker.opcode in ("get-tuple-element", "bitcast"):
+        maker = makers[maker.operands[0]]
+    if maker.opcode != "fusion":
+        return maker.opcode in _FRESH
+    return {inner.opcode for inner in program.computations[maker.attribute("calls")]} <= _FILLERS

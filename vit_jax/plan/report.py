@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.plan.aot import Executable
 from vit_jax.plan.arithmetic import ATTAINABLE
 from vit_jax.plan.estimate import Plan
+from vit_jax.plan.gpu_kernels import BANDWIDTH, PRODUCTS
 from vit_jax.plan.search import Candidate, Found
 
 GIB = 2**30
@@ -72,10 +73,13 @@ def _step(plan: Plan) -> Iterator[str]:
         yield f"step     {arithmetic}"
     else:
         clock = plan.topology.fabric.clock_hertz / 1e9
+        compute, kernels = f"XLA's cycles at {clock:g} GHz", "bundles of their schedules"
+        if not plan.topology.is_tpu:
+            compute, kernels = f"bytes at {BANDWIDTH:.0%} of the bandwidth", f"FLOPs at {PRODUCTS:.0%} of the peak"
         yield (
             f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
-            f"compute (XLA's cycles at {clock:g} GHz), {1e3 * line.kernel_seconds:,.1f} in kernels (bundles of their "
-            f"schedules), {1e3 * line.collective_seconds:,.1f} waiting for collectives, "
+            f"compute ({compute}), {1e3 * line.kernel_seconds:,.1f} in kernels ({kernels}), "
+            f"{1e3 * line.collective_seconds:,.1f} waiting for collectives, "
             f"{1e3 * line.prefetch_seconds:,.1f} for memory"
         )
         parts = sorted(line.parts.items(), key=lambda item: item[1], reverse=True)

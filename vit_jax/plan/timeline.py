@@ -1,8 +1,9 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order, for XLA's cycles; a Pallas kernel, of which XLA counts none, takes the bundles
-of its schedule times the steps of its grid, without waiting for memory. At the same time, each with its own queue, the
-links carry collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`,
+The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel by bytes and
+FLOPs (`gpu_kernels.py`), those of cuBLAS and cuDNN apart. On a TPU a Pallas kernel, of which XLA counts none, takes
+the bundles of its schedule times the steps of its grid, without waiting for memory. At the same time, each with its own
+queue, the links carry collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`,
 `slice-start`); a `-done` waits for them. A collective that is not split into start and done blocks the core. A loop
 costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
@@ -13,6 +14,7 @@ import re
 from collections.abc import Mapping
 
 from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
+from vit_jax.plan.gpu_kernels import Kernels
 from vit_jax.plan.hlo import Instruction, Program, members
 from vit_jax.plan.topology import CollectiveSeconds, Topology
 
@@ -44,7 +46,7 @@ class Timeline:
     """Where the time of a step goes."""
 
     compute_seconds: float = 0.0  # the core computes what XLA compiled
-    kernel_seconds: float = 0.0  # the core computes Pallas kernels
+    kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
     parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included, by part
@@ -96,6 +98,7 @@ class _Walk:
         kernels = [instruction for instruction in every if instruction.is_kernel]
         # By program, not by instruction: of equal kernels XLA compiles one.
         self.bundles = {kernel.kernel: bundles[kernel.name] for kernel in kernels if kernel.name in bundles}
+        self.gpu_kernels = None if topology.is_tpu else Kernels(program, topology.chip)
         self.collective_of = functools.cache(self._collective_of)
 
     def run(self, computation: str) -> Timeline:
@@ -107,7 +110,6 @@ class _Walk:
 
     def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
         opcode, name = instruction.opcode, instruction.name
-        seconds = instruction.cycles / self.topology.fabric.clock_hertz
         if opcode in ("while", "call", "conditional"):
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
@@ -120,19 +122,26 @@ class _Walk:
             bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
             cycles = None if bundles is None or programs is None else bundles * programs
             pass_.run_kernel(instruction, None if cycles is None else cycles / self.topology.fabric.clock_hertz)
+        elif self.gpu_kernels is not None and opcode == "custom-call":
+            pass_.run_kernel(instruction, self.gpu_kernels.seconds(instruction))
         elif opcode.endswith("-done"):
             pass_.wait(instruction.operands[0])
         elif (collective := self.collective_of(instruction)) is None:
-            pass_.compute(instruction, seconds)
+            pass_.compute(instruction, self._seconds(instruction))
         else:
             is_split = opcode.endswith("-start")
             key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
-            pass_.compute(instruction, seconds)  # a fusion may compute while it sends
+            pass_.compute(instruction, self._seconds(instruction))  # a fusion may compute while it sends
             if not is_split and not name.startswith(_FUSED_START):
                 pass_.wait(key)
+
+    def _seconds(self, instruction: Instruction) -> float:
+        if self.gpu_kernels is not None:
+            return self.gpu_kernels.seconds(instruction)
+        return instruction.cycles / self.topology.fabric.clock_hertz
 
     def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
         if instruction.opcode == "while":
@@ -220,8 +229,10 @@ def _prefetched_bytes(instruction: Instruction) -> int:
 def _collective_bytes(collective: Instruction, num_devices: int) -> int:
     """Bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
     sizes = [array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1]
-    if collective.opcode in ("all-gather-start", "collective-permute-start"):
+    if collective.opcode == "collective-permute-start":
         return max(sizes)  # input and output are both listed
+    if collective.opcode in ("all-gather-start", "reduce-scatter-start"):  # as here, of any number of arrays
+        return sum(sizes) * num_devices // (num_devices + 1)
     return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
 
 

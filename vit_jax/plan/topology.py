@@ -171,7 +171,9 @@ def group_of(members: Sequence[Any], topology: Topology) -> Group:
     """The group that these devices form on the topology's fabric."""
     slices: dict[int, list[Any]] = {}
     for member in members:
-        index = getattr(member, "slice_index", None) if topology.num_slices > 1 else None
+        # GPUs to compile for name their node as the process only.
+        name = "slice_index" if topology.is_tpu else "process_index"
+        index = getattr(member, name, None) if topology.num_slices > 1 else None
         slices.setdefault(index or 0, []).append(member)
     inside = next(iter(slices.values()))
     if not topology.is_tpu:

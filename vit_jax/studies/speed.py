@@ -119,7 +119,7 @@ def _planned(architecture: Architecture, topology: Topology) -> SecondsOf:
 
     def seconds_of(batch: int) -> float | None:
         image = jax.ShapeDtypeStruct((batch, *architecture.image_size, 3), jnp.uint8, sharding=place)
-        compiled = aot.compile_program(lambda: infer.lower(model, image).compile())
+        compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
         if not isinstance(compiled, aot.Executable):
             return None
         collective_seconds = make_collective_seconds(devices, topology)
