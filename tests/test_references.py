@@ -66,6 +66,9 @@ def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
     ("text", "message"),
     [
         ("minelib5:f", r"^config\.x='minelib5:f': there is no such module\. .* working directory.* PYTHONPATH"),
+        ("mine:valeu", "mine has no 'valeu'; it has Net, value. Did you mean 'value'?"),
+        ("optax:lionn", r"optax has no 'lionn'\. Did you mean 'lion'\?$"),
+        ("optax:zzzz", r"optax has no 'zzzz'; it has (\w+, ){20}\.\.\.\.$"),
         ("mine.sub:f", "there is no such module"),  # mine is a file
         ("mine:f", "mine has no 'f'; it has Net, value"),
         ("mine:Net.run", "mine has no 'Net.run'; it has Net"),

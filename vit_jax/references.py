@@ -7,6 +7,7 @@ of weights is not, unless the caller allows its package: readers of metadata mar
 """
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -21,6 +22,7 @@ _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+_FEW_NAMES = 20  # of a module, which an error lists
 _ELSEWHERE = (
     " Run from the folder that contains it (of a trained network, the folder where it was trained), or add that folder "
     "to PYTHONPATH."
@@ -134,13 +136,22 @@ def resolve(text: str, field: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            public = ", ".join(word for word in vars(sys.modules[module_name]) if not word.startswith("_"))
             raise ValueError(
-                f"{field}={text!r}: {module_name} has no {name!r}; it has {public or 'nothing'}."
+                f"{field}={text!r}: {module_name} has no {name!r}{_names_instead(name, module_name)}"
             ) from None
         if isinstance(text, StoredReference) and (home := _home(found)) is not None:
             text.require_allowed(home)  # an allowed module may import others: mypackage:os.system
     return found
+
+
+def _names_instead(name: str, module_name: str) -> str:
+    """Return the end of a sentence with the nearest names of a module, or with all where they are few."""
+    public = [word for word in vars(sys.modules[module_name]) if not word.startswith("_")]
+    near = difflib.get_close_matches(name, public, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else "."
+    if near and len(public) > _FEW_NAMES:
+        return hint
+    return f"; it has {', '.join(public[:_FEW_NAMES]) or 'nothing'}{', ...' * (len(public) > _FEW_NAMES)}{hint}"
 
 
 def _is_installed(module_name: str) -> bool:

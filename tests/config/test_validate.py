@@ -118,6 +118,13 @@ def test_a_setting_without_effect_is_rejected(fields):
         validate(change(fields))
 
 
+def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe():
+    with rejects("config.optimizer.name='optax:lionn'", "Did you mean 'lion'"):
+        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}))
+    with rejects("config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"):
+        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}))
+
+
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [

@@ -48,6 +48,8 @@ def validate(config: RunConfig) -> None:
     for name, value in flatten(to_dict(config)).items():
         if isinstance(value, str):
             refuse_bucket(value, f"config.{name}={value}")
+    for name, value in references(config):  # first: whether other fields have an effect depends on what exists
+        resolve(value, f"config.{name}")
     checks = (
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),
@@ -60,8 +62,6 @@ def validate(config: RunConfig) -> None:
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
         raise ValueError(f"config.{problem}")
-    for name, value in references(config):
-        resolve(value, f"config.{name}")
 
 
 def _out_of_range(flat: Mapping[str, Any]) -> Iterator[str]:
@@ -126,9 +126,11 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             declared = next(f for f in dataclasses.fields(section) if f.name == field)
             default = {} if declared.default is dataclasses.MISSING else declared.default
             if getattr(section, field) != default:
+                is_plain = default is None or isinstance(default, str | int | float)
+                other = f"add --config.{name}.{field}={default}" if is_plain else f"leave {name}.{field} at {default!r}"
                 yield (
                     f"{name}.{field}={getattr(section, field)!r} has no effect without {needed}: set that too, "
-                    f"or leave {name}.{field} at {default!r}."
+                    f"or {other}."
                 )
 
 
