@@ -90,7 +90,9 @@ def test_frozen_parameters_change_nothing_for_the_others():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"frozen": ("embedding/*", "encoder/layer3/*")}, r"frozen: no parameter matches 'encoder/layer3/\*'\. The"),
+        ({"frozen": ("embedding/*", "encoder/layer3/*")}, r"frozen: no parameter matches 'encoder/layer3/\*'\. "),
+        ({"frozen": ("embeding/*",)}, r"no parameter matches 'embeding/\*'\. Nearest: 'embedding/\*'.*\. The names: "),
+        ({"frozen": ("zzz",)}, r"no parameter matches 'zzz'\. The names: "),
         ({"learning_rate_multipliers": {"heads/*": 3.0}}, r"multipliers: no parameter matches 'heads/\*'.*head/linear"),
         ({"frozen": ("*",)}, r"trained='all', frozen=\('\*',\) leaves no parameter of this model to train"),
     ],

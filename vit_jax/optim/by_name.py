@@ -3,6 +3,8 @@
 Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
 """
 
+import difflib
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -128,8 +130,12 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     for field, patterns in fields.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
+                folders = {f"{parent}/*" for name in names for parent in pathlib.PurePosixPath(name).parents}
+                near = difflib.get_close_matches(pattern, sorted({*names, *folders} - {"./*"}), n=3)
+                nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
                 raise ValueError(
-                    f"config.optimizer.{field}: no parameter matches {pattern!r}. The names: {', '.join(names)}."
+                    f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} "
+                    f"The names: {', '.join(names)}."
                 )
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):
