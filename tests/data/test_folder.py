@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.rejections import rejects
+from vit_jax.data.files import list_images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import holds_out, open_source
 
@@ -179,8 +180,22 @@ def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
     names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
     assert sorted(names) == sorted([*flat(2), "dog/same.JFIF"])
     (record,) = caplog.records
-    assert record.message.endswith(" of an image: 12 .heic, 1 .txt, 1 without extension.")
+    assert record.message.endswith(
+        ": 12 .heic files are skipped: convert to JPEG or PNG. "
+        "2 files that are not images are skipped: 1 .txt, 1 without extension."
+    )
     assert str(path) in record.message
+
+
+def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, make_config):
+    path = make_folder({**flat(2), "emu/0.HEIC": b"", "emu/1.dng": b"", "emu/2.dng": b"", "emu/a.txt": b""})
+    expected = (
+        r"\.dng files are skipped: convert to JPEG or PNG\..*1 \.heic file is skipped.*1 file that is not .* \.txt"
+    )
+    with rejects(f"{path}/emu", f"no images.*2 {expected}"):
+        open_source(f"folder:{path}", "all", make_config(), 0)
+    with rejects(f"{path}/emu", f"no images.*2 {expected}"):
+        list_images([f"{path}/emu"])
 
 
 def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, make_config, caplog):
@@ -192,7 +207,8 @@ def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, mak
         (path / link).symlink_to(path / link)
     source, names = open_names(path, "all", make_config())
     assert names == sorted([*flat(2), "cat/loop.png"])
-    assert caplog.messages[0].endswith("name of an image: 2 special (pipe, socket or device), 1 without extension.")
+    expected = "3 files that are not images are skipped: 2 special (pipe, socket or device), 1 without extension."
+    assert caplog.messages[0].endswith(expected)
     with pytest.raises(UnreadableImage, match="cannot be opened"):
         source.image_of(names.index("cat/loop.png"))
 

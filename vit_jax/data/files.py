@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.data.images import UnreadableImage
+from vit_jax.data.records import few
 from vit_jax.files import read_bounded, read_lines
 
 EXTENSIONS = (
@@ -21,7 +22,8 @@ EXTENSIONS = (
     *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
 """What OpenCV decodes to 8 bits; compared without regard to case."""
-
+_TO_CONVERT = (".heic", ".heif", ".hif", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
+"""Photos in formats that are not read."""
 
 MAX_IMAGE_BYTES = 2**30
 """A larger image file is unreadable. An uncompressed 16-bit image of 170 megapixels is smaller."""
@@ -53,6 +55,25 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
             else:
                 others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
     return sorted(found)
+
+
+def describe_skipped(others: collections.Counter[str]) -> list[str]:
+    """Return sentences about the files that `image_files` counts by extension; none without such files."""
+    convert = sorted(kind for kind in others if kind in _TO_CONVERT)
+    lines = [
+        f"{_files(others[kind], kind)} {'is' if others[kind] == 1 else 'are'} skipped: convert to JPEG or PNG."
+        for kind in convert
+    ]
+    rest = sorted(((n, kind) for kind, n in others.items() if kind not in convert), key=lambda x: (-x[0], x[1]))
+    if rest:
+        count = sum(n for n, _ in rest)
+        are = "file that is not an image is" if count == 1 else "files that are not images are"
+        lines.append(f"{count:,} {are} skipped: {few([f'{n:,} {kind}' for n, kind in rest])}.")
+    return lines
+
+
+def _files(count: int, kind: str) -> str:
+    return f"{count:,} {kind} file{'s' * (count != 1)}"
 
 
 def walk_folders(folder: str) -> Iterator[str]:
@@ -143,9 +164,11 @@ def _names_on_input() -> Iterator[str]:
 def _expand(argument: str) -> list[str]:
     path = os.path.expanduser(argument)
     if os.path.isdir(path):
-        files = image_files(path)
+        others = collections.Counter[str]()
+        files = image_files(path, others)
         if not files:
-            raise ValueError(f"Folder {argument!r} has no images (files named {' '.join(EXTENSIONS)}).")
+            found = " ".join(["", *describe_skipped(others)])
+            raise ValueError(f"Folder {argument!r} has no images (files named {' '.join(EXTENSIONS)}).{found}")
         return files
     if os.path.lexists(path):
         return [path]

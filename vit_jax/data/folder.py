@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.files import EXTENSIONS, entries_of, image_files, is_folder, is_image
+from vit_jax.data.files import EXTENSIONS, describe_skipped, entries_of, image_files, is_folder, is_image
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json
@@ -63,18 +63,19 @@ class Folder(Listing):
         path, files, sizes = self._below(split), list[str](), list[int]()
         present, others = {*_subfolders(path)}, collections.Counter[str]()
         for name in class_names:
-            found = image_files(os.path.join(path, name), others) if name in present else []
+            here = collections.Counter[str]()
+            found = image_files(os.path.join(path, name), here) if name in present else []
             if name in present and not found:
+                skipped = " ".join(["", *describe_skipped(here)])
                 raise ValueError(
                     f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
-                    "add images or remove the folder."
+                    f"add images or remove the folder.{skipped}"
                 )
+            others += here
             files += [os.path.relpath(file, path) for file in found]
             sizes.append(len(found))
         if others:
-            ordered = sorted(others.items(), key=lambda item: (-item[1], item[0]))
-            kinds = few([f"{n:,} {extension}" for extension, n in ordered])
-            warn_once(f"{path}: skipped what is no file with the name of an image: {kinds}.")
+            warn_once(f"{path}: {' '.join(describe_skipped(others))}")
         labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return FileSource(files, class_names, labels, root=str(path))
 
