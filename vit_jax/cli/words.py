@@ -8,6 +8,8 @@ from typing import NamedTuple, NoReturn
 
 from vit_jax.files import printable_lines, refuse_bucket
 
+_KINDS_OF_DATA = ("csv", "folder", "tfds", "vtab")  # as in "folder:PATH"
+
 
 class UsageError(ValueError):
     """The words of the command are wrong."""
@@ -45,7 +47,7 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
         elif word.startswith("--config.") and takes_overrides:
             given.overrides.append(word)
         elif name not in named or (equals and "=" not in named[name]):
-            hint = _hint(name, named, takes_overrides)
+            hint = _hint_of_data(name, value, named, takes_overrides) or _hint(name, named, takes_overrides)
             raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
         elif name == "allow_code" and takes_overrides:
             given.overrides.append(f"--config.{name}={_value(name, named[name], value)}")
@@ -82,6 +84,12 @@ def _value(name: str, form: str, value: str) -> str:
     if len(choices) > 1 and value not in choices:
         raise UsageError(f"--{name}={value}: choose {', '.join(choices[:-1])} or {choices[-1]}.")
     return value if equals else "true"
+
+
+def _hint_of_data(name: str, value: str, named: Mapping[str, str], takes_overrides: bool) -> str:
+    """Return a suggestion for --folder=PATH and the like, which are values of --data=."""
+    option = "data" if "data" in named else "config.data" if takes_overrides else ""
+    return f" Did you mean --{option}={name}:{value}?" if option and value and name in _KINDS_OF_DATA else ""
 
 
 def _hint(name: str, named: Mapping[str, str], takes_overrides: bool) -> str:
