@@ -300,3 +300,12 @@ def test_what_cannot_be_fetched_is_one_error(library, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"needs huggingface_hub: .*pip install .*\[hub\]"):
         load_weights("hf://owner/name")
+
+
+def test_the_name_of_a_network_is_no_weights():
+    with pytest.raises(
+        ValueError, match=r"ViT-S/16: this is the name of a network.* `vit-jax models ViT-S/16 --weights"
+    ):
+        load_weights("ViT-S/16")
+    with pytest.raises(ValueError, match="ViT-S/17: there is no such file or folder"):
+        load_weights("ViT-S/17")

@@ -21,6 +21,7 @@ from vit_jax.weights.description import TrainingData, stored_architecture, store
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
+from vit_jax.weights.published import PUBLISHED
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
 from vit_jax.weights.report import ArrayStatus
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
@@ -96,6 +97,11 @@ def load_weights(
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, options, allowed)
     else:
+        if not path.exists() and str(source) in PUBLISHED:
+            raise ValueError(
+                f"{source}: this is the name of a network, not a file or folder of weights. "
+                f"Run `vit-jax models {source} --weights` for addresses of its weights."
+            )
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
