@@ -33,8 +33,10 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
         aot.topology_devices(parse_topology("v5e:2x2"))
 
 
-def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch):
-    monkeypatch.setattr(backend, "plugins", lambda: {"libtpu": "1.2"})
+@pytest.mark.parametrize(("plugins", "has_ptxas"), [(["libtpu"], True), (["jax-cuda12-plugin", "libtpu"], False)])
+def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, plugins, has_ptxas):
+    monkeypatch.setattr(backend, "plugins", lambda: dict.fromkeys(plugins, "1.2"))
+    monkeypatch.setattr(aot, "_has_ptxas", lambda: has_ptxas)
     plan = planned("h100:2")
     assert plan.compiled is None
     assert f"the compiler for GPUs is not installed; {install_command('plan-gpu')}" in to_text(plan)

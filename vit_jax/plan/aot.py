@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -74,8 +75,19 @@ def missing_compiler(topology: Topology) -> str:
     """Return why nothing can be compiled for the topology; "" where its compiler is installed."""
     if topology.is_tpu:
         return "" if has_compiler() else f"libtpu is not installed; {install_command('tpu')} installs it"
-    installed = any(name.startswith("jax-cuda") for name in backend.plugins())
-    return "" if installed else f"the compiler for GPUs is not installed; {install_command('plan-gpu')} installs it"
+    has_plugin = any(name.startswith("jax-cuda") for name in backend.plugins())
+    if has_plugin and _has_ptxas():
+        return ""
+    return f"the compiler for GPUs is not installed; {install_command('plan-gpu')} installs it"
+
+
+def _has_ptxas() -> bool:
+    """Return whether NVIDIA's assembler is installed: as a package, or with a CUDA toolkit."""
+    for name in ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            return True
+    return shutil.which("ptxas") is not None
 
 
 def has_compiler() -> bool:
