@@ -14,7 +14,7 @@ MARKERS = {
     "newest": "as slow, and a newer JAX can change it: CI runs it with the newest Python too",
     "processes": "starts processes of a run",
     "launch": "runs shell scripts, some in pseudo-terminals",
-    "tools": "runs libtpu, mkdocs, pip or a linter",
+    "tools": "runs libtpu, XLA for GPUs, mkdocs, pip or a linter",
 }
 
 

@@ -1,6 +1,6 @@
 """A plan without a compiler: exact sizes of the state, formulas for temporary memory and for the time of a step.
 
-Used where libtpu is missing, for GPUs, and to order the candidates of a search.
+Used where the compiler is missing, and to order the candidates of a search.
 """
 
 import dataclasses
