@@ -40,7 +40,7 @@ def named(activation: jax.Array, name: str) -> jax.Array:
 
     Args:
       activation: with the dims at the end of the name.
-      name: "tokens_BSD", "heads_BSE", "hidden_BSM" or "map_BHWC".
+      name: "tokens_BSD", "heads_BSE", "hidden_BSM", "hidden_RM" or "map_BHWC".
     """
     place = _place.get()
     return activation if place is None else place(name, activation)

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
+from vit_jax.activations import placed_by
 from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.models import block as blocks
 
 GRID = (2, 3)
 
@@ -157,6 +159,26 @@ def test_rematerialisation_and_unrolling_change_no_gradient():
     options["stochastic_depth_fraction"] = 0.2
     for change in ({"remat": "dots"}, {"scan_unroll": 2}):  # together they take XLA three times as long
         assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
+
+
+@pytest.mark.parametrize("block", [None, pytest.param("axial", marks=pytest.mark.slow)])
+def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
+    """It changes no value and no gradient, with the same elements and examples dropped."""
+    ranks, name_it = {}, blocks.checkpoint_name
+
+    def checkpoint_name(x, name):
+        ranks.setdefault(name, x.ndim)
+        return name_it(x, name)
+
+    monkeypatch.setattr(blocks, "checkpoint_name", checkpoint_name)
+    options = {"block": block, "dropout_fraction": 0.1, "stochastic_depth_fraction": 0.5, "scan_unroll": 1}
+    gradients = []
+    for platform, rank in (("gpu", 2), ("cpu", 3)):
+        ranks.clear()
+        with placed_by(Place(platform=platform, compute_capability=None)):
+            gradients.append(gradient.__wrapped__(**options))  # the cache ignores the place
+        assert {ranks[name] for name in ("statistics", "middle", "hidden")} == {rank}
+    assert_same_up_to_rounding(*gradients)
 
 
 @pytest.mark.parametrize("block", [None, "axial"])

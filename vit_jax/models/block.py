@@ -1,6 +1,6 @@
 """Pre-norm blocks of attention and MLP: the ordinary one, and the axial one, which is two along rows and columns.
 
-Legend: B batch, S sequence length, D width, T heads, M MLP dimension, h w rows and columns of patches.
+Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension, h w rows and columns of patches.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import named
+from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention, choose_form
@@ -22,6 +22,15 @@ from vit_jax.models.positions import RelativePositions
 from vit_jax.models.product import dot_general
 
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
+
+
+def as_rows(x_BSD: jax.Array) -> jax.Array:
+    """Return (B S, D) on GPUs, and elsewhere the array as it is: the form of tokens within a block.
+
+    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed copies in float32,
+    but not if it is one dimension. XLA for TPUs is faster with two dimensions.
+    """
+    return x_BSD.reshape(-1, x_BSD.shape[-1]) if platform() == "gpu" else x_BSD
 
 
 class LayerNorm(nnx.Module):
@@ -65,10 +74,12 @@ class Mlp(nnx.Module):
         self.form = form
 
     @jax.named_scope("mlp")
-    def __call__(self, x_BSD: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-        hidden_BSM = checkpoint_name(named(self.expand(x_BSD), "hidden_BSM"), "hidden")
-        hidden_BSM = jax.nn.gelu(hidden_BSM, approximate=self.form == "tanh")
-        return dropout(self.contract(dropout(hidden_BSM, fraction, key, site=0)), fraction, key, site=1)
+    def __call__(self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
+        """Return an array of the shape of `x`, (B, S, D) or (B S, D)."""
+        name = "hidden_BSM" if x.ndim == 3 else "hidden_RM"
+        hidden = checkpoint_name(named(self.expand(x), name), "hidden")
+        hidden = jax.nn.gelu(hidden, approximate=self.form == "tanh")
+        return dropout(self.contract(dropout(hidden, fraction, key, site=0)), fraction, key, site=1)
 
 
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
@@ -117,26 +128,35 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        norm_BSD = self.attention_norm(x_BSD)
+        norm_BSD = self._attention_norm(x_BSD)
         return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """As a call, and returns the attention weights (B, T, S, S) beside its output."""
-        norm_BSD = self.attention_norm(x_BSD)
+        norm_BSD = self._attention_norm(x_BSD)
         branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
         return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
+
+    def _attention_norm(self, x_BSD: jax.Array) -> jax.Array:
+        return self.attention_norm(as_rows(x_BSD)).reshape(x_BSD.shape)
 
     def _add(
         self, x_BSD: jax.Array, branch_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> jax.Array:
-        """Both residual branches: that of the attention as computed, that of the MLP."""
-        drop = functools.partial(drop_examples, fraction=drop_fraction, key=key if self.drops_examples else None)
-        branch_BSD = dropout(branch_BSD, self.dropout_fraction, key, site=2)
-        x_BSD = checkpoint_name(x_BSD + drop(branch_BSD, site=3), "middle")
-        branch_BSD = self.mlp(self.mlp_norm(x_BSD), fraction=self.dropout_fraction, key=key)
-        return x_BSD + drop(branch_BSD, site=4)
+        """Add both residual branches: that of the attention as computed, that of the MLP."""
+        shape = x_BSD.shape
+
+        def drop(branch: jax.Array, site: int) -> jax.Array:
+            if key is None or not self.drops_examples:
+                return branch
+            return drop_examples(branch.reshape(shape), drop_fraction, key, site).reshape(branch.shape)
+
+        x, branch = as_rows(x_BSD), dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
+        x = checkpoint_name(x + drop(branch, site=3), "middle")
+        branch = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
+        return (x + drop(branch, site=4)).reshape(shape)
 
 
 class AxialBlock(nnx.Module):

@@ -22,6 +22,7 @@ _SPECS = {
     "tokens_BSD": PartitionSpec(BATCH_AXES, None, None),
     "heads_BSE": PartitionSpec(BATCH_AXES, None, "model"),
     "hidden_BSM": PartitionSpec(BATCH_AXES, None, "model"),
+    "hidden_RM": PartitionSpec(BATCH_AXES, "model"),  # tokens of all images in one dimension
     "map_BHWC": PartitionSpec(BATCH_AXES, None, None, None),
     "bias_3E": PartitionSpec(None, "model"),
     "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
