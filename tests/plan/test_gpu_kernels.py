@@ -58,8 +58,10 @@ metadata={op_name="jit(train_step)/jvp()/while/body/mlp/slice"}
 custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(train_step)/jvp()/while/body/mlp/dot_general"}, \
 backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
   %value = bf16[256,32]{1,0} get-tuple-element(%product), index=0
-  %loop_update_fusion = bf16[2,256,32]{2,1,0} fusion(%kept, %value, %i), kind=kLoop, calls=%fused_update
-  ROOT %next = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}) tuple(%i, %loop_update_fusion, %kernels)
+  %fusion-start = ((bf16[2,256,32]{2,1,0}, bf16[256,32]{1,0}, s32[]), bf16[2,256,32]{2,1,0}, u32[]) \
+fusion-start(%kept, %value, %i), kind=kLoop, calls=%fused_update
+  %fusion-done = bf16[2,256,32]{2,1,0} fusion-done(%fusion-start)
+  ROOT %next = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}) tuple(%i, %fusion-done, %kernels)
 }
 
 %condition (ended: (s32[], bf16[2,256,32])) -> pred[] {
@@ -114,7 +116,7 @@ SCORES = 4 * 6 * 128 * 128
     ("name", "num_bytes", "flops"),
     [
         ("loop_slice_fusion", 2 * 64 * 32 * 2 + 4, 0),  # one layer's kernel of the stack, through a bitcast
-        ("loop_update_fusion", 2 * 256 * 32 * 2 + 4, 0),  # the update of one layer, in place
+        ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),  # the update of one layer, in place
         ("product", 2 * (256 * 64 + 64 * 32 + 256 * 32), 2 * 256 * 64 * 32),  # without the workspace
         ("fmha", None, 2 * 2 * SCORES * 64),
         ("fmha.1", None, 5 * 2 * SCORES * 64),
@@ -163,7 +165,7 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
     line = step_timeline(PROGRAM, machine, collective_seconds, {})
     price = {name: KERNELS.seconds(instruction) for name, instruction in KERNELS.makers.items()}
     calls = 2 * price["product"] + sum(price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2"))
-    loop = 2 * (price["loop_slice_fusion"] + price["loop_update_fusion"])
+    loop = 2 * (price["loop_slice_fusion"] + price["fusion-start"])
     assert line.kernel_seconds == pytest.approx(calls)
     assert line.compute_seconds == pytest.approx(loop + price["stack"] + price["dots"] + price["part"])
     assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both

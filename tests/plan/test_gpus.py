@@ -1,4 +1,7 @@
-"""The compiler for GPUs: where its plugin is installed, steps compiled for GPUs that this machine does not have."""
+"""The compiler for GPUs: where its plugin is installed, steps compiled for GPUs that this machine does not have.
+
+A test takes 4 to 12 CPU seconds, those of L/16 and H/14 about 18; devices alone take none.
+"""
 
 import os
 import pathlib

@@ -24,6 +24,7 @@ _NO_KERNEL = {
     *("replica-id", "async-start", "async-update"),
 }
 _SLICES = ("dynamic-slice", "slice", "gather")
+_FUSIONS = ("fusion", "fusion-start")  # newer XLA starts updates of slices early
 _UPDATE = "dynamic-update-slice"
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]')
 _SCORES = re.compile(r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]')
@@ -49,7 +50,7 @@ class Kernels:
 
     def flops(self, instruction: Instruction) -> int:
         """Return those of products: of cuBLAS, cuDNN and those within a fusion."""
-        if instruction.opcode == "fusion":
+        if instruction.opcode in _FUSIONS:
             return sum(self.flops(inner) for inner in self._inside(instruction))
         if instruction.opcode == "dot" or "matmul" in instruction.target:
             contracted = _numbers(_CONTRACTED, instruction)
@@ -79,7 +80,7 @@ class Kernels:
 
     def num_bytes(self, instruction: Instruction) -> int:
         """Return what one execution reads and writes."""
-        if instruction.opcode == "fusion":
+        if instruction.opcode in _FUSIONS:
             inside = self._inside(instruction)
             return sum(_read(inside)) + sum(self._written(inside))
         if instruction.opcode in _SLICES:
