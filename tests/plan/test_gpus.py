@@ -1,6 +1,6 @@
 """The compiler for GPUs: where its plugin is installed, steps compiled for GPUs that this machine does not have.
 
-A test takes 4 to 12 CPU seconds, those of L/16 and H/14 about 18; devices alone take none.
+CPU seconds with JAX 0.12.0: 33 for S/16, one kind, the nodes, the commands and all devices together; L/16 13.
 """
 
 import os
