@@ -54,7 +54,9 @@ def stop(number, call, words, place, after=0):
     written = files_below(place)
     process.send_signal(number)
     (outcome,) = commands.finish([process])
-    assert (outcome.code, outcome.err) == LINES[number]
+    *progress, end = outcome.err.splitlines(keepends=True)
+    assert (outcome.code, end) == LINES[number]
+    assert all(line.startswith("computing features of ") for line in progress), progress
     return written
 
 
