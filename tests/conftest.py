@@ -161,3 +161,11 @@ def tiny_run(data_dir, tmp_path_factory):
         commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
     config = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}")
     return types.SimpleNamespace(config=config, workdir=workdir, summary=commands.summary(workdir))
+
+
+@pytest.fixture(autouse=True)
+def no_safe_path():
+    """Data workers set PYTHONSAFEPATH for the rest of a process; programs that later tests start find this folder."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)

@@ -92,6 +92,7 @@ def test_exit_codes(monkeypatch, capsys):
 
 EACH = """
 import json, sys
+from vit_jax import cli
 
 for words in json.loads(sys.argv[1]):
     try:
