@@ -2,6 +2,7 @@ import gc
 import itertools
 import sys
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +160,25 @@ def test_no_program_is_compiled_to_save_a_small_array_that_all_devices_hold(open
     with jax.log_compiles():
         open_store().save(1, {"model": {"kernel": kernel}}, metadata={}, metrics={})
     assert not [message for message in caplog.messages if "slice" in message]
+
+
+def test_abandoned_writes_of_orbax_give_no_warning(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    async def async_serialize():
+        pass
+
+    async def other():
+        pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        workarounds.apply.__wrapped__()
+        for function in (async_serialize, other):
+            function()
+            gc.collect()
+    assert [str(warning.message).split("'")[1].split(".")[-1] for warning in caught] == ["other"]
 
 
 def test_errors_in_threads_of_orbax_are_not_printed(monkeypatch):

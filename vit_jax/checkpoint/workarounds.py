@@ -4,6 +4,7 @@ import functools
 import logging
 import sys
 import threading
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +19,10 @@ LEAST_SLICE_BYTES = 2**16
 
 @functools.cache  # once in a process
 def apply() -> None:
-    """Silences errors that `CheckpointStore` raises anyway, and stops a leak of memory.
+    """Silence errors that `CheckpointStore` raises anyway, and stop a leak of memory.
 
-    An error in orbax's threads and coroutines is printed by Python with over a hundred lines of tracebacks.
+    Python prints an error in orbax's threads and coroutines with over a hundred lines of tracebacks. If one write of
+    a checkpoint fails, orbax abandons the writes that have not begun, and Python warns of each.
 
     For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which loses about 3 kB at
     each call (tensorstore 0.1.86): 0.1 MB at each save.
@@ -28,6 +30,7 @@ def apply() -> None:
     logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
     threading.excepthook = _without_orbax(threading.excepthook)
     sys.unraisablehook = _without_orbax(sys.unraisablehook)
+    warnings.filterwarnings("ignore", r"coroutine '.*serialize.*' was never awaited", RuntimeWarning)
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *direction: 0
 
