@@ -131,50 +131,18 @@ _ADDRESSES = {
         hf://timm/vit_large_r50_s32_224.augreg_in21k_ft_in1k
         hf://timm/vit_large_r50_s32_384.augreg_in21k_ft_in1k
     """,
-    "R50x1": """
-        gs://bit_models/BiT-M-R50x1.npz
-        gs://bit_models/BiT-M-R50x1-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R50x1.npz
-        hf://timm/resnetv2_50x1_bit.goog_in21k
-        hf://timm/resnetv2_50x1_bit.goog_in21k_ft_in1k
-    """,
-    "R50x3": """
-        gs://bit_models/BiT-M-R50x3.npz
-        gs://bit_models/BiT-M-R50x3-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R50x3.npz
-        hf://timm/resnetv2_50x3_bit.goog_in21k
-        hf://timm/resnetv2_50x3_bit.goog_in21k_ft_in1k
-    """,
-    "R101x1": """
-        gs://bit_models/BiT-M-R101x1.npz
-        gs://bit_models/BiT-M-R101x1-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R101x1.npz
-        hf://timm/resnetv2_101x1_bit.goog_in21k
-        hf://timm/resnetv2_101x1_bit.goog_in21k_ft_in1k
-    """,
-    "R101x3": """
-        gs://bit_models/BiT-M-R101x3.npz
-        gs://bit_models/BiT-M-R101x3-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R101x3.npz
-        hf://timm/resnetv2_101x3_bit.goog_in21k
-        hf://timm/resnetv2_101x3_bit.goog_in21k_ft_in1k
-    """,
-    "R152x2": """
-        gs://bit_models/BiT-M-R152x2.npz
-        gs://bit_models/BiT-M-R152x2-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R152x2.npz
-        hf://timm/resnetv2_152x2_bit.goog_in21k
-        hf://timm/resnetv2_152x2_bit.goog_in21k_ft_in1k
-    """,
-    "R152x4": """
-        gs://bit_models/BiT-M-R152x4.npz
-        gs://bit_models/BiT-M-R152x4-ILSVRC2012.npz
-        gs://bit_models/BiT-S-R152x4.npz
-        hf://timm/resnetv2_152x4_bit.goog_in21k
-        hf://timm/resnetv2_152x4_bit.goog_in21k_ft_in1k
-    """,
 }
+_RESNETS = ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
+
+
+def _of_resnet(name: str) -> tuple[str, ...]:
+    timm = f"hf://timm/resnetv2_{name.removeprefix('R')}_bit.goog_in21k"
+    files = (f"BiT-M-{name}", f"BiT-M-{name}-ILSVRC2012", f"BiT-S-{name}")
+    return (*(f"gs://bit_models/{file}.npz" for file in files), timm, f"{timm}_ft_in1k")
+
+
 PUBLISHED = {name: tuple(addresses.split()) for name, addresses in _ADDRESSES.items()}
+PUBLISHED |= {name: _of_resnet(name) for name in _RESNETS}
 """Addresses of public weights, by the name of their network."""
 
 
