@@ -76,7 +76,6 @@ class CheckpointReader:
             changed since.
           Exception: any other error of a read, such as an OSError of a failing disk; it says nothing about the files.
         """
-        jax.devices()  # a platform that does not start is no damage
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
         is_local = all(sharding is None or sharding.is_fully_addressable for sharding in shardings)
         restored, unchecked, problem = {}, {}, ""

@@ -1,7 +1,7 @@
 """Files of recipes: found by path or name, executed, and listed with their descriptions."""
 
-import ast
 import dataclasses
+import inspect
 import pathlib
 import re
 import runpy
@@ -33,8 +33,7 @@ def list_recipes() -> list[Recipe]:
     recipes = []
     for name, file in sorted(recipe_files().items()):
         names = names_in(str(file))
-        module = ast.parse(file.read_text())
-        description = (ast.get_docstring(module) or "").partition("\n\n")[0]
+        description = inspect.cleandoc(names.get("__doc__") or "").partition("\n\n")[0]
         form = (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
         tables = {table: names[table] for table in re.findall(r"`(\w+)`", form) if table in names}
         config = names["get_config"]("")
