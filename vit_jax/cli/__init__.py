@@ -32,9 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     SIGTERM ends it with exit code 75, Ctrl-C and a closed output with those of a shell, unless the verb handles them.
     """
-    if platforms := default_platforms(os.environ, pathlib.Path("/")):
-        os.environ["JAX_PLATFORMS"] = platforms  # before JAX is imported
-    hide_cuda(os.environ, pathlib.Path("/"))
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
@@ -77,6 +74,9 @@ def _run(words: Sequence[str]) -> None:
     elif not {"--help", "-h"}.isdisjoint(rest):
         print(_find(verb).help(), end="")
     else:
+        if platforms := default_platforms(os.environ, pathlib.Path("/")):
+            os.environ["JAX_PLATFORMS"] = platforms  # before JAX is imported
+        hide_cuda(os.environ, pathlib.Path("/"))
         with explained_backend():
             _find(verb)(rest)
 

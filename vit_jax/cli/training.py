@@ -15,7 +15,7 @@ from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.cli.verb import ALLOW_CODE, RECIPE, fields_of_recipes, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
-from vit_jax.files import printable_lines
+from vit_jax.files import expanded, printable_lines
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -169,7 +169,7 @@ def _kept(workdir: str) -> str:
     """Say which checkpoint a run that ends now leaves behind."""
     from vit_jax.train.watchdog import newest_checkpoint
 
-    step = newest_checkpoint(Path(workdir).expanduser())
+    step = newest_checkpoint(expanded(workdir))
     return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"
 
 
