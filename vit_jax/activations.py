@@ -21,7 +21,7 @@ class Place(Protocol):
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
-        """Of NVIDIA GPUs, such as (9, 0); else, or if unknown, None."""
+        """Compute capability of an NVIDIA GPU, such as (9, 0); None for other or unknown devices."""
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""

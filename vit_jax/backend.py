@@ -91,7 +91,7 @@ def _found_plugins() -> dict[str, str]:
 
 
 def _comes_from_start(error: Exception) -> bool:
-    """Whether the traceback passes the module of JAX that starts devices."""
+    """Return whether the traceback passes the module of JAX that starts devices."""
     place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_globals.get("__name__") == "jax._src.xla_bridge":
@@ -101,7 +101,7 @@ def _comes_from_start(error: Exception) -> bool:
 
 
 def has_tpu(root: pathlib.Path) -> bool:
-    """Whether there is a TPU: a character device, or a PCI device of Google that is handed to programs.
+    """Return whether there is a TPU: a character device, or a PCI device of Google that is handed to programs.
 
     `launch/environment.sh` decides in the same way.
     """

@@ -11,7 +11,7 @@ from vit_jax.files import printable
 _ESCAPED, _ENTITIES = r"\`*_{}[]#!", "<>&|~$:"  # every dialect of Markdown knows these escapes, and entities
 _MARKUP = str.maketrans({sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{ord(sign)};" for sign in _ENTITIES})
 
-# What makes a spreadsheet take a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
+# Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
 # is guarded as well, so that removing one quote restores every cell.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)

@@ -163,7 +163,7 @@ def fail_with(error):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    # Of a description that orbax rejects it raises a ValueError of its own, which is damage.
+    # orbax raises a ValueError for a description that it rejects; this is damage.
     [("restore", name) for name in PASSING] + [("metadata", name) for name in PASSING if name != "wrong argument"],
 )
 def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(written, monkeypatch, method, name):

@@ -92,7 +92,7 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
 
 
 def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
-    """What cannot be opened is skipped, named, and copied once it can; what no JPEG can hold is copied."""
+    """Unreadable files are skipped, named, and copied later; images that no JPEG can hold are copied."""
     missing = tmp_path / "elsewhere.png"
     (folder / "a/dangling.png").symlink_to(missing)
     (folder / "b/loop.jpg").symlink_to("loop.jpg")

@@ -1,4 +1,4 @@
-"""What `--check` finds before a machine is rented, and what it says of data that are elsewhere."""
+"""Errors that `--check` finds before a machine is rented, and its message about data on other machines."""
 
 import pathlib
 

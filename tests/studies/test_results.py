@@ -30,14 +30,14 @@ def grid(name, **given):
 
 
 def drawn(figure):
-    """Of the first panel the points of each series."""
+    """Return the points of each series in the first panel."""
     axes = figure.axes[0]
     series = axes.get_legend_handles_labels()
     return {label: handle[0].get_xydata().tolist() for handle, label in zip(*series, strict=True)}
 
 
 def labels_of(figure):
-    """Of the first panel the point of each label."""
+    """Return the point of each label in the first panel."""
     return {text.get_text(): text.xy for text in figure.axes[0].texts}
 
 
@@ -111,7 +111,7 @@ def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
 
 
 def test_labels_cover_neither_each_other_nor_points():
-    """Of the paper's 18 points seven or more are labelled, some of them close to each other."""
+    """At least seven of the paper's 18 points have labels, some of them close to each other."""
     figure = draw(STUDIES["scaling"], [], title="t", with_paper=True)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

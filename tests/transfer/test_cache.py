@@ -73,7 +73,7 @@ def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_another_process_publishes_first(tmp_path, is_damaged):
-    """What it has published stays, unless it is damaged; what either has opened stays readable."""
+    """A published entry stays unless it is damaged; an opened entry stays readable."""
     entry = entry_in(tmp_path)
     with entry.new_folder() as folder:
         fill(entry, folder)

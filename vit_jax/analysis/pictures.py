@@ -207,7 +207,7 @@ def draw_pca(model: Model, view: View) -> Picture:
 
 
 def draw_reconstructions(model: Model, view: View) -> Picture:
-    """What a network for masked patches predicts of those that are hidden (ViT, sec. 4.6)."""
+    """Draw what a network predicts for masked patches (ViT, sec. 4.6)."""
     found = reconstruct(model, view.shown_images)
     rows = {"original": "original", "seen": "what it sees", "predicted": "prediction", "target": "best possible"}
     title = f"half of the patches hidden from {model.architecture.name}, and predicted"

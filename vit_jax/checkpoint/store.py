@@ -218,7 +218,7 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:
         raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
-    # What is there stays until the new one is complete; inside, as the folder may be a mount.
+    # The old one stays until the new one is complete. It is written inside, since the folder may be a mount.
     beside = folder / f".new.{secrets.token_hex(8)}"
     store = CheckpointStore(beside)
     try:

@@ -114,7 +114,7 @@ class AdaptConfig:
     """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code; the
     others: as timm and other PyTorch code."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    """What to do where patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
+    """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
     code does for patches of 14 pixels at 384."""
     dropout_fraction: float | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
@@ -394,7 +394,7 @@ class StopEarlyConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What a run prints and writes."""
+    """Log lines and files of a run."""
 
     every: Duration
     """Time between log lines with training metrics."""

@@ -292,7 +292,7 @@ def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:
-    """What a run begins with: seed, weights and their code, learning rate."""
+    """Check the start of a run: seed, weights and their code, learning rate."""
     if config.seed >= 2**32:
         yield f"seed={config.seed}: give 0 to 2**32 - 1."
     try:

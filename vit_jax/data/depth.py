@@ -31,7 +31,7 @@ _VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTA
 
 
 class Depth(NamedTuple):
-    """What a file states about its values.
+    """Statements of a file about its values.
 
     Attributes:
       bits: of a value as it is stored.

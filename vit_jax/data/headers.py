@@ -1,4 +1,4 @@
-"""What the headers of image files state, read without decoding: the number of pixels, the directories of a TIFF.
+"""Read headers of image files without decoding: the number of pixels, the directories of a TIFF.
 
 Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to
 PAM, Sun raster.

@@ -63,7 +63,7 @@ class Head(nnx.Module):
 
 
 class PatchHead(nnx.Module):
-    """What a network for masked patches has in the place of a classifier: the [mask] embedding, and predictions.
+    """Head of a network for masked patches: the [mask] embedding, and predictions.
 
     The last layer begins at zero, as that of a classifier, and gives float32.
     """

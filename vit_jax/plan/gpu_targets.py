@@ -11,7 +11,7 @@ KIB, MIB = 2**10, 2**20
 
 
 class Target(NamedTuple):
-    """What XLA asks of a GPU beside its memory."""
+    """Properties of a GPU that XLA needs beside its memory."""
 
     capability: tuple[int, int]  # major and minor
     cores: int  # streaming multiprocessors

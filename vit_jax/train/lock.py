@@ -147,7 +147,7 @@ class WorkdirLock:
         return complete
 
     def _is_filled(self, path: pathlib.Path) -> bool:
-        """Whether an empty lock, as it is for a moment without hard links, changes in the time that this takes."""
+        """Return whether an empty lock changes while this waits; without hard links a lock is empty for a moment."""
         for _ in range(10):
             time.sleep(min(1.0, self._expiry_seconds / 10) / 10)
             if _content(path) != b"":
@@ -155,7 +155,7 @@ class WorkdirLock:
         return False
 
     def _is_void(self, other: dict[str, Any], path: pathlib.Path) -> bool:
-        """Whether the owner of the lock at `path` is gone; may wait until the lock would have been renewed."""
+        """Return whether the owner of the lock at `path` is gone; may wait until the lock would have been renewed."""
         if (has_ended := _has_ended(other)) is not None:
             return has_ended
         self._say(

@@ -34,7 +34,7 @@ if held_call := os.environ.get("HELD_CALL"):
     calls = itertools.count()
 
     def is_ending(thread):
-        """Whether a thread waits for a pool of threads to end."""
+        """Return whether a thread waits for a pool of threads to end."""
         frame = sys._current_frames()[thread.ident]
         while frame is not None and frame.f_code.co_name != "shutdown":
             frame = frame.f_back
