@@ -149,8 +149,12 @@ def hide_cuda(environment: Mapping[str, str], root: pathlib.Path) -> None:
     Call this before JAX is imported. A plan loads the plugin itself (`load_cuda`).
     """
     asked = environment.get("JAX_PLATFORMS", "").split(",")
-    if _has_nvidia(root) or any(name.strip() in ("cuda", "gpu") for name in asked):
-        return
+    if not _has_nvidia(root) and not any(name.strip() in ("cuda", "gpu") for name in asked):
+        forbid_cuda()
+
+
+def forbid_cuda() -> None:
+    """Keep JAX, which is not imported yet, from loading the CUDA plugin in this process."""
     for release in _CUDA:
         hidden = types.ModuleType(f"jax_plugins.xla_cuda{release}")
         hidden.__dict__["initialize"] = lambda: None  # which JAX calls

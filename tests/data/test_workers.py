@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_workers_end_with_a_killed_run(tmp_path):
             assert not [pid for pid in pids if is_running(pid)]
         finally:
             run.kill()
+
+
+def test_what_workers_read_first_hides_the_plugin_for_cuda_from_jax():
+    show = "print(sys.modules['jax_cuda12_plugin'], 'jax' in sys.modules)"
+    command = [sys.executable, "-c", f"import pickle, sys; pickle.load(sys.stdin.buffer); {show}"]
+    value = pickle.dumps(workers._NoCuda())
+    done = subprocess.run(command, env=ENVIRONMENT, input=value, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"None False\n", b"")
 
 
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is no folder")

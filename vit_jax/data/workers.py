@@ -18,6 +18,7 @@ import time
 from multiprocessing import resource_tracker, shared_memory, util
 from typing import Any, NamedTuple
 
+from vit_jax.backend import forbid_cuda
 from vit_jax.files import clean_up_at_once
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
@@ -26,6 +27,13 @@ BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one i
 PARENT_POLL_SECONDS = 0.5
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too, saves, closes the workers
+
+
+class _NoCuda:
+    """A value that keeps the process which reads it from loading the CUDA plugin: no worker uses a device."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return forbid_cuda, ()
 
 
 class Parallelism(NamedTuple):
@@ -72,6 +80,7 @@ def start_workers(batches: Any) -> None:
     """
     if (starter := getattr(batches, "_prefetch_ds_iter", None)) is None:
         return
+    _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
     os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
     resource_tracker.ensure_running()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -120,10 +129,15 @@ def _living_run() -> str:
     fcntl.flock(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX)  # the system closes it
     new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # workers get it
-    config["semprefix"] = f"/vj{digits}"
+    _shared_with_workers()["semprefix"] = f"/vj{digits}"
     clean_up_at_once(functools.partial(_end_run, path))
     return digits
+
+
+def _shared_with_workers() -> dict[str, Any]:
+    """Return what every process that Python's multiprocessing starts gets first."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return config
 
 
 def _segments(lock: pathlib.Path) -> list[pathlib.Path]:

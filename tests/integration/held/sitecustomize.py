@@ -12,6 +12,11 @@ import sys
 import threading
 import time
 
+if "HELD_FOLDER" in os.environ or "HELD_CALL" in os.environ:  # what is held imports JAX before the command does this
+    from vit_jax.backend import hide_cuda
+
+    hide_cuda(os.environ, pathlib.Path("/"))
+
 if folder := os.environ.get("HELD_FOLDER"):
     from vit_jax.train.interruption import Interruption
 
