@@ -21,7 +21,7 @@ class Place(Protocol):
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
-        """Compute capability of an NVIDIA GPU, such as (9, 0); None for other or unknown devices."""
+        """Compute capability of an NVIDIA GPU, such as (9, 0); (0, 0) for other GPUs; None elsewhere or if unknown."""
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""

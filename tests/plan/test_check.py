@@ -88,6 +88,14 @@ def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
         check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
 
 
+def test_attention_by_cudnn(monkeypatch):
+    """Machines without cuDNN check the recipe as its machines would."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", None)
+    check("model.attention=cudnn", "model.compute_dtype=bfloat16")
+    with pytest.raises(ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"):
+        check("model.attention=cudnn", "model.compute_dtype=float32")
+
+
 def test_devices():
     (line,) = check("sharding.num_model_shards=2", num_devices=8, num_slices=2)
     assert "on 8 devices (2 replica x 2 data x 2 model)" in line

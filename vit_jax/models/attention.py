@@ -146,7 +146,6 @@ def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
 
 
 def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
-    """Rematerialisation keeps the results of cuDNN's call itself, so that its output has no name."""
     query_BSE, key_BSE, value_BSE = projections.biased()
     return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 
@@ -168,12 +167,12 @@ def choose_form(form: AttentionForm, *, length: int, num_heads: int, head_dim: i
     Raises:
       ValueError: the form is "cudnn", and cuDNN does not compute this attention.
     """
-    if form == "cudnn" and (problem := attention_cudnn.find_problem(length, head_dim, dtype)):
+    if form == "cudnn" and (problem := attention_cudnn.find_problem(head_dim, dtype)):
         raise ValueError(f"config.model.attention='cudnn': cuDNN rejects this attention: {problem}. Use auto or xla.")
     if form != "auto":
         return form
     if is_placed() and platform() == "tpu" and dtype == jnp.bfloat16:
         return "xla" if attention_kernel.heads_per_program(num_heads, head_dim, length) is None else "pallas"
     if is_placed() and platform() == "gpu":
-        return "xla" if attention_cudnn.find_problem(length, head_dim, dtype) else "cudnn"
+        return "xla" if attention_cudnn.find_problem(head_dim, dtype) else "cudnn"
     return "xla"

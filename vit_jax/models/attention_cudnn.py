@@ -1,19 +1,35 @@
-"""Self-attention by cuDNN, called through JAX: the operands that it takes, and the padding of odd lengths.
+"""Self-attention by cuDNN's flash attention, forwards and backwards, as calls that XLA for GPUs knows.
+
+Not by `jax.nn.dot_product_attention`, whose gradient rejects odd lengths (JAX 0.10 to 0.12): it takes an absent bias
+for a bias, and only with a bias must lengths be even. Every class token makes a length odd.
 
 Legend: B batch, S sequence length, T heads, h head dimension, E = T h.
 """
 
 import functools
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import compute_capability, on_parts
+from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
 
-FORWARD = "dot_product_attention_fwd_wrapper"  # JAX's primitive: its results are the output and the log of the sums
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
-_PROBLEMS = (NotImplementedError, RuntimeError, ValueError)  # by which JAX rejects operands
+_FORWARD, _BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+_TYPES = {"bfloat16": "BF16", "float16": "F16"}
+# Dimensions that the operands of a product are summed over, and those that both share: scores are (B, T, S, S), all
+# other operands (B, S, T, h).
+_FORWARD_PRODUCTS = {"bmm1": ((3, 3), ((0, 2), (0, 2))), "bmm2": ((3, 1), ((0, 1), (0, 2)))}
+_BACKWARD_PRODUCTS = {
+    "bmm1_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
+    "bmm1_grad_gemm2": ((3, 1), ((0, 1), (0, 2))),
+    "bmm2_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
+    "bmm2_grad_gemm2": ((3, 3), ((0, 2), (0, 2))),
+}
 
 
 def attention(query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int) -> jax.Array:
@@ -23,41 +39,94 @@ def attention(query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, nu
     return output_BSE
 
 
-def find_problem(length: int, head_dim: int, dtype: Any) -> str | None:
-    """Return why cuDNN cannot compute attention and its gradient on these devices, or None.
-
-    JAX knows the rules of its version and of the installed cuDNN, so it traces one head.
-    """
+def find_problem(head_dim: int, dtype: Any) -> str | None:
+    """Return why cuDNN cannot compute attention and its gradient on these devices, or None."""
     capability = compute_capability()
     if capability is not None and capability < _MIN_CAPABILITY:
         found, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
-        return f"it needs a GPU of compute capability {needed}, not {found}"
-    operand = jax.ShapeDtypeStruct((1, length, head_dim), dtype)
-
-    def sum_of_output(*operands: jax.Array) -> jax.Array:
-        return _run(*operands, head_dim=head_dim)[0].astype(jnp.float32).sum()
-
-    try:
-        jax.eval_shape(jax.grad(sum_of_output, argnums=(0, 1, 2)), operand, operand, operand)
-    except _PROBLEMS as error:
-        return str(error).partition("\n")[0].rstrip(".")
+        return f"it needs an NVIDIA GPU of compute capability {needed}, not {found}"
+    if str(jnp.dtype(dtype)) not in _TYPES:
+        return f"it needs {' or '.join(_TYPES)}, not {jnp.dtype(dtype)}"
+    largest = 256 if capability is not None and capability >= (9, 0) else 128
+    if head_dim % 8 or head_dim > largest:
+        return f"the dimension of a head must be a multiple of 8 up to {largest}, not {head_dim}"
     return None
 
 
-def is_forward(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Rematerialisation policy that keeps what the backward pass reads of the forward pass."""
-    return str(primitive) == FORWARD
-
-
 def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
-    """Attention on one device. JAX rejects the gradient of odd lengths, so these get one masked token more."""
+    """Attention on one device."""
     batch, length, width = operands_BSE[0].shape
-    padding = length % 2
-    heads_BSTh = [
-        jnp.pad(x, ((0, 0), (0, padding), (0, 0))).reshape(batch, length + padding, -1, head_dim) for x in operands_BSE
-    ]
-    lengths_B = jnp.full(batch, length, jnp.int32) if padding else None
-    output_BSTh = jax.nn.dot_product_attention(
-        *heads_BSTh, query_seq_lengths=lengths_B, key_value_seq_lengths=lengths_B, implementation="cudnn"
+    operands_BSTh = [x.reshape(batch, length, width // head_dim, head_dim) for x in operands_BSE]
+    return (_attend(*operands_BSTh).reshape(batch, length, width),)
+
+
+@jax.custom_vjp
+def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -> jax.Array:
+    (output_BSTh,) = _call(_FORWARD, _FORWARD_PRODUCTS, query_BSTh, key_BSTh, value_BSTh, num_outputs=1)
+    return output_BSTh
+
+
+def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Rematerialisation knows the output and the log of the sums by the names of the kernel for TPUs."""
+    results = _call(_FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True)
+    output_BSTh, log_sums_BTS = (checkpoint_name(*each) for each in zip(results, (MIXTURE, LOG_SUMS), strict=True))
+    return output_BSTh, (*operands_BSTh, log_sums_BTS, output_BSTh)
+
+
+def _differentiate(kept: tuple[jax.Array, ...], gradient_BSTh: jax.Array) -> tuple[jax.Array, ...]:
+    *operands, output_BSTh = kept
+    return _call(_BACKWARD, _BACKWARD_PRODUCTS, *operands, gradient_BSTh, output_BSTh, num_outputs=3)
+
+
+_attend.defvjp(_save, _differentiate)
+
+
+def _call(
+    target: str, products: dict[str, Any], *operands: jax.Array, num_outputs: int, has_log_sums: bool = False
+) -> tuple[jax.Array, ...]:
+    """Return the outputs (B, S, T, h) of a call of cuDNN, and behind them the log of the sums (B, T, S)."""
+    batch, length, heads, head_dim = operands[0].shape
+    output = jax.ShapeDtypeStruct((batch, heads, length, head_dim), operands[0].dtype)
+    log_sums = [jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)] * has_log_sums
+    workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA finds its size
+    in_order_BSTh = (0, 2, 1, 3)
+    call = jax.ffi.ffi_call(
+        target,
+        [*[output] * num_outputs, *log_sums, workspace],
+        output_layouts=[*[in_order_BSTh] * num_outputs, *[None] * (len(log_sums) + 1)],
+        vmap_method="sequential",
+        custom_call_api_version=2,
+        legacy_backend_config=json.dumps(_configuration(operands[0], products)),
     )
-    return (output_BSTh[:, :length].reshape(batch, length, width),)
+    *results, _ = call(*operands)
+    return (*(x.transpose(in_order_BSTh) for x in results[:num_outputs]), *results[num_outputs:])
+
+
+def _configuration(query_BSTh: jax.Array, products: dict[str, Any]) -> dict[str, Any]:
+    """Return XLA's description of the call (`CudnnfMHABackendConfig`)."""
+    batch, length, heads, head_dim = query_BSTh.shape
+    dimensions = {
+        f"{name}_dot_dimension_numbers": {
+            "lhs_contracting_dimensions": [str(left)],
+            "rhs_contracting_dimensions": [str(right)],
+            "lhs_batch_dimensions": [*map(str, shared[0])],
+            "rhs_batch_dimensions": [*map(str, shared[1])],
+        }
+        for name, ((left, right), shared) in products.items()
+    }
+    scores = {
+        "element_type": _TYPES[str(query_BSTh.dtype)],
+        "dimensions": [*map(str, (batch, heads, length, length))],
+        "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+        "is_dynamic_dimension": [False] * 4,
+    }
+    call = {
+        "algorithm": {"algo_id": "0", "math_type": "TENSOR_OP_MATH", "is_cudnn_frontend": True, "workspace_size": "0"},
+        "fmha_scale": 1 / np.sqrt(head_dim),
+        "intermediate_tensor_shape": scores,
+        "is_flash_attention": True,
+        "mask_type": "NO_MASK",
+        "max_seg_per_batch": 1,
+        **dimensions,
+    }
+    return {"operation_queue_id": "0", "cudnn_fmha_backend_config": call}

@@ -12,21 +12,18 @@ from flax import nnx
 
 from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
-from vit_jax.models import attention_cudnn, attention_kernel
+from vit_jax.models import attention_kernel
 from vit_jax.models.block import AxialBlock, Block, LayerNorm
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.references import resolve
 
-_save_only, _save_either = (
-    jax.checkpoint_policies.save_only_these_names,
-    jax.checkpoint_policies.save_from_both_policies,
-)
+_save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = ("statistics", attention_kernel.MIXTURE, attention_kernel.LOG_SUMS, "middle")
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keeps what matrix products give, but no scores.
-    "dots": _save_either(_save_only(*_SMALL, "query", "key", "value", "hidden"), attention_cudnn.is_forward),
+    "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),
     # Keeps what attention gave, and the sum with its input.
-    "attention": _save_either(_save_only(*_SMALL), attention_cudnn.is_forward),
+    "attention": _save_only(*_SMALL),
     "full": _save_only("statistics"),  # keeps the input of each block, and the means in its norms
 }
 

@@ -110,8 +110,11 @@ class Placement:
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
         """As `activations.Place` says; AMD GPUs have names such as "gfx90a" there."""
-        version = str(getattr(self.mesh.devices.flat[0], "compute_capability", ""))
-        return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else None
+        version = getattr(self.mesh.devices.flat[0], "compute_capability", None)
+        if version is None:
+            return None
+        match = re.fullmatch(r"(\d+)\.(\d+)", str(version))
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation in its layout."""
