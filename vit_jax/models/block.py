@@ -33,6 +33,32 @@ def as_rows(x_BSD: jax.Array) -> jax.Array:
     return x_BSD.reshape(-1, x_BSD.shape[-1]) if platform() == "gpu" else x_BSD
 
 
+def gelu(x: jax.Array, approximate: bool) -> jax.Array:
+    """Return the GELU. On GPUs its gradient is computed from the input alone.
+
+    JAX keeps the derivative, which XLA for GPUs writes and reads beside the input. XLA for TPUs computes it again.
+    """
+    return (_gelu_of_input if platform() == "gpu" else jax.nn.gelu)(x, approximate)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gelu_of_input(x: jax.Array, approximate: bool) -> jax.Array:
+    return jax.nn.gelu(x, approximate)
+
+
+def _save_input(x: jax.Array, approximate: bool) -> tuple[jax.Array, jax.Array]:
+    return jax.nn.gelu(x, approximate), x
+
+
+def _differentiate(approximate: bool, x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    x = jax.lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
+    (gradient,) = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)[1](gradient)
+    return (gradient,)
+
+
+_gelu_of_input.defvjp(_save_input, _differentiate)
+
+
 class LayerNorm(nnx.Module):
     """Normalises over D.
 
@@ -78,7 +104,7 @@ class Mlp(nnx.Module):
         """Return an array of the shape of `x`, (B, S, D) or (B S, D)."""
         name = "hidden_BSM" if x.ndim == 3 else "hidden_RM"
         hidden = checkpoint_name(named(self.expand(x), name), "hidden")
-        hidden = jax.nn.gelu(hidden, approximate=self.form == "tanh")
+        hidden = gelu(hidden, self.form == "tanh")
         return dropout(self.contract(dropout(hidden, fraction, key, site=0)), fraction, key, site=1)
 
 
