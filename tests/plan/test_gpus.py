@@ -3,6 +3,7 @@
 CPU seconds with JAX 0.12.0: 33 for S/16, one kind, the nodes, the commands and all devices together; L/16 13.
 """
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,8 +11,9 @@ import sys
 
 import pytest
 
+from tests.integration import commands
 from tests.plan import small_plans as small
-from tests.tiny import ROOT
+from tests.tiny import LENGTH, ROOT
 from vit_jax import backend
 from vit_jax.config import load_recipe
 from vit_jax.plan import aot, gpu_targets, hlo
@@ -23,6 +25,7 @@ from vit_jax.plan.topology import parse_topology
 
 MISSING = aot.missing_compiler(parse_topology("h100:1"))
 pytestmark = [pytest.mark.tools, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+HALF = ["--config.model.compute_dtype=bfloat16"]
 S16, L16, H14 = "pretrain_imagenet1k:ViT-S/16", "pretrain_imagenet1k:ViT-L/16", "pretrain_jft:ViT-H/14"
 
 
@@ -95,14 +98,19 @@ def test_l16_with_fsdp_gathers_and_scatters_beside_its_products():
     assert plan.timeline.collective_seconds < 0.5 * sum(totals.values()), "most of it is hidden"
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["plan", "--topology=h100:2"]])
+@pytest.mark.parametrize("verb", ["doctor", "plan", "pretrain"])
 @pytest.mark.skipif(backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator")
-def test_a_command_says_nothing_about_absent_gpus(words):
+def test_a_command_says_nothing_about_absent_gpus(verb, data_dir, tmp_path):
+    """Neither do data workers. A plan finds cuDNN."""
+    words = {
+        "doctor": ["doctor"],
+        "plan": ["plan", "--topology=h100:2", f"--config={small.RECIPE}", *small.WORDS, *HALF, "--json"],
+        "pretrain": commands.pretraining(data_dir, tmp_path / "run", *LENGTH, "input.num_workers=1"),
+    }[verb]
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-m", "vit_jax", *words]
-    if words[0] == "plan":
-        command += [f"--config={small.RECIPE}", *small.WORDS]
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (0, "")
-    if words[0] == "plan":
-        assert "XLA compiled the step for this machine" in ended.stdout
+    if verb == "plan":
+        values = json.loads(ended.stdout)
+        assert (values["basis"], values["attention"]) == ("compiled", "cudnn")

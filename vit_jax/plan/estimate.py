@@ -71,6 +71,12 @@ class Plan:
         return estimate.seconds if estimate is not None else None
 
     @property
+    def attention_form(self) -> str | None:
+        """Return the form of attention in the standard blocks; None without these, and where nothing was compiled."""
+        form = self.run.attention_form
+        return None if form is None or self.compiled is None else form()
+
+    @property
     def totals(self) -> Totals | None:
         """Of the complete recipe at `step_seconds`; None where that is None."""
         if self.step_seconds is None:

@@ -36,6 +36,8 @@ def _machine(plan: Plan) -> Iterator[str]:
         f"{config.sharding.parameters}; {rows:,} images a {'chip' if mesh['model'] == 1 else 'model group'}"
         f"{accumulated}, remat {run.architecture.remat}"
     )
+    if (form := plan.attention_form) is not None:
+        yield f"compute  {run.architecture.compute_dtype}, attention {form}"
     data = plan.dataset
     yield f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes ({data.source})"
     if isinstance(plan.compiled, Executable):
@@ -136,6 +138,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "mesh": dict(plan.run.batch_sharding.mesh.shape),
         "sharding": plan.config.sharding.parameters,
         "remat": plan.run.architecture.remat,
+        "attention": plan.attention_form,
         "accumulation_steps": plan.config.optimizer.accumulation_steps,
         "basis": "compiled" if is_compiled else "arithmetic" if plan.compiled is None else "compiler gave up",
         "reason": plan.reason,
