@@ -2,7 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.product import multiply
+from tests.models.small_models import Place
+from vit_jax.activations import placed_by
+from vit_jax.models.product import multiply, multiply_each
 
 TOLERANCE = 2e-6  # of the largest number: float32 sums of 15 products at most, in another order
 
@@ -24,3 +26,25 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
     program = jax.make_jaxpr(jax.grad(lambda kernel: multiply(x, kernel).sum()))(kernel)
     product = [equation for equation in program.eqns if equation.primitive.name == "dot_general"][-1]
     assert [operand.aval.shape for operand in product.invars] == [(3, 5, 4), (3, 5, 6)]
+
+
+def test_products_of_one_activation_on_gpus():
+    """They are those of each kernel. In the sums of their gradients a product comes first, so that cuBLAS can add."""
+    rng = np.random.default_rng(0)
+    x, *kernels = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 5, 4), *[(4, 6)] * 3))
+
+    def loss(x, kernels):
+        return sum(
+            scale * jnp.square(y).sum() for scale, y in zip((1.0, 2.0, 3.0), multiply_each(x, kernels), strict=True)
+        )
+
+    expected = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
+    with placed_by(Place(platform="gpu", compute_capability=None)):
+        found = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
+        program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
+    for here, there in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(here, there, rtol=0, atol=10 * TOLERANCE * float(jnp.abs(there).max()))
+    made_by = {output: equation.primitive.name for equation in program.eqns for output in equation.outvars}
+    sums = [e for e in program.eqns if e.primitive.name == "add" and e.outvars[0].aval.shape == x.shape]
+    operands = [[made_by[operand] for operand in each.invars] for each in sums]
+    assert operands == [["dot_general", "dot_general"], ["dot_general", "add"]]

@@ -6,6 +6,7 @@ CPU seconds with JAX 0.12.0: 33 for S/16, one kind, the nodes, the commands and 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,14 @@ def test_s16_fits_one_h100_and_its_time_is_plausible():
     assert plan.memory.activations > 0.2 * plan.memory.total, "what the loop keeps"
     products = plan.run.training_flops_per_image * 256 / plan.topology.chip.peak_bf16_flops
     assert products < plan.step_seconds < 10 * products
+
+
+def test_cublas_computes_biases_gelu_and_sums():
+    """Or kernels of their own would read and write the hidden units once more."""
+    plan = planned("pretrain_imagenet1k:ViT-B/16", "h100:1", "global_batch=32", "model.depth=2", "model.remat=none")
+    epilogues = re.findall(r'"epilogue":"([A-Z_]+)"', plan.compiled.text)
+    assert epilogues.count("BIAS_GELU_AUX") == 1, "in the loop over layers; the gradient needs the input, which is kept"
+    assert len(re.findall(r'"beta":1\b', plan.compiled.text)) == 2, "of the gradients through queries, keys and values"
 
 
 def test_h14_with_a_thousand_images_does_not_fit_one_h100():

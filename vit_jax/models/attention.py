@@ -14,7 +14,7 @@ from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_cudnn, attention_kernel
 from vit_jax.models.positions import RelativePositions
-from vit_jax.models.product import dot_general, multiply
+from vit_jax.models.product import dot_general, multiply, multiply_each
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 
@@ -82,13 +82,20 @@ class Attention(nnx.Module):
 
     def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
         layers = {"query": self.query, "key": self.key, "value": self.value}
-        products, biases = list[jax.Array](), list[jax.Array]()
-        for (name, layer), x in zip(layers.items(), (queries_BQD, tokens_BSD, tokens_BSD), strict=True):
-            product = multiply(x.astype(self.dtype), layer.kernel[...].astype(self.dtype))
-            products.append(checkpoint_name(named(product, "heads_BSE"), name))
+        kernels = [layer.kernel[...].astype(self.dtype) for layer in layers.values()]
+        if queries_BQD is tokens_BSD:
+            products = multiply_each(tokens_BSD.astype(self.dtype), kernels)
+        else:
+            products = [
+                multiply(x.astype(self.dtype), kernel)
+                for x, kernel in zip((queries_BQD, tokens_BSD, tokens_BSD), kernels, strict=True)
+            ]
+        named_products, biases = list[jax.Array](), list[jax.Array]()
+        for (name, layer), product in zip(layers.items(), products, strict=True):
+            named_products.append(checkpoint_name(named(product, "heads_BSE"), name))
             assert layer.bias is not None
             biases.append(layer.bias[...].astype(self.dtype))
-        query_BQE, key_BSE, value_BSE = products
+        query_BQE, key_BSE, value_BSE = named_products
         return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases))
 
 
