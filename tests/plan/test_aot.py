@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,12 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from tests.plan import small_plans as small
+from vit_jax.models.attention_kernel import attention
 from vit_jax.plan import aot, estimate, hlo
 from vit_jax.plan.arithmetic import arithmetic_memory
 from vit_jax.plan.estimate import make_plan
 from vit_jax.plan.report import to_json, to_text
+from vit_jax.plan.timeline import step_timeline
 from vit_jax.plan.topology import parse_topology
 
 needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed")
@@ -72,6 +75,28 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
         seconds["copy" if is_copy else "product"] += instruction.cycles / topology.fabric.clock_hertz
     assert 0.6 < 2 * size**3 / seconds["product"] / topology.chip.peak_bf16_flops < 1
     assert 0.6 < 2 * 4 * 8 * size**2 / seconds["copy"] / topology.chip.memory_bandwidth_bytes_per_second < 1
+
+
+@needs_libtpu
+@pytest.mark.tools
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_a_kernel_costs_the_programs_that_one_core_runs(name):
+    """The loop of the compiled kernel has that length, and two more passes that only read or write."""
+    topology, num_images = parse_topology(name), 6
+    device = aot.topology_devices(topology)[0]
+    shapes = [(num_images, 197, 128)] * 3 + [(3, 128)]
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
+    step = jax.jit(lambda *operands: attention(*operands, 64, False))
+    compiled = aot.compile_program(lambda: step.lower(*arguments), device)
+    line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+    (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
+    (schedule,) = (
+        path for path in aot._schedules().glob("*attention*final_bundles.txt") if "analysis" not in path.name
+    )
+    (last,) = re.findall(r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test", schedule.read_text())
+    passes = int(last) - 2
+    assert passes == num_images / topology.fabric.cores_per_chip
+    assert line.kernel_seconds == pytest.approx(bundles * passes / topology.fabric.clock_hertz)
 
 
 @pytest.fixture(scope="module")

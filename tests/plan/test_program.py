@@ -139,10 +139,10 @@ def test_kinds_of_a_program():
     assert compiled_memory(stats(), backward) == dataclasses.replace(expected, activations=0, gradients=kept)
 
 
-def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None):
+def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     machine = types.SimpleNamespace(
         is_tpu=True,
-        fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9),
+        fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9, cores_per_chip=cores),
         chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
     )
     return step_timeline(hlo.parse(text), machine, lambda *_: collective, bundles or {})
@@ -185,6 +185,14 @@ def test_a_kernel_costs_its_bundles_times_its_programs():
     assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
     assert line.seconds == pytest.approx(ENTRY + LOOP + line.kernel_seconds)
     assert line.num_unknown_kernels == 0
+
+
+@pytest.mark.parametrize(("programs", "per_core"), [(20, 10), (5, 3), (1, 1)])
+def test_two_cores_share_the_programs_of_a_kernel(programs, per_core):
+    text = KERNEL.replace('"programs":"20"', f'"programs":"{programs}"')
+    assert timeline(text, bundles={"attention.1": 70}, cores=2).kernel_seconds == pytest.approx(
+        3 * per_core * 70 * CYCLE
+    )
 
 
 @pytest.mark.parametrize(

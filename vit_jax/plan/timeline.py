@@ -2,14 +2,16 @@
 
 The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel by bytes and
 FLOPs (`gpu_kernels.py`), those of cuBLAS and cuDNN apart. On a TPU a Pallas kernel, of which XLA counts none, takes
-the bundles of its schedule times the steps of its grid, without waiting for memory. At the same time, each with its own
-queue, the links carry collectives, the network exchanges between slices, and the memory bus prefetches (`copy-start`,
-`slice-start`); a `-done` waits for them. A collective that is not split into start and done blocks the core. A loop
-costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+the bundles of its schedule times the programs of its grid that one core runs, without waiting for memory. At the same
+time, each with its own queue, the links carry collectives, the network exchanges between slices, and the memory bus
+prefetches (`copy-start`, `slice-start`); a `-done` waits for them. A collective that is not split into start and done
+blocks the core. A loop costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus,
+stragglers, hosts.
 """
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 
@@ -120,7 +122,8 @@ class _Walk:
             pass_.start(name, "network", fact.seconds, fact)
         elif instruction.is_kernel:
             bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
-            cycles = None if bundles is None or programs is None else bundles * programs
+            cores = self.topology.fabric.cores_per_chip  # share the grid, so that the fuller one decides
+            cycles = None if bundles is None or programs is None else bundles * math.ceil(programs / cores)
             pass_.run_kernel(instruction, None if cycles is None else cycles / self.topology.fabric.clock_hertz)
         elif self.gpu_kernels is not None and opcode == "custom-call":
             pass_.run_kernel(instruction, self.gpu_kernels.seconds(instruction))
