@@ -125,6 +125,9 @@ def test_a_step_is_compiled_for_four_chips(plan):
     assert plan.timeline.kernel_seconds > 0, "forwards and backwards, from the schedules that the compiler wrote"
     assert plan.timeline.num_unknown_kernels == 0
     assert any(collective.count == 2 for collective in plan.timeline.collectives), "one for each of two blocks"
+    every = (i for computation in hlo.parse(plan.compiled.text).computations.values() for i in computation)
+    (norm,) = (i for i in every if i.opcode == "conditional")
+    assert "metrics" in norm.source, "by which the plan knows that most steps do without it"
     sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
     assert {len(c.devices) for c in sums} == {4}
 

@@ -164,6 +164,27 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute
     assert line.seconds == pytest.approx(compute + prefetch)
 
 
+@pytest.mark.parametrize(("source", "branch"), [("metrics/cond", 0), ("optimizer/cond", 700), ("cond", 700)])
+def test_a_conditional_costs_its_longest_branch_unless_it_is_for_logged_steps(source, branch):
+    branches = """\
+%skip (p: f32[8,128]) -> f32[] {
+  ROOT %nan = f32[] constant(nan)
+}
+
+%norm (p: f32[8,128]) -> f32[] {
+  %p = f32[8,128]{1,0:T(8,128)} parameter(0)
+  ROOT %squares = f32[] fusion(%p), kind=kLoop, calls=%add, backend_config={"estimated_cycles":"700"}
+}
+
+ENTRY"""
+    chosen = f"""\
+  %chosen = f32[] conditional(%zero, %first, %first), branch_computations={{%skip, %norm}}, \
+metadata={{op_name="jit(train_step)/{source}"}}
+  ROOT %result"""
+    line = timeline(TEXT.replace("ENTRY", branches).replace("  ROOT %result", chosen))
+    assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
+
+
 KERNEL = TEXT.replace(
     "  ROOT %next = ",
     """\

@@ -91,8 +91,11 @@ def test_a_step_is_a_function_of_seed_and_step():
     assert first != other
 
 
+SHORT = ("input.mixup_alpha=0.0", "total=7 steps")
+
+
 def test_metrics_norms_and_learning_rate():
-    run = runs.build("input.mixup_alpha=0.0")
+    run = runs.build(*SHORT, "logging.every=1 steps")
     before = jax.device_get(run.init_state().model)
     _, curve = runs.train(run, 1)
     norm = math.sqrt(sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before)))
@@ -101,6 +104,16 @@ def test_metrics_norms_and_learning_rate():
     _, curve = runs.train(run, 7)
     assert curve[5]["learning_rate"] == pytest.approx(run.config.schedule.learning_rate, rel=1e-6)
     assert curve[5]["update_norm"] > 0
+
+
+def test_the_norm_of_the_update_is_computed_where_it_is_logged():
+    """After every third step and the last. Logged values do not depend on the interval."""
+    (_, every), (_, third) = (runs.train(runs.build(*SHORT, f"logging.every={n} steps"), 7) for n in (1, 3))
+    assert [step for step, metrics in enumerate(third, 1) if math.isfinite(metrics["update_norm"])] == [3, 6, 7]
+    for expected, metrics in zip(every, third, strict=True):
+        logged = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        assert set(expected) - set(logged) <= {"update_norm"}
+        assert logged == pytest.approx({name: expected[name] for name in logged}, rel=1e-6)
 
 
 @pytest.mark.slow

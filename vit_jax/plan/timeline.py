@@ -5,7 +5,8 @@ FLOPs (`gpu_kernels.py`), those of cuBLAS and cuDNN apart. On a TPU a Pallas ker
 the bundles of its schedule times the programs of its grid that one core runs, without waiting for memory. At the same
 time, each with its own queue, the links carry collectives, the network exchanges between slices, and the memory bus
 prefetches (`copy-start`, `slice-start`); a `-done` waits for them. A collective that is not split into start and done
-blocks the core. A loop costs one pass of its body times its length. Not modelled: core and prefetches sharing the bus,
+blocks the core. A loop costs one pass of its body times its length. A conditional costs its longest branch; one of
+metrics costs its shortest, since most steps are not logged. Not modelled: core and prefetches sharing the bus,
 stragglers, hosts.
 """
 
@@ -153,7 +154,8 @@ class _Walk:
                 return dataclasses.replace(body, num_unknown_loops=body.num_unknown_loops + 1), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
-        return max((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
+        choose = min if _PART.findall(instruction.source)[-1:] == ["metrics"] else max
+        return choose((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
         """The collective that an instruction is, or that its fusion contains."""
