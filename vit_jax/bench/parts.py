@@ -88,14 +88,22 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
 
 def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[str, Part]:
     """The input alone and the step alone, by these names; every process of a run calls it."""
-    step = _step_part(run, _Training(run, run.compile_train_step()), num_steps)
+    step = time_step(run, Training(run, run.compile_train_step()), num_steps)
+    return {"step": step, "input": time_input(run, source, num_steps)}
+
+
+def time_input(run: Assembly, source: Source, num_steps: int) -> Part:
+    """Time the input alone: placed batches of the training images."""
     total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
     longer = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
     with open_train_batches(longer, source, 0) as (batches, _):
-        return {
-            "step": step,
-            "input": Part("input", times_of(lambda: next(batches), num_steps), run.config.global_batch),
-        }
+        return Part("input", times_of(lambda: next(batches), num_steps), run.config.global_batch)
+
+
+def time_step(run: Assembly, train: "Training", num_steps: int) -> Part:
+    """Time the training step alone, on random images that the devices hold."""
+    batch = jax.device_put(random_batch(run, run.config.global_batch), run.batch_sharding)
+    return Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
 
 
 def to_text(result: dict[str, Any]) -> str:
@@ -117,17 +125,12 @@ def to_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _step_part(run: Assembly, train: "_Training", num_steps: int) -> Part:
-    batch = jax.device_put(_random_batch(run, run.config.global_batch), run.batch_sharding)
-    return Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
-
-
 def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> Iterator[Part]:
     """What the devices do with a batch that they hold."""
-    train = _Training(run, step)
-    yield _step_part(run, train, num_steps)
+    train = Training(run, step)
+    yield time_step(run, train, num_steps)
     size = run.evaluation_batch
-    batch, state = jax.device_put(_random_batch(run, size), run.batch_sharding), train.state
+    batch, state = jax.device_put(random_batch(run, size), run.batch_sharding), train.state
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
     result = "logits_BK" if run.architecture.num_classes else "features_BD"
     infer = jax.jit(lambda model, image: getattr(model(normalise(image, run.architecture.compute_dtype)), result))
@@ -155,7 +158,7 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
 
 def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_steps: int) -> Iterator[Part]:
     """What reads the dataset: the input alone, with the step, and the complete loop."""
-    size, train_on = run.config.global_batch, _Training(run, step)
+    size, train_on = run.config.global_batch, Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
         yield Part("input", times_of(lambda: next(batches), num_steps), size)
         yield Part("input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size)
@@ -188,7 +191,7 @@ def _differences(times: Sequence[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(times)]
 
 
-class _Training:
+class Training:
     """A state that steps take further."""
 
     def __init__(self, run: Assembly, step: Callable[..., Any]):
@@ -239,7 +242,8 @@ def _silence() -> Iterator[None]:
         yield
 
 
-def _random_batch(run: Assembly, size: int) -> Batch:
+def random_batch(run: Assembly, size: int) -> Batch:
+    """Return random images and labels, the same at every call."""
     rng = np.random.default_rng(0)
     return Batch(
         image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
