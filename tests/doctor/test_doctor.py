@@ -70,10 +70,10 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
     assert outcome.code == 1
-    heads = [line[:22].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
+    heads = [line[:25].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
     wrong = ("disk", "checkpoint")
     assert heads == [f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")]
-    assert "\n                      → make room, or choose another workdir" in outcome.out
+    assert "\n                         → make room, or choose another workdir" in outcome.out
     assert "cannot be written" in outcome.out
     assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")
 
@@ -189,7 +189,7 @@ def test_findings_of_several_processes(monkeypatch):
     monkeypatch.setattr(hosts, "gather", lambda own: texts)
     findings = next(examination.examine(None, None))
     assert [finding.is_good for finding in findings] == [True, False, False]
-    assert examination.lines(findings)[0].startswith("wrong  versions       process 1: jax 2\n")
+    assert examination.lines(findings)[0].startswith("wrong  versions          process 1: jax 2\n")
     assert "process 0 has jax 1: make all processes the same" in examination.lines(findings)[0]
     assert len(examination.lines(findings)) == 2
 
@@ -212,7 +212,7 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     outcome = run(["doctor"])
     assert outcome.code == 1
     assert outcome.err.startswith("vit-jax: <lambda>: StopIteration")
-    names = [line.removeprefix("good   ")[:15].rstrip() for line in outcome.out.splitlines()]
+    names = [line.removeprefix("good   ")[:18].rstrip() for line in outcome.out.splitlines()]
     assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 
 

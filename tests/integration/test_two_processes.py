@@ -94,8 +94,8 @@ def test_doctor_examines_both_processes(in_two):
     lines = [line for line in spoken(first.out) if line.startswith(("good", "wrong"))]
     assert [line.split("  ")[0] for line in lines] == ["good"] * 9
     assert "4 x cpu in 2 process(es), 2 of each" in first.out
-    assert "all-reduce     4 MiB of each of 4 devices" in first.out
-    assert "checkpoint     16 MiB written" in first.out
+    assert "all-reduce        4 MiB of each of 4 devices" in first.out
+    assert "checkpoint        16 MiB written" in first.out
 
 
 FIGURES = ("weights", "data", "images", "top1_accuracy", "top5_accuracy", "loss", "calibration_error", "most_confused")

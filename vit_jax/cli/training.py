@@ -304,16 +304,21 @@ def bench(given: Given) -> None:
         "[--config=RECIPE[:ARGUMENT]]": "compares the speed of its input with that of its step, too",
         "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
         **ALLOW_CODE,
+        "[--hardware]": "examine the devices, too, in minutes: numerics, determinism, speed and memory beside a plan",
         "[--json]": "print what each process found as JSON",
     },
     "--workdir=runs/imagenet",
     "--workdir=runs/digits --config=digits",
+    "--hardware",
 )
 def doctor(given: Given) -> None:
     """Examine this machine, or all machines of a run: each line is good, or says what to do.
 
     Versions, driver, devices, memory, shared memory, disk, a compilation, an all-reduce, a checkpoint, speed. Start it
     as a run is started, in every process. It ends with code 1 where something is wrong.
+
+    --hardware is for the first contact with an accelerator, by one process: attention and norms against float32, two
+    equal trainings, a restored state, steps of S/16 and B/16 beside their plans, input. On the CPU it does so in small.
     """
     options, overrides, _ = given
     if overrides and "config" not in options:
@@ -329,7 +334,7 @@ def doctor(given: Given) -> None:
     found = []
     try:
         with joined():
-            for findings in examine(options.get("workdir"), config):
+            for findings in examine(options.get("workdir"), config, with_hardware="hardware" in options):
                 found.append(findings)
                 if hosts.is_first() and "json" not in options:
                     print(printable_lines("\n".join(lines(findings))), flush=True)

@@ -9,12 +9,12 @@ import jax
 
 from vit_jax import hosts
 from vit_jax.config import RunConfig
-from vit_jax.doctor import machine, together
+from vit_jax.doctor import hardware, machine, together
 from vit_jax.doctor.machine import Finding
 from vit_jax.files import expanded, first_line
 
 SAME = ("versions", "devices")  # lines that must be the same in every process
-_WIDTH = 15  # of the column of names
+_WIDTH = 18  # of the column of names
 Check = Callable[[], Finding]
 
 
@@ -22,15 +22,20 @@ class ExaminationError(RuntimeError):
     """One of several processes cannot do what all do together; the message has the name of the check."""
 
 
-def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Finding]]:
-    """What each process found, by check and process id; stops where later checks could not work.
+def examine(workdir: str | None, config: RunConfig | None, *, with_hardware: bool = False) -> Iterator[list[Finding]]:
+    """Yield what each process found, by check and process id.
 
     Call it in every process of a run, after `hosts.start`. A check that all do together and that one cannot do ends
-    all of them.
+    all of them. Devices that are missing or compute wrongly end it, too, but not with the checks of the hardware.
 
     Raises:
-      ExaminationError: this process cannot.
+      ExaminationError: this process cannot do a check, or the checks of the hardware have several processes.
     """
+    if with_hardware and jax.process_count() > 1:
+        raise ExaminationError(
+            f"--hardware: examines the devices of one process, not of {jax.process_count()}. Start it on one machine, "
+            "without a launcher."
+        )
     alone: list[Check] = [machine.versions, machine.driver, machine.devices, machine.memory, machine.shared_memory]
     folder = None if workdir is None else expanded(workdir).absolute()
     recipe = [] if config is None else [functools.cache(functools.partial(together.prepared, config))]
@@ -39,11 +44,13 @@ def examine(workdir: str | None, config: RunConfig | None) -> Iterator[list[Find
     for check in (*alone, machine.compilation):
         findings = _gather(_attempt(check))
         yield findings
-        if findings[0].name in ("devices", "compilation") and not all(finding.is_good for finding in findings):
+        is_needed = findings[0].name in ("devices", "compilation") and not with_hardware
+        if is_needed and not all(finding.is_good for finding in findings):
             return
     shared: list[Check] = [together.all_reduce]
     shared += [] if folder is None else [functools.partial(together.checkpoint, folder)]
     shared += [functools.partial(together.speed, prepare) for prepare in recipe]
+    shared += hardware.checks(folder) if with_hardware else []
     for check in shared:
         yield _gather(_attempt(check) if jax.process_count() == 1 else _do_together(check))
 
@@ -62,9 +69,9 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def name_of(check: Check) -> str:
-    """As in the report."""
-    function = check.func if isinstance(check, functools.partial) else check
-    return function.__name__.replace("_", " ")
+    """Return the name in the report: of the function, and of its arguments that are text."""
+    function, arguments = (check.func, check.args) if isinstance(check, functools.partial) else (check, ())
+    return " ".join([function.__name__.replace("_", " "), *(each for each in arguments if isinstance(each, str))])
 
 
 def _attempt(check: Check) -> Finding:

@@ -33,11 +33,12 @@ _SIDE = 256  # of the matrices that are multiplied
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line: what was found, and what to do where something is wrong."""
+    """One line: what was found, what to do where something is wrong, and figures for programs."""
 
     name: str
     found: str
     remedy: str = ""
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:

@@ -7,18 +7,18 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax import hosts
+from vit_jax import hosts, pytree
 from vit_jax.bench.parts import time_input_and_step
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.config.validate import validate
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, few
 from vit_jax.doctor.machine import Finding
 from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets
@@ -28,7 +28,7 @@ from vit_jax.train.start import adapt
 FOLDER = ".doctor"  # of the workdir, while a checkpoint is tried
 _LENGTH = 2**20  # float32 numbers of each device: 4 MiB
 _TIMES = 5
-_STEPS = 20
+STEPS = 20  # that are timed
 Prepare = Callable[[], tuple[Assembly, Source]]
 """Gives what `prepared` does, once for several checks."""
 
@@ -56,23 +56,61 @@ def checkpoint(workdir: pathlib.Path) -> Finding:
     Raises:
       ValueError, SaveError: the folder cannot be written, or is another one in another process.
     """
-    folder = workdir / f"{FOLDER}.{hosts.gather(secrets.token_hex(8))[0]}"  # others may examine the same workdir
+    array = _array(_split())
+    abstract: Any = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+    with folder_in(workdir) as folder:
+        stored = store(folder, {"model": {"array": array}}, {"model": {"array": abstract}})
+    return Finding("checkpoint", stored.found(array.nbytes), stored.remedy)
+
+
+class Stored(NamedTuple):
+    """How long a checkpoint took, and the names of arrays that are not the same after it."""
+
+    write_seconds: float
+    read_seconds: float
+    changed: list[str]
+
+    def found(self, num_bytes: int) -> str:
+        return f"{num_bytes / 2**20:,.0f} MiB written in {self.write_seconds:.1f} s, read in {self.read_seconds:.1f} s"
+
+    @property
+    def remedy(self) -> str:
+        if not self.changed:
+            return ""
+        return f"other numbers came back ({few(self.changed)}): the storage is damaged"
+
+
+def store(folder: pathlib.Path, items: Any, abstract: Any) -> Stored:
+    """Write a checkpoint and read it; every process calls it."""
+    began = time.perf_counter()
+    with contextlib.closing(CheckpointStore(folder)) as checkpoints:
+        checkpoints.save(1, items, metadata={}, metrics={})
+        checkpoints.wait()
+    written = time.perf_counter()
+    restored = CheckpointReader(folder).restore(1, abstract)
+    changed = changed_arrays(items, restored)
+    read = time.perf_counter()
+    hosts.wait_for_all("checkpoint compared")
+    return Stored(written - began, read - written, changed)
+
+
+def changed_arrays(before: Any, after: Any) -> list[str]:
+    """Return the names of arrays that differ in any bit, on the devices of this process."""
+    later = pytree.named_leaves(after)
+    return [name for name, array in pytree.named_leaves(before).items() if _bits(array) != _bits(later[name])]
+
+
+def _bits(array: jax.Array) -> list[bytes]:
+    return [np.asarray(shard.data).tobytes() for shard in array.addressable_shards]
+
+
+@contextlib.contextmanager
+def folder_in(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Make a folder for a checkpoint; others may examine the same workdir."""
+    folder = workdir / f"{FOLDER}.{hosts.gather(secrets.token_hex(8))[0]}"
     with _removed(folder):
         workdirs.prepare_shared(folder)
-        began = time.perf_counter()
-        array = _array(_split())
-        abstract: Any = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-        with contextlib.closing(CheckpointStore(folder)) as store:
-            store.save(1, {"model": {"array": array}}, metadata={}, metrics={})
-            store.wait()
-        written = time.perf_counter()
-        restored = CheckpointReader(folder).restore(1, {"model": {"array": abstract}})["model"]["array"]
-        pairs = zip(restored.addressable_shards, array.addressable_shards, strict=True)
-        is_right = all(bool((a.data == b.data).all()) for a, b in pairs)
-        read = time.perf_counter()
-        hosts.wait_for_all("checkpoint compared")
-    found = f"{array.nbytes / 2**20:.0f} MiB written in {written - began:.1f} s, read in {read - written:.1f} s"
-    return Finding("checkpoint", found, "" if is_right else "other numbers came back: the storage is damaged")
+        yield folder
 
 
 def prepared(config: RunConfig) -> tuple[Assembly, Source]:
@@ -107,13 +145,18 @@ def speed(prepare: Prepare) -> Finding:
       ValueError: as `prepared`; `LostWorker`, OSError: as of the input.
     """
     run, source = prepare()
-    parts = time_input_and_step(run, source, _STEPS)
+    parts = time_input_and_step(run, source, STEPS)
     needed, given = (part.figures()["images_per_second"] for part in (parts["step"], parts["input"]))
+    return Finding("speed", f"input {given:,.0f} images/s, step {needed:,.0f}", slow_input(given, needed))
+
+
+def slow_input(given: float, needed: float) -> str:
+    """Return what to do about an input of `given` images/s, "" if it is as fast as needed."""
     remedy = (
         "the devices will wait: more cores, a faster disk (a mounted bucket: its cache), input.cache_records=True "
         "for data that fit into memory, or vit-jax prepare for images that are larger than needed"
     )
-    return Finding("speed", f"input {given:,.0f} images/s, step {needed:,.0f}", remedy if given < needed else "")
+    return remedy if given < needed else ""
 
 
 @contextlib.contextmanager
