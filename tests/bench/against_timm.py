@@ -1,24 +1,27 @@
-"""Compares our training step and inference with timm's on one machine, in one session: images/s, memory, share of peak.
+"""Compare our training step and inference with timm's on one machine: images/s, memory, share of the peak.
 
     python tests/bench/against_timm.py --json=FILE [--models S/16 L/16@384 ...] [--rounds=3] [--steps=30]
-    python tests/bench/against_timm.py --small --rounds=1    # on a CPU, to see that it works
+    python tests/bench/against_timm.py --models B/16 --batches=256 --rounds=2    # ten minutes on a GPU
+    python tests/bench/against_timm.py --small --rounds=1                        # on a CPU, to see that it works
 
 Needs jax, flax and optax, and for timm's half torch and timm, in the same environment or in that of `--timm=PYTHON`; no
-package that reads data. Both compute in bfloat16 with parameters and Adam's moments in float32, a softmax loss,
-decoupled weight decay, no clipping, no dropout and no rematerialisation, on a random batch that lies on the device. Of
-ours the forms of attention and unrolled layers compete; timm's model is compiled by torch.compile (forward pass and
-loss), with scaled dot product attention and fused AdamW.
+package that reads data. Both compute in bfloat16 with parameters and Adam's moments in float32, a class token, a linear
+head, softmax, decoupled weight decay, no clipping, no dropout and no rematerialisation, on a random batch that lies on
+the device. Ours competes with several forms of attention and with unrolled layers. timm's model is compiled by
+torch.compile (forward pass and loss), with scaled dot product attention and fused AdamW.
 
-First every contender is tried with batches twice as large each time until memory ends, and keeps its fastest. Then they
-take turns, in processes of their own, for so many rounds. The ceiling is the fastest product of two square matrices in
-bfloat16, by either library.
+Each contender first tries batches twice as large each time until memory ends, and keeps its fastest. Then all take
+turns for several rounds. Every measurement has a process of its own, so JAX and PyTorch never share the GPU's memory.
+The ceiling is the fastest product of two square matrices in bfloat16, by either library.
 """
 
 import argparse
 import dataclasses
+import gc
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -32,6 +35,7 @@ TIMM |= {"H": "vit_huge_patch14_224"}
 OURS = {"ours, xla": ("xla", False), "ours, cudnn": ("cudnn", False), "ours, cudnn, unrolled": ("cudnn", True)}
 CONTENDERS = (*OURS, "timm")
 CLASSES, WARM_UP, SEARCH_STEPS = 1000, 3, 5
+ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")  # the line of a traceback that names it
 
 
 def parse(model):
@@ -52,11 +56,16 @@ def timed(start, wait, steps):
     return [after - before for before, after in itertools.pairwise(ends[WARM_UP:])]
 
 
-def measure_ours(model, batch, steps, form="xla", unrolled=False):
-    """Seconds of each training step and of each inference, and the peak of memory in bytes or None."""
-    import jax
-    import numpy as np
+def build_ours(model, batch, form, unrolled, device):
+    """Build what a run trains: the initial leaves, the training step and the inference, as functions to compile.
 
+    Steps take leaves by name, as the training loop's do: modules take Python milliseconds more to hand over.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax import pytree
+    from vit_jax.activations import placed_by
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config import load_recipe, resolve
     from vit_jax.config.architecture import build_architecture
@@ -64,12 +73,13 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.optim.schedules import build_schedule
+    from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
     from vit_jax.train.state import init_state
     from vit_jax.train.step import make_train_step
 
     name, side = parse(model)
-    recipe = load_recipe(f"configs/pretrain_imagenet1k.py:ViT-{name},loss=softmax")
-    changes = {"head": "linear", "dropout_fraction": 0.0, "remat": "none", "attention": form}
+    recipe = load_recipe(f"pretrain_imagenet1k:ViT-{name},loss=softmax")
+    changes = {"head": "linear", "dropout_fraction": 0.0, "remat": "none", "attention": form, "scan_unroll": 1}
     config = dataclasses.replace(
         recipe,
         global_batch=batch,
@@ -85,14 +95,52 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
     )
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     objective = build_objective(config.objective, architecture)
-    step = jax.jit(make_train_step(config, lengths, architecture, objective, optimizer, schedule), donate_argnums=0)
-    state = jax.jit(lambda key: init_state(build_model(architecture, key), optimizer, with_polyak=False))(
-        jax.random.key(0)
+    mesh = build_mesh([device])
+    on_mesh = placed_by(Placement(mesh))
+    take_step = on_mesh(make_train_step(config, lengths, architecture, objective, optimizer, schedule))
+
+    def init():
+        return init_state(build_model(architecture, jax.random.key(0)), optimizer, with_polyak=False)
+
+    abstract = jax.eval_shape(init)
+
+    def train(leaves, data):
+        state, metrics = take_step(pytree.from_named_leaves(abstract, leaves), data)
+        return pytree.named_leaves(state), metrics
+
+    @on_mesh
+    def infer(leaves, image):
+        return pytree.from_named_leaves(abstract, leaves).model(normalise(image, "bfloat16")).logits_BK
+
+    def shaped(tree, sharding):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    images = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
+    labels, mask = (jax.ShapeDtypeStruct((batch,), dtype) for dtype in (jnp.int32, jnp.float32))
+    data = shaped(Batch(image_BHWC=images, label_B=labels, mask_B=mask), batch_sharding(mesh))
+    leaves = shaped(pytree.named_leaves(abstract), replicated(mesh))
+    return (
+        jax.jit(lambda: pytree.named_leaves(init()), out_shardings=replicated(mesh)),
+        jax.jit(train, donate_argnums=0).trace(leaves, data),
+        jax.jit(infer).trace(leaves, data.image_BHWC),
     )
+
+
+def measure_ours(model, batch, steps, form="xla", unrolled=False):
+    """Return seconds of each training step and of each inference, and the peak of memory in bytes or None."""
+    import jax
+    import numpy as np
+
+    from vit_jax.arrays import Batch
+
+    device, side = jax.devices()[0], parse(model)[1]
+    init, *traced = build_ours(model, batch, form, unrolled, device)
+    step, infer = (each.lower().compile() for each in traced)  # so that nothing is compiled while it is timed
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (batch, side, side, 3), np.uint8)
     labels = rng.integers(0, CLASSES, batch, np.int32)
-    data = jax.device_put(Batch(image_BHWC=images, label_B=labels, mask_B=np.ones(batch, np.float32)))
+    given = Batch(image_BHWC=images, label_B=labels, mask_B=np.ones(batch, np.float32))
+    data, state = jax.device_put(given, device), init()
 
     def train():
         nonlocal state
@@ -100,57 +148,78 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
         return metrics
 
     training = timed(train, jax.block_until_ready, steps)
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    infer = jax.jit(lambda model, image: model(normalise(image, "bfloat16")).logits_BK)
-    inference = timed(lambda: infer(state.model, data.image_BHWC), jax.block_until_ready, steps)
-    return {"training": training, "inference": inference, "peak_bytes": peak}
+    loss = float(train()["train_loss"])
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    inference = timed(lambda: infer(state, data.image_BHWC), jax.block_until_ready, steps)
+    return {"training": training, "inference": inference, "peak_bytes": peak, "loss": loss}
+
+
+def marked_by(device):
+    """Return two functions: one gives an event that ends when all work until now is done, one waits for it.
+
+    `torch.cuda.synchronize` would also wait for the call that was started after.
+    """
+    import torch
+
+    def mark():
+        event = torch.cuda.Event() if device == "cuda" else None
+        if event:
+            event.record()
+        return event
+
+    return mark, lambda event: event.synchronize() if event else None
 
 
 def measure_timm(model, batch, steps):
-    """The same of timm's model."""
+    """Return the same of timm's model."""
     import timm
     import torch
 
     name, side = parse(model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    mark, wait = marked_by(device)
+    torch._dynamo.reset()  # programs and sizes of the batch before
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     torch.set_float32_matmul_precision("high")
     network = timm.create_model(TIMM[name[0]], img_size=side, num_classes=CLASSES).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.3, fused=True)
     images = torch.randn(batch, 3, side, side, device=device)
     labels = torch.randint(CLASSES, (batch,), device=device)
 
-    @torch.compile
+    @torch.compile(dynamic=False)  # else a second batch would be compiled for every size
     def loss():
         with torch.autocast(device, torch.bfloat16):
             return torch.nn.functional.cross_entropy(network(images), labels)
 
-    @torch.compile
+    @torch.compile(dynamic=False)
     def infer():
         with torch.autocast(device, torch.bfloat16):
             return network(images)
 
-    def marked(_):
-        """What tells that all work given so far is done."""
-        event = torch.cuda.Event() if device == "cuda" else None
-        if event:
-            event.record()
-        return event
-
-    def wait(event):
-        if event:
-            event.synchronize()
+    last = None
 
     def train():
+        nonlocal last
         optimizer.zero_grad(set_to_none=True)
-        loss().backward()
-        return marked(optimizer.step())
+        last = loss()
+        last.backward()
+        optimizer.step()
+        return mark()
+
+    def run_inference():
+        infer()
+        return mark()
 
     training = timed(train, wait, steps)
+    found = float(last)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    optimizer.zero_grad(set_to_none=True)
     network.eval()
     with torch.inference_mode():
-        inference = timed(lambda: marked(infer()), wait, steps)
-    return {"training": training, "inference": inference, "peak_bytes": peak}
+        inference = timed(run_inference, wait, steps)
+    return {"training": training, "inference": inference, "peak_bytes": peak, "loss": found}
 
 
 def measure_ceiling(contender, side, steps):
@@ -161,12 +230,11 @@ def measure_ceiling(contender, side, steps):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
 
-        def product():
-            return a @ a
+        mark, wait = marked_by(device)
 
-        def wait(_):
-            if device == "cuda":
-                torch.cuda.synchronize()
+        def product():
+            torch.mm(a, a)
+            return mark()
     else:
         import jax
         import jax.numpy as jnp
@@ -206,7 +274,7 @@ def flops_per_image(model):
 
 
 def child(words):
-    """Prints one line of JSON for each batch, and ends at the first that does not fit."""
+    """Print one line of JSON for each batch, and end at the first that does not fit or fails."""
     if words.ceiling:
         ceiling = max(measure_ceiling(words.contender, side, words.steps) for side in words.ceiling)
         print(json.dumps({"flops_per_second": ceiling, **versions(words.contender)}), flush=True)
@@ -217,16 +285,26 @@ def child(words):
         else:
             found = measure_ours(words.models[0], batch, words.steps, *OURS[words.contender])
         print(json.dumps({"batch": batch, **found}), flush=True)
+        gc.collect()  # what a cycle holds is memory that the next batch needs
 
 
 def ask(words, contender, *arguments):
-    """The lines that a process of its own prints, and the last line of its errors if it failed."""
+    """Return the lines that a process of its own prints, and why it ended before the last, or ""."""
     python = words.timm if contender == "timm" else sys.executable
     command = [python, __file__, f"--contender={contender}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=words.environment, check=False)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
-    return lines, problem
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        try:
+            code = subprocess.run(
+                command, stdout=out, stderr=err, env=words.environment, timeout=words.limit
+            ).returncode
+            problem = f"code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            problem = f"stopped after {words.limit} s"
+        out.seek(0)
+        err.seek(0)
+        lines = [json.loads(line) for line in out if line.startswith("{") and line.endswith("}\n")]
+        errors = [line.strip() for line in err if ERROR.match(line)]
+    return lines, ": ".join([problem, *errors[-1:]])[:300] if problem else ""
 
 
 def compare(words, model):
@@ -236,15 +314,21 @@ def compare(words, model):
         lines, problem = ask(
             words, contender, f"--models={model}", *batches, f"--steps={min(SEARCH_STEPS, words.steps)}"
         )
-        print(f"{model}, {contender}: batches {[line['batch'] for line in lines]}; {problem}", flush=True)
+        tried = ", ".join(
+            f"{line['batch']}: {line['batch'] / statistics.median(line['training']):,.1f}" for line in lines
+        )
+        print(f"{model}, {contender}: images/s by batch {tried or 'none'}; {problem}", flush=True)
         if lines:
             best = min(lines, key=lambda line: statistics.median(line["training"]) / line["batch"])
-            found[contender] = {"batch": best["batch"], "training": [], "inference": [], "peak_bytes": None}
+            found[contender] = {"batch": best["batch"], "training": [], "inference": []}
     for _ in range(words.rounds):
         for contender, result in found.items():
             one = (f"--models={model}", f"--batches={result['batch']}", f"--steps={words.steps}")
-            for line in ask(words, contender, *one)[0]:
-                result["peak_bytes"] = line["peak_bytes"]
+            lines, problem = ask(words, contender, *one)
+            if problem:
+                print(f"{model}, {contender}, batch {result['batch']}: {problem}", flush=True)
+            for line in lines:
+                result |= {"peak_bytes": line["peak_bytes"], "loss": line["loss"]}
                 for name in ("training", "inference"):
                     result[name] += line[name]
     return {contender: result for contender, result in found.items() if result["training"]}
@@ -279,6 +363,7 @@ def main():
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--timm", default=sys.executable, help="Python of an environment with torch and timm")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit", type=int, default=1800, help="seconds of each process")
     parser.add_argument("--small", action="store_true", help="S/16 at 32 pixels, batch 2, 2 steps")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--ceiling", type=int, action="append", help=argparse.SUPPRESS)
@@ -289,23 +374,32 @@ def main():
     if words.contender:
         child(words)
         return
+    if words.steps < 2:
+        parser.error(f"--steps={words.steps}: must be 2 or more, since quartiles are printed.")
     with tempfile.TemporaryDirectory() as cache:  # of compiled programs: a round need not compile again
         words.environment = os.environ | {
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "JAX_COMPILATION_CACHE_DIR": f"{cache}/jax",
             "TORCHINDUCTOR_CACHE_DIR": f"{cache}/torch",
+            # Processes take turns, so each can have nearly all memory; JAX takes 75 % of it by default.
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
         }
         sides = [f"--ceiling={side}" for side in ((256,) if words.small else (4096, 8192))]
-        products = {name: ask(words, name, *sides)[0] for name in ("ours, xla", "timm")}
-        ceiling = max(line["flops_per_second"] for lines in products.values() for line in lines)
-        print(products, flush=True)
+        products, found = {}, []
+        for contender in ("ours, xla", "timm"):
+            products[contender], problem = ask(words, contender, *sides)
+            found += [line["flops_per_second"] for line in products[contender]]
+            print(f"products, {contender}: {products[contender]}; {problem}", flush=True)
+        if not found:
+            sys.exit("Neither library works here: see the lines above.")
         results = {}
         for model in words.models:
             results[model] = compare(words, model)
             if words.json:  # after every model: a session may end early
                 words.json.write_text(json.dumps({"ceiling": products, "results": results}, indent=1) + "\n")
-    print(table(results, ceiling))
+            print(table({model: results[model]}, max(found)), flush=True)
+    print(table(results, max(found)))
 
 
 if __name__ == "__main__":
