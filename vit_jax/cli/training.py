@@ -307,7 +307,6 @@ def bench(given: Given) -> None:
         "[--hardware]": "examine the devices, too, in minutes: numerics, determinism, speed and memory beside a plan",
         "[--json]": "print what each process found as JSON",
     },
-    "--workdir=runs/imagenet",
     "--workdir=runs/digits --config=digits",
     "--hardware",
 )

@@ -17,6 +17,7 @@ from vit_jax.cost.fabrics import FABRICS
 from vit_jax.files import first_line
 from vit_jax.plan.topology import parse_topology
 
+MAX_CHARACTERS = 2**22  # of what a plan prints; a report has some thousands
 LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of accelerators
 
 
@@ -69,9 +70,9 @@ def planning(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> I
             for file in (out, err):
                 file.seek(0)
             if code:
-                last = (err.read().strip().splitlines() or [""])[-1]
+                last = (err.read(MAX_CHARACTERS).strip().splitlines() or [""])[-1]
                 return Planned(f"plan for {topology} failed with code {code}: {last}")
-            plan = json.load(out)
+            plan = json.loads(out.read(MAX_CHARACTERS))
             if plan["step_seconds"] is None:
                 return Planned(f"plan for {topology}: {first_line(plan['reason'])}", None, plan["needed_bytes"])
             return Planned(f"{plan['basis']} for {topology}", plan["step_seconds"], plan["needed_bytes"])
