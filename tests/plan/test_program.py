@@ -161,6 +161,7 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute
     assert line.compute_seconds == pytest.approx(compute)
     assert line.prefetch_seconds == pytest.approx(prefetch)
     assert (line.collective_seconds, line.num_unknown_loops) == (0, num_unknown_loops)
+    assert line.unknown_loops_pass_seconds == pytest.approx(num_unknown_loops * LOOP / 3)
     assert line.seconds == pytest.approx(compute + prefetch)
 
 

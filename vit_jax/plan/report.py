@@ -94,7 +94,8 @@ def _step(plan: Plan) -> Iterator[str]:
                 f"ms each, {1e3 * c.waited_seconds:.3f} of it waited for"
             )
         if line.num_unknown_loops:
-            yield f"           {line.num_unknown_loops} loops of unknown length were counted once"
+            once = 1e3 * line.unknown_loops_pass_seconds
+            yield f"           {line.num_unknown_loops} loops of unknown length were counted once: {once:.3f} ms"
         if line.num_unknown_kernels:
             yield f"           {line.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
         yield f"         {arithmetic}"

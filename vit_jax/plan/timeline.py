@@ -54,7 +54,8 @@ class Timeline:
     prefetch_seconds: float = 0.0  # the core waits for memory
     parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included, by part
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
-    num_unknown_loops: int = 0  # loops of unknown length, counted as one pass
+    num_unknown_loops: int = 0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
+    unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
     num_unknown_kernels: int = 0  # kernels without a count of cycles or of programs, counted as nothing
 
     @property
@@ -71,6 +72,7 @@ class Timeline:
             self.parts[part] = self.parts.get(part, 0.0) + times * seconds
         self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         self.num_unknown_loops += other.num_unknown_loops
+        self.unknown_loops_pass_seconds += times * other.unknown_loops_pass_seconds
         self.num_unknown_kernels += times * other.num_unknown_kernels
 
 
@@ -151,7 +153,8 @@ class _Walk:
         if instruction.opcode == "while":
             body, times = self.run(instruction.attribute("body")), self.program.trip_count(instruction)
             if times is None:
-                return dataclasses.replace(body, num_unknown_loops=body.num_unknown_loops + 1), 1
+                number, seconds = body.num_unknown_loops + 1, body.seconds
+                return dataclasses.replace(body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
         choose = min if _PART.findall(instruction.source)[-1:] == ["metrics"] else max
