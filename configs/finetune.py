@@ -181,9 +181,9 @@ def adapted(model: str, pixels: int) -> AdaptConfig:
     H/14 at 384 pixels sees 378 of them, as in the released code; `image_size=378` shows it all of the image instead.
     """
     if model == "any":
-        return AdaptConfig(remat="dots")
+        return AdaptConfig()
     is_covered = pixels % max(parse_name(model).patch) == 0
-    return AdaptConfig(name=model, remat="dots", uncovered_border="refuse" if is_covered else "drop")
+    return AdaptConfig(name=model, uncovered_border="refuse" if is_covered else "drop")
 
 
 def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int) -> InputConfig:

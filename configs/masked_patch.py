@@ -15,11 +15,8 @@ from vit_jax.config import (
     ObjectiveConfig,
     PretrainConfig,
     ScheduleConfig,
-    ShardingConfig,
     parse_argument,
 )
-
-SHARDED = ("ViT-L/16", "ViT-H/14")
 
 
 def get_config(argument: str = "") -> PretrainConfig:
@@ -29,11 +26,10 @@ def get_config(argument: str = "") -> PretrainConfig:
         data=None,
         total=Duration(f"{chosen['steps']} steps"),
         global_batch=4096,
-        model=ModelConfig(name=chosen["model"], remat="dots"),
+        model=ModelConfig(name=chosen["model"]),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
         objective=ObjectiveConfig(kind="masked_patch", loss="softmax"),
         schedule=ScheduleConfig(learning_rate=2e-4, warmup=Duration("10000 steps"), decay="cosine"),
-        sharding=ShardingConfig(parameters="fsdp" if chosen["model"] in SHARDED else "replicated"),
         evaluation=EvaluationConfig(every=Duration("10000 steps")),
         checkpoint=CheckpointConfig(every=Duration("1000 steps")),
         logging=LoggingConfig(every=Duration("100 steps")),

@@ -35,7 +35,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         data=None,
         total=Duration(f"{epochs} epochs"),
         global_batch=4096,
-        model=ModelConfig(name=model, head="mlp", head_bias_init=-10.0, dropout_fraction=0.1, remat="dots"),
+        model=ModelConfig(name=model, head="mlp", head_bias_init=-10.0, dropout_fraction=0.1),
         input=InputConfig(
             train_split="train",
             test_split="validation",

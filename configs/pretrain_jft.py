@@ -16,7 +16,6 @@ from vit_jax.config import (
     OptimizerConfig,
     PretrainConfig,
     ScheduleConfig,
-    ShardingConfig,
     choose_row,
 )
 
@@ -40,8 +39,6 @@ LEARNING_RATES = {  # by model and epochs
     ("R50+ViT-L/16", 7): 4e-4,
     ("R50+ViT-L/16", 14): 4e-4,
 }
-SHARDED = ("ViT-H/14", "R200x3")  # parameters, moments and gradients are over 10 GB (README, Memory)
-RECOMPUTED = (*SHARDED, "R152x2", "R50+ViT-L/16")  # activations ask for the most saving layout
 
 
 def get_config(argument: str = "") -> PretrainConfig:
@@ -51,7 +48,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         data=None,
         total=Duration(f"{epochs} epochs"),
         global_batch=4096,
-        model=ModelConfig(name=model, head_bias_init=-10.0, remat="full" if model in RECOMPUTED else "dots"),
+        model=ModelConfig(name=model, head_bias_init=-10.0),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
         objective=ObjectiveConfig(loss="sigmoid"),
         optimizer=OptimizerConfig(weight_decay=0.1, weight_decay_meaning="paper"),
@@ -61,7 +58,6 @@ def get_config(argument: str = "") -> PretrainConfig:
             decay="linear",
             end_learning_rate=1e-5,
         ),
-        sharding=ShardingConfig(parameters="fsdp" if model in SHARDED else "replicated"),
         evaluation=EvaluationConfig(every=Duration("10000 steps")),
         checkpoint=CheckpointConfig(every=Duration("1000 steps")),
         logging=LoggingConfig(every=Duration("100 steps")),

@@ -32,7 +32,6 @@ def get_config(argument: str = "") -> PretrainConfig:
             position_embedding="sincos2d",
             head="mlp",
             compute_dtype="float32",
-            remat="dots",
         ),
         input=InputConfig(
             train_split="train[:99%]",  # the last percent is for choosing hyper-parameters

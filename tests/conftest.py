@@ -127,7 +127,10 @@ def shared_programs():
         key, steps = program_of(config, architecture, **options)
         if key not in PROGRAMS:
             PROGRAMS[key] = build(config, architecture, **options)
-        batch = config.evaluation.global_batch or config.global_batch
+        batch, chosen = config.evaluation.global_batch or config.global_batch, PROGRAMS[key].config
+        optimizer = dataclasses.replace(config.optimizer, accumulation_steps=chosen.optimizer.accumulation_steps)
+        model = dataclasses.replace(config.model, remat=chosen.model.remat)
+        config = dataclasses.replace(config, model=model, optimizer=optimizer, sharding=chosen.sharding)
         return dataclasses.replace(PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch)
 
     def compile_shared(run):

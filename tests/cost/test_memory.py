@@ -26,6 +26,21 @@ MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048
 )
 def test_what_policies_keep(name, remat, images, model_shards, num_bytes):
     name, *is_axial = name.split()
-    config = ModelConfig(name=name, remat=remat, **(AXIAL if is_axial else {}))
+    config = ModelConfig(name=name, remat=remat, scan_unroll=1, **(AXIAL if is_axial else {}))
     architecture = build_architecture(config, image_size=(224, 224), num_classes=1000)
     assert kept_bytes(architecture, images, model_shards=model_shards, tiled=False) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("remat", "unroll", "arrays"),
+    [
+        ("none", None, 1 + 4 + 4 + 4 * 3.4),  # input; tokens between; query, key, value, attention; hidden units
+        ("dots", None, 1 + 4 + 4 + 4 * 2.7),
+        ("dots", 1, 10),
+        ("attention", None, 3),
+    ],
+)
+def test_what_gpus_keep_outside_of_loops(remat, unroll, arrays):
+    config = ModelConfig(name="ViT-B/16", remat=remat, scan_unroll=unroll)
+    architecture = build_architecture(config, image_size=(224, 224), num_classes=1000)
+    assert kept_bytes(architecture, 8, tiled=False) == pytest.approx(arrays * TOKENS, rel=0.01)

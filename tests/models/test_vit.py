@@ -115,12 +115,14 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
         ("tpu", {"remat": "full"}, 1),
         ("tpu", {"remat": "full", "scan_unroll": 3}, 3),
         ("tpu", {"scan_unroll": 1}, 1),
+        ("gpu", {"remat": "dots"}, 3),
+        ("gpu", {"remat": "full"}, 1),
         ("cpu", {"remat": "dots"}, 1),
     ],
 )
-def test_blocks_are_in_no_loop_on_tpus_unless_little_is_kept(platform, options, unroll):
+def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, options, unroll):
     architecture = small(depth=3, **options)
-    with placed_by(Place(platform=platform)):
+    with placed_by(Place(platform=platform, compute_capability=None)):
         program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(abstract(architecture), images(architecture))
     (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
     assert loop.params["unroll"] == unroll

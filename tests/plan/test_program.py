@@ -6,8 +6,9 @@ import types
 
 import pytest
 
+from vit_jax.cost.memory import Memory
 from vit_jax.plan import hlo
-from vit_jax.plan.memory import Memory, compiled_memory
+from vit_jax.plan.memory import compiled_memory
 from vit_jax.plan.timeline import step_timeline
 
 # As XLA for TPUs prints programs, small enough to work out by hand.

@@ -12,6 +12,7 @@ from vit_jax.plan.report import found_to_json, found_to_text
 from vit_jax.plan.search import search
 from vit_jax.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of
+from vit_jax.train.layout import POLICIES
 
 H14 = "configs/pretrain_jft.py:ViT-H/14"
 
@@ -23,7 +24,7 @@ def found():
 
 def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(found):
     configs = [c.config for c in found.candidates]
-    assert {config.model.remat for config in configs} == set(module.REMAT)
+    assert {config.model.remat for config in configs} == set(POLICIES)
     assert {config.sharding.parameters for config in configs} == {"replicated", "fsdp"}
     assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
     assert {config.global_batch for config in configs} == {4096}
@@ -75,14 +76,25 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
 
 
 def test_what_is_in_doubt_is_tried_last(monkeypatch, found):
-    found, order = search_compiled(monkeypatch, found.winner, "v100:4", 1, set())
+    found, order = search_compiled(monkeypatch, found.winner, "v5e:2x2", 1, set())
     sure, limit = found.usable_bytes, 1.15 * found.usable_bytes
     num_sure, num_tried = (sum(c.needed_bytes <= most for c in found.candidates) for most in (sure, limit))
     assert num_sure < num_tried < len(found.candidates), "or this proves nothing"
     assert [c.needed_bytes <= sure for c in order] == [number < num_sure for number in range(num_tried)]
     assert max(c.needed_bytes for c in order) <= limit
-    assert {c.config.model.remat for c in order[:4]} == set(module.REMAT)
     assert found.winner is None
+
+
+def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, found):
+    found, order = search_compiled(monkeypatch, found.winner, "v5e:16x16", 4, {3})
+    assert [c.config.model.remat for c in order] == ["none"] * 4
+    assert [c.step_seconds for c in order] == sorted(c.step_seconds for c in order)
+    assert ("fsdp", 16) in [(c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order]
+    assert found.winner.config == order[2].config
+    _, order = search_compiled(monkeypatch, found.winner, "v5e:2x2", 20, set())
+    policies = [c.config.model.remat for c in order if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes]
+    assert policies[: policies.count("none")] == ["none"] * policies.count("none")
+    assert {*policies} == {*POLICIES}
 
 
 def test_the_compiler_decides_between_the_best(monkeypatch, found):

@@ -10,7 +10,7 @@ from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
-UNROLLED_ON_TPU = ("none", "dots")  # policies of rematerialisation with which a loop over layers does not pay there
+UNROLLED = ("none", "dots")  # policies of rematerialisation with which accelerators need no loop over layers
 
 Family = Literal["vit", "resnet", "hybrid"]
 
@@ -48,7 +48,7 @@ class Architecture:
     standardization_epsilon: float = 1e-5
     standardization_epsilon_added_to: schema.AddedTo = "std"
     compute_dtype: schema.ComputeDtype = "float32"
-    remat: schema.Remat = "none"
+    remat: schema.Policy = "none"  # never auto: `train.layout` decides that before anything is built
     scan_unroll: int | None = None
     attention: schema.AttentionForm = "auto"
 
@@ -64,12 +64,13 @@ class Architecture:
         return not self.custom_parts
 
     @property
-    def scan_unroll_on_tpu(self) -> int:
-        """Blocks per iteration on TPUs, where a loop copies what it keeps, which costs a quarter of a step.
+    def scan_unroll_on_accelerators(self) -> int:
+        """Return the blocks per iteration on TPUs and GPUs, where a loop copies all activations that it keeps.
 
-        Policies that keep little have their loop, without which XLA would not compute again what they leave out.
+        The copies cost a quarter of a step. Policies that keep little have their loop: without one XLA does not
+        recompute the rest.
         """
-        return self.scan_unroll or (self.depth if self.remat in UNROLLED_ON_TPU else 1)
+        return self.scan_unroll or (self.depth if self.remat in UNROLLED else 1)
 
     @property
     def has_transformer(self) -> bool:
@@ -145,6 +146,7 @@ def build_architecture(
     else:
         defaults |= vars(VIT_SIZES[name.size])
     defaults |= {field: value for field, value in vars(config).items() if value is not None}
+    defaults |= {"remat": _policy(config)}
     return _checked(
         Architecture(
             family=family,
@@ -157,6 +159,11 @@ def build_architecture(
             **defaults,
         )
     )
+
+
+def _policy(config: ModelConfig | AdaptConfig) -> schema.Policy:
+    """Return the policy until a run on devices replaces `auto`."""
+    return "none" if config.remat == "auto" else config.remat
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
@@ -195,7 +202,7 @@ def adapt_architecture(
             dropout_fraction=dropout,
             stochastic_depth_fraction=config.stochastic_depth_fraction,
             compute_dtype=config.compute_dtype,
-            remat=config.remat,
+            remat=_policy(config),
             scan_unroll=config.scan_unroll,
             attention=config.attention,
         ),

@@ -124,7 +124,7 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
             f"sharding: num_replicas={replicas} x num_model_shards={shards} does not divide the {num_devices} "
             "device(s): choose numbers that do."
         )
-    accumulation = config.optimizer.accumulation_steps
+    accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
     batches = {"global_batch": (config.global_batch, shares * accumulation)}
     if config.evaluation.global_batch is not None:

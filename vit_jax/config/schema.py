@@ -26,7 +26,8 @@ Gelu = Literal["tanh", "exact"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Remat = Literal["none", "dots", "attention", "full"]
+Policy = Literal["none", "dots", "attention", "full"]
+Remat = Literal["auto", "none", "dots", "attention", "full"]
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
 PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
 
@@ -52,12 +53,13 @@ class ModelConfig:
     """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
-    remat: Remat = "none"
+    remat: Remat = "auto"
     """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
-    outputs (attention), or each block from its input (full). Later values use less memory and more time."""
+    outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
+    first that fits the memory of the devices."""
     scan_unroll: int | None = None
-    """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
-    all residual units on a CPU, else 1."""
+    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
+    TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
     """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
     the length and the head size, else xla."""
@@ -122,12 +124,13 @@ class AdaptConfig:
     """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
-    remat: Remat = "none"
+    remat: Remat = "auto"
     """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
-    outputs (attention), or each block from its input (full). Later values use less memory and more time."""
+    outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
+    first that fits the memory of the devices."""
     scan_unroll: int | None = None
-    """Blocks or residual units per iteration of the loop over layers. None: all on a TPU where remat is none or dots,
-    all residual units on a CPU, else 1."""
+    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
+    TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
     """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
     the length and the head size, else xla."""
@@ -252,8 +255,9 @@ class OptimizerConfig:
     relative to the peak learning rate, so that its 1e-4 is the paper's 0.1 at a peak of 1e-3."""
     clip_global_norm: float | None = None
     """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1). None: off."""
-    accumulation_steps: int = 1
-    """Micro-batches that make up one global batch; more use less memory."""
+    accumulation_steps: int | None = None
+    """Micro-batches that make up one global batch; more use less memory. None: as few as fit the memory of the devices,
+    chosen together with model.remat."""
     layer_decay: float = 1.0
     """Factor on the learning rate for each layer further from the head. 1: off."""
     learning_rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -302,10 +306,12 @@ class ShardingConfig:
     The data axis has the devices that the other two axes leave. A batch is split over replicas and data.
     """
 
-    parameters: Literal["replicated", "fsdp"] = "replicated"
-    """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp)."""
+    parameters: Literal["auto", "replicated", "fsdp"] = "auto"
+    """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp).
+    auto: the layout that fits the memory of the devices, with num_replicas if that is None."""
     num_replicas: int | None = None
-    """Groups of devices that each hold all parameters. None: one per TPU slice or node."""
+    """Groups of devices that each hold all parameters. None: chosen if parameters is auto, else one per TPU slice or
+    node."""
     num_model_shards: int = 1
     """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 

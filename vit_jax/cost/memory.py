@@ -12,23 +12,53 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from vit_jax.config.architecture import Architecture
+from vit_jax.config.architecture import UNROLLED, Architecture
 from vit_jax.config.variants import NUM_GROUPS
 from vit_jax.cost import convolutions, require_formulas
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one chip at the step's peak."""
+
+    parameters: int
+    optimizer: int  # moments and counters
+    average: int  # Polyak's; 0 without one
+    batch: int  # images, labels and masks
+    activations: int  # what the loops over layers keep for the backward pass
+    gradients: int  # what the backward loops collect
+    temporary: int  # the rest: a layer's work, copies in the compute dtype, layers outside of loops, logits, gaps
+    program: int  # the instructions
+
+    @property
+    def state(self) -> int:
+        """Of the training state."""
+        return self.parameters + self.optimizer + self.average
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
 
 LANES, ROWS = 128, 8  # a tile of a TPU's memory, of 32-bit values
 _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
 
 WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
 """Memory that one block works with, as a multiple of what `none` keeps of it, by policy."""
-WORKING_WITH_KERNEL = 0.8
-"""The same where something is computed again and scores stay on the chip."""
+WORKING_WITH_KERNEL = {"tpu": 0.8, "gpu": 0.52}
+"""The same where something is computed again or nothing is in a loop, and scores stay on the chip."""
 WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
 """The same of a residual unit."""
 ON_CHIP = 300_000_000
 """Bytes of that which a TPU never writes to its large memory."""
 COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
 """Copies of gradients beside those that the backward pass collects, as a fraction of these, by policy."""
+GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
+"""Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives, masks."""
+DELAYED = 0.6
+"""Gradients that wait on TPUs for sums of which each chip keeps a part, as a fraction of activations, outside of loops.
+
+Fitted for v5e, where products run beside these sums (`sharding/mesh.py`); assumed for other TPUs."""
 SUMS = 1.5
 """Gradients summed over micro-batches, and copies of them, as a multiple of the gradients."""
 GATHERED = 1.7
@@ -89,7 +119,8 @@ def passing_bytes(
     layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
     kept = list(itertools.accumulate(layers))
     num_units = len(layers) - depth
-    working_share = WORKING_WITH_KERNEL if sizes.has_kernel and remat != "none" else WORKING[remat]
+    is_spared = sizes.has_kernel and (remat != "none" or sizes.is_unrolled)
+    working_share = WORKING_WITH_KERNEL["tpu" if tiled else "gpu"] if is_spared else WORKING[remat]
     shares = [WORKING_UNIT[remat]] * num_units + [working_share] * depth
     spared = ON_CHIP if tiled else 0
     working = [max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)]
@@ -97,6 +128,8 @@ def passing_bytes(
     copies = sizes.itemsize * layer_parameters if sizes.itemsize < 4 or remat == "none" else 0
     stacked = copies if remat == "none" else 0  # beside the activations
     temporary = working[peak] + COPIES[remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
+    if gathered_parameters and tiled and sizes.is_unrolled:
+        temporary += DELAYED * kept[-1]
     temporary += 2 * sizes.padded(images * 3, *architecture.image_size)
     temporary += 2 * sizes.padded(images, architecture.num_classes or 1, itemsize=4)  # logits and their gradient
     temporary += SUMS * gradient_bytes if is_accumulated else 0
@@ -147,6 +180,8 @@ class _Sizes:
             return stream + halves * (stream + by_heads + means)
         rows = _up(tokens, ROWS if self.tiled else 1)
         hidden = self.padded(images * rows, a.mlp_dim // self.shards)
+        if self.is_unrolled and not self.tiled:  # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative
+            return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
@@ -155,14 +190,16 @@ class _Sizes:
 
     @property
     def is_unrolled(self) -> bool:
-        """Whether XLA for TPUs sees all blocks at once: it then keeps no more than products, even if told nothing."""
-        return self.has_kernel and self.a.scan_unroll_on_tpu >= self.a.depth
+        """Return whether XLA sees all blocks at once. It then keeps as much with the policy none as with dots."""
+        is_light = self.a.remat in UNROLLED
+        return is_light and self.has_kernel and self.a.scan_unroll_on_accelerators >= self.a.depth
 
     @property
     def has_kernel(self) -> bool:
-        """Whether attention keeps its scores on the chip."""
-        forms = ("pallas",) if self.a.block == "axial" else ("auto", "pallas")
-        return self.tiled and self.itemsize == 2 and self.a.attention in forms and not self._is_relative
+        """Return whether attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
+        kernel = "pallas" if self.tiled else "cudnn"
+        forms = (kernel,) if self.a.block == "axial" else ("auto", kernel)
+        return self.itemsize == 2 and self.a.attention in forms and not self._is_relative
 
     @property
     def _is_relative(self) -> bool:

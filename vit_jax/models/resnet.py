@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.activations import named, platform
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
-from vit_jax.config.architecture import UNROLLED_ON_TPU
+from vit_jax.config.architecture import UNROLLED
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
 from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
@@ -169,7 +169,7 @@ class Stage(nnx.Module):
         x_BHWC, _ = run_unit(x_BHWC, self.first)
         if self.rest is not None:
             # A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more on a TPU.
-            is_unrolled = platform() == "cpu" or (platform() == "tpu" and self.remat in UNROLLED_ON_TPU)
+            is_unrolled = platform() == "cpu" or (platform() == "tpu" and self.remat in UNROLLED)
             unroll = self.scan_unroll or is_unrolled
             x_BHWC, _ = jax.lax.scan(run_unit, x_BHWC, self.rest, unroll=unroll)
         return x_BHWC

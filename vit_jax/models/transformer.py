@@ -60,7 +60,7 @@ class Encoder(nnx.Module):
         self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
         self.norm = LayerNorm(a)
         self.depth, self.remat = a.depth, a.remat
-        self.scan_unroll, self.scan_unroll_on_tpu = a.scan_unroll or 1, a.scan_unroll_on_tpu
+        self.scan_unroll, self.scan_unroll_on_accelerators = a.scan_unroll or 1, a.scan_unroll_on_accelerators
         self.position_layers = a.position_layers
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
 
@@ -100,7 +100,7 @@ class Encoder(nnx.Module):
         if self.remat != "none":
             run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
         layers = (self.blocks, fractions_L, keys_L)
-        unroll = self.scan_unroll_on_tpu if platform() == "tpu" else self.scan_unroll
+        unroll = self.scan_unroll if platform() == "cpu" else self.scan_unroll_on_accelerators
         x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
         if attention_LBTQS is not None:  # a block may have several
             attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])

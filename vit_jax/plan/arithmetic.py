@@ -4,19 +4,16 @@ Used where the compiler is missing, and to order the candidates of a search.
 """
 
 import dataclasses
-import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from vit_jax import pytree
-from vit_jax.cost.memory import ROWS, kept_bytes, padded_bytes, passing_bytes
+from vit_jax.cost.memory import ROWS, Memory, kept_bytes
 from vit_jax.plan.hlo import mesh_members
-from vit_jax.plan.memory import Memory
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly
+from vit_jax.train.memory import shard_bytes, step_memory, values_of
 
 ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
@@ -24,34 +21,17 @@ PASSES = 4
 """Transfers over the memory bus of what a step without rematerialisation keeps: an assumption."""
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
 """Relative FLOPs of a step by policy; dots computes scores again, attention projections and hidden units, full all."""
-_PROGRAM_BYTES = 30_000_000
-_STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
 
 
 def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
-    """Memory of one chip by kind."""
-    tiled, config, a = topology.is_tpu, run.config, run.architecture
-    sizes = {
-        kind: sum(shard_bytes(leaf, tiled=tiled) for leaf in jax.tree.leaves(getattr(run.abstract_state, kind)))
-        for kind in ("model", "optimizer", "polyak")
-    }
-    axes, images = run.batch_sharding.mesh.shape, _images(run)
-    passing = passing_bytes(
-        a,
-        images=images // config.optimizer.accumulation_steps,
-        gradient_bytes=sizes["model"],
-        **_parameters(run),
-        is_accumulated=config.optimizer.accumulation_steps > 1,
-        model_shards=axes["model"],
-        tiled=tiled,
-    )
-    return Memory(
-        parameters=sizes["model"],
-        optimizer=sizes["optimizer"],
-        average=sizes["polyak"],
-        batch=padded_bytes((images * 3, *a.image_size), 1, tiled=tiled),
-        **passing,
-        program=_PROGRAM_BYTES,
+    """Return the memory of one chip by kind."""
+    config = run.config
+    return step_memory(
+        run.architecture,
+        run.abstract_state,
+        global_batch=config.global_batch,
+        accumulation_steps=config.optimizer.accumulation_steps or 1,
+        tiled=topology.is_tpu,
     )
 
 
@@ -59,27 +39,6 @@ def _images(run: Assembly) -> int:
     """Images of a step on one device, or one group of model shards."""
     axes = run.batch_sharding.mesh.shape
     return run.config.global_batch // (axes["replica"] * axes["data"])
-
-
-def _parameters(run: Assembly) -> dict[str, int]:
-    """Of layers in loops, on one device; and what FSDP gathers at once: the largest layer, and all outside of loops."""
-    in_loops, stacks, alone = 0, {"": 0}, 0
-    for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
-        stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
-        in_loops += math.prod(leaf.sharding.shard_shape(leaf.shape)) if layer else 0
-        if "data" not in leaf.sharding.spec:
-            continue
-        size = _values([leaf], run.batch_sharding.mesh)
-        if layer:
-            stacks[stack] = stacks.get(stack, 0) + size // leaf.shape[0]
-        else:
-            alone += size
-    return {"layer_parameters": in_loops, "gathered_parameters": max(stacks.values()) + alone}
-
-
-def shard_bytes(leaf: Any, *, tiled: bool) -> int:
-    """Bytes on one device of an abstract array with a sharding."""
-    return padded_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,20 +61,24 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
     flops = run.training_flops_per_image * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
     # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes about four times.
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" or topology.is_tpu else 4)
-    all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_tpu)
+    all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
     activations = kept_bytes(all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu)
-    leaves = [*jax.tree.leaves(run.abstract_state), *jax.tree.leaves(run.abstract_state.model)]
-    updated = 2 * sum(shard_bytes(leaf, tiled=False) for leaf in leaves)  # state and gradients, read and written
     return Roofline(
         compute_seconds=flops / (ATTAINABLE * peak),
         elementwise_seconds=PASSES * activations / chip.memory_bandwidth_bytes_per_second,
         collective_seconds=sum(_collectives(run, topology)),
-        update_seconds=updated / chip.memory_bandwidth_bytes_per_second,
+        update_seconds=_updated_bytes(run) / chip.memory_bandwidth_bytes_per_second,
     )
 
 
+def _updated_bytes(run: Assembly) -> int:
+    """State and gradients on one device, read and written."""
+    leaves = [*jax.tree.leaves(run.abstract_state), *jax.tree.leaves(run.abstract_state.model)]
+    return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in leaves)
+
+
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
-    mesh, parts = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps
+    mesh, parts = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps or 1
     seconds = make_collective_seconds(mesh.devices.flat, topology)
     leaves = jax.tree.leaves(run.abstract_state.model)
     spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]
@@ -141,8 +104,7 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
 
 def _values(leaves: list[Any], mesh: Any) -> int:
     """Parameters of one model shard."""
-    shards = mesh.shape["model"]
-    return sum(math.prod(leaf.shape) // (shards if "model" in leaf.sharding.spec else 1) for leaf in leaves)
+    return sum(values_of(leaf, mesh.shape["model"]) for leaf in leaves)
 
 
 def _is_even(leaf: Any, topology: Topology) -> bool:

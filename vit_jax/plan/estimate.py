@@ -5,10 +5,11 @@ import dataclasses
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.cost import require_formulas
 from vit_jax.cost.chips import find_chip
+from vit_jax.cost.memory import Memory
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
-from vit_jax.plan.memory import Memory, compiled_memory
+from vit_jax.plan.memory import compiled_memory
 from vit_jax.plan.timeline import Timeline, step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
@@ -138,7 +139,7 @@ def make_plan(
     else:
         reason = compiled.message
     return Plan(
-        config=config,
+        config=run.config,
         topology=topology,
         dataset=dataset,
         run=run,
@@ -153,7 +154,7 @@ def make_plan(
 
 def _by_node(config: RunConfig, topology: Topology) -> RunConfig:
     """Give each node of GPUs a replica, unless the config says otherwise: GPUs to compile for name no slices."""
-    if topology.is_tpu or config.sharding.num_replicas is not None:
+    if topology.is_tpu or topology.num_slices == 1 or config.sharding.num_replicas is not None:
         return config
     sharding = dataclasses.replace(config.sharding, num_replicas=topology.num_slices)
     return dataclasses.replace(config, sharding=sharding)

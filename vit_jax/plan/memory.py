@@ -1,10 +1,10 @@
 """Memory of one chip by kind; of a compiled step all kinds come from XLA's totals and the arrays of its program."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
 
+from vit_jax.cost.memory import Memory
 from vit_jax.plan.hlo import Array, Instruction, Program
 
 _KINDS = {  # by the beginning of an argument's name
@@ -15,29 +15,6 @@ _KINDS = {  # by the beginning of an argument's name
 }
 _FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loop then fills
 _FILLERS = {"constant", "broadcast", "tuple", "parameter"}  # of a fusion that does the same, on GPUs
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes on one chip at the step's peak."""
-
-    parameters: int
-    optimizer: int  # moments and counters
-    average: int  # Polyak's; 0 without one
-    batch: int  # images, labels and masks
-    activations: int  # what the loops over layers keep for the backward pass
-    gradients: int  # what the backward loops collect
-    temporary: int  # the rest: a layer's work, copies in the compute dtype, layers outside of loops, logits, gaps
-    program: int  # the instructions
-
-    @property
-    def state(self) -> int:
-        """Of the training state."""
-        return self.parameters + self.optimizer + self.average
-
-    @property
-    def total(self) -> int:
-        return sum(dataclasses.astuple(self))
 
 
 def compiled_memory(stats: Any, program: Program) -> Memory:

@@ -25,7 +25,8 @@ def _machine(plan: Plan) -> Iterator[str]:
     mesh = dict(run.batch_sharding.mesh.shape)
     rows = config.global_batch // (mesh["replica"] * mesh["data"])
     height, width = run.architecture.image_size
-    accumulated = f" in {config.optimizer.accumulation_steps} parts" if config.optimizer.accumulation_steps > 1 else ""
+    parts = config.optimizer.accumulation_steps or 1
+    accumulated = f" in {parts} parts" if parts > 1 else ""
     yield f"{run.architecture.name} on {height}x{width} images, {config.global_batch:,} a step"
     yield (
         f"machine  {topology.name}: {topology.num_chips:,} x {topology.chip.name}, "

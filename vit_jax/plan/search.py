@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.config import RunConfig, ShardingConfig, resolve
-from vit_jax.config.schema import Remat
+from vit_jax.config.schema import Policy
 from vit_jax.cost import require_formulas
 from vit_jax.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.estimate import Plan, make_plan
 from vit_jax.plan.topology import Topology
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
+from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 
-REMAT: tuple[Remat, ...] = ("none", "dots", "attention", "full")
 MODEL_SHARDS = (1, 2, 4)
-DATA_AXES = (8, 16, 64)  # devices that share the parameters of FSDP, beside all of a slice
 BATCH_FACTORS = (0.25, 0.5, 2, 4)
-MAX_ACCUMULATION = 64
 DOUBT = 0.15
 """How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
 _SEARCHED = (
@@ -119,16 +117,14 @@ def search(
 
 
 def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[Candidate]:
-    """In the order in which they are tried, none that is larger than the limit.
+    """Return the candidates in the order in which they are tried, none that is larger than the limit.
 
-    The best of each rematerialisation policy comes first, then the others that fit by arithmetic, then those in doubt.
+    First come those with the least recomputation of all that fit by arithmetic, then the others, then those in doubt.
     """
     sure = [candidate for candidate in candidates if candidate.needed_bytes <= usable_bytes]
     doubtful = [candidate for candidate in candidates if usable_bytes < candidate.needed_bytes <= limit]
-    first: dict[str, Candidate] = {}
-    for candidate in sure:
-        first.setdefault(candidate.config.model.remat, candidate)
-    return [*first.values(), *(candidate for candidate in sure if candidate not in first.values()), *doubtful]
+    best = next((policy for policy in POLICIES for candidate in sure if candidate.config.model.remat == policy), None)
+    return [*sorted(sure, key=lambda candidate: candidate.config.model.remat != best), *doubtful]
 
 
 def _candidates(
@@ -147,16 +143,16 @@ def _candidates(
         except ValueError as error:
             refusals.append(str(error))
             continue
-        for remat in REMAT:
+        for remat in POLICIES:
             yield _smallest_accumulation(run, topology, dataset, remat)
 
 
-def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, remat: Remat) -> Candidate:
-    """The policy with as few micro-batches as fit, or, where nothing fits, with the most that are allowed."""
-    steps, best = 1, None
+def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, remat: Policy) -> Candidate:
+    """Return the policy with as few micro-batches as fit, or, if nothing fits, with the most that are allowed."""
+    best = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
-    while steps <= MAX_ACCUMULATION:
-        config = _changed(run.config, accumulation_steps=steps, remat=remat)
+    for parts in micro_batches(_changed(run.config, accumulation_steps=None), topology.num_chips):
+        config = _changed(run.config, accumulation_steps=parts, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:
@@ -164,9 +160,8 @@ def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, 
         tried = dataclasses.replace(run, config=config, architecture=architecture)
         needed = arithmetic_memory(tried, topology).total
         best = Candidate(config, needed, roofline(tried, topology).seconds)
-        if needed <= topology.fabric.usable_bytes:
+        if needed <= (1 - RESERVE) * topology.fabric.usable_bytes:
             break
-        steps *= 2
     assert best is not None, "one micro-batch has been resolved before"
     return best
 
@@ -180,13 +175,13 @@ def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
         rest = together // model
         if rest > 1:
             yield ShardingConfig(parameters="fsdp", num_model_shards=model)
-        for data in DATA_AXES:
+        for data in GROUPS:
             if data < rest and rest % data == 0:
                 replicas = topology.num_chips // (data * model)
                 yield ShardingConfig(parameters="fsdp", num_replicas=replicas, num_model_shards=model)
 
 
-def _changed(config: Any, *, accumulation_steps: int, **of_model: Any) -> Any:
+def _changed(config: Any, *, accumulation_steps: int | None, **of_model: Any) -> Any:
     optimizer = dataclasses.replace(config.optimizer, accumulation_steps=accumulation_steps)
     return dataclasses.replace(config, optimizer=optimizer, model=dataclasses.replace(config.model, **of_model))
 

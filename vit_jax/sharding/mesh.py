@@ -61,9 +61,7 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     Raises:
       ValueError: numbers that do not fit the slices.
     """
-    # A slice is what a fast network joins, as jax counts them: one of TPUs, a node of GPUs. CPUs count as one.
-    slices = {getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"}
-    num_slices = max(len(slices), 1)
+    num_slices = count_slices(devices)
     replicas = num_slices if config.num_replicas is None else config.num_replicas
     model = config.num_model_shards
     _check_slices(len(devices), num_slices, replicas, model)
@@ -75,6 +73,12 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
         within = tuple(size // slices for size, slices in zip(shape, between, strict=True))
         grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def count_slices(devices: Sequence[jax.Device]) -> int:
+    """Return the number of groups with a fast network, as jax counts them: TPU slices, nodes of GPUs; 1 on CPUs."""
+    slices = {getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"}
+    return max(len(slices), 1)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import pytree
 
@@ -105,7 +105,7 @@ def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
     return max((dim for dim, size in enumerate(shape) if size % divisor == 0), key=shape.__getitem__, default=None)
 
 
-def shard_tree(tree: T, mesh: Mesh, strategy: str) -> T:
+def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
 
     It is a network, or a training state whose field `model` is the network.

@@ -6,6 +6,7 @@ for devices that this machine does not have.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
+from vit_jax.train.layout import resolve_layout
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
 
@@ -139,13 +141,6 @@ def assemble(
       ValueError: values of the config that do not fit each other, the dataset or the devices.
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    mesh = build_mesh(devices, config.sharding)
-    num_heads, num_shards = architecture.num_heads, mesh.shape["model"]
-    if architecture.is_standard and num_heads % num_shards:
-        raise ValueError(
-            f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
-            f"{architecture.name}: choose a divisor of it."
-        )
     num_weights, num_classes = len(config.objective.class_weights), architecture.num_classes
     if num_weights not in (0, num_classes):
         raise ValueError(
@@ -169,10 +164,21 @@ def assemble(
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
-    def init() -> TrainState:
+    def init(architecture: Architecture) -> TrainState:
         return state_of(build(architecture, jax.random.key(config.seed)))
 
-    abstract = jax.eval_shape(init)
+    abstract = jax.eval_shape(functools.partial(init, architecture))
+    resolved, chosen = resolve_layout(config, architecture, abstract, devices, is_standard=network is None)
+    if chosen != architecture:  # a network knows its policy
+        abstract = jax.eval_shape(functools.partial(init, chosen))
+    config, architecture = resolved, chosen
+    mesh = build_mesh(devices, config.sharding)
+    num_heads, num_shards = architecture.num_heads, mesh.shape["model"]
+    if architecture.is_standard and num_heads % num_shards:
+        raise ValueError(
+            f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
+            f"{architecture.name}: choose a divisor of it."
+        )
     check_patterns(config.optimizer, abstract.model)
     if is_reference(config.optimizer.name):  # its arguments may suit its first state and no update
         jax.eval_shape(optimizer.update, abstract.model, abstract.optimizer, abstract.model)
@@ -213,7 +219,7 @@ def assemble(
         forward_macs=macs(count_padding=True),
         training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
         abstract_state=abstract,
-        init_state=jax.jit(init, out_shardings=shardings),
+        init_state=jax.jit(functools.partial(init, architecture), out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
         train_step=jit_training(train_step, shardings),
         train_step_of_leaves=jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),

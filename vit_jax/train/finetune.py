@@ -16,6 +16,7 @@ from vit_jax.train import workdir as workdirs
 from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.layout import keep_layout
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.machine import use_compilation_cache
@@ -42,7 +43,12 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     data = open_datasets(config)
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before hours of search, not after
     workdirs.refuse_as_source(config.init_from, workdir)
+    config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
+    sizes: dict[str, Any] = {"label_shape": data.train.label_shape, "devices": jax.devices()}
+    first = assemble(config, architecture, num_examples=len(data.train), **sizes)
+    assert isinstance(first.config, FinetuneConfig)
+    config, architecture = first.config, first.architecture  # one layout for all runs
     with workdirs.claim(workdir, config) as claimed:
         start = overview.start_of(config, data, fitted.parameters)
         require_agreement(config, data, start["parameters_sha256"])
@@ -55,10 +61,7 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
             def train_with(
                 config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int
             ) -> dict[str, Any]:
-                shape = data.train.label_shape
-                run = assemble(
-                    config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices()
-                )
+                run = assemble(config, architecture, num_examples=len(data.train), **sizes)
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
                 return train(run, data, workdir, first_state, interruption, split=split, steps_after=steps_after)
 

@@ -113,7 +113,10 @@ def _layout(run: Assembly) -> str:
     images = run.config.global_batch // (mesh["replica"] * mesh["data"])
     cut = " x ".join(f"{size} {axis}" for axis, size in mesh.items() if size > 1)
     split = f" ({cut})" if mesh["replica"] > 1 or mesh["model"] > 1 else ""
-    return f"{images:,} images each, parameters {run.config.sharding.parameters}{split}"
+    parts = run.config.optimizer.accumulation_steps or 1
+    cut_batch = f" in {parts} micro-batches" if parts > 1 else ""
+    remat = f", remat {run.architecture.remat}"
+    return f"{images:,} images each{cut_batch}, parameters {run.config.sharding.parameters}{split}{remat}"
 
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:

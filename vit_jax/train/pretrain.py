@@ -12,6 +12,7 @@ from vit_jax.train import workdir as workdirs
 from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.layout import keep_layout
 from vit_jax.train.loop import train
 from vit_jax.train.machine import use_compilation_cache
 from vit_jax.train.start import start_state
@@ -36,8 +37,9 @@ def learn(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
     require_agreement(config, data)
+    config = keep_layout(config, workdir, jax.device_count())
     architecture = architecture_of(config, data.train.num_classes)
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
-    with workdirs.claim(workdir, config) as claimed, Interruption() as interruption:
+    with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
         return train(run, data, claimed, functools.partial(start_state, run), interruption)

@@ -44,7 +44,7 @@ def make_train_step(
     is_trained, polyak = make_is_trained(config.optimizer), config.polyak
     drops = config.optimizer.trained == "all"  # dropout and stochastic depth; not where the features are frozen
     class_weights = config.objective.class_weights
-    num_micro_batches = config.optimizer.accumulation_steps
+    num_micro_batches = config.optimizer.accumulation_steps or 1
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         mixup_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), state.step))

@@ -1,0 +1,211 @@
+"""The layout of a run where the config says `auto`: the least recomputation and the least sharding that fit.
+
+Formulas decide, from the config, the kind of the devices and their number: all processes of a run find the same.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AbstractMesh
+
+from vit_jax import hosts
+from vit_jax.checkpoint.reader import has_checkpoints
+from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, ShardingConfig
+from vit_jax.config.load import flatten
+from vit_jax.config.schema import Policy
+from vit_jax.cost.chips import find_chip
+from vit_jax.cost.fabrics import FABRICS, GIB
+from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
+from vit_jax.files import expanded
+from vit_jax.sharding import AXES, count_slices, shard_tree
+from vit_jax.train.memory import step_memory
+from vit_jax.train.run_files import read_config
+from vit_jax.train.state import TrainState
+
+C = TypeVar("C", PretrainConfig, FinetuneConfig)
+
+RESERVE = 0.08
+"""Fraction of the usable memory that stays free, for the error of the formulas."""
+GPU_FRACTION = 0.75
+"""Fraction of a GPU's memory that JAX allocates, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+UNKNOWN_BYTES = 16 * GIB
+"""Assumed memory of a device of an unknown kind."""
+UPDATE_SHARE = 0.04
+"""Parameters are split where the update of the complete state would take more than this share of a step's products."""
+LEAST_IMAGES = 16
+"""Images of a micro-batch on one device: fewer do not keep it busy."""
+_CHOSEN = ("model.remat", "optimizer.accumulation_steps", "sharding.parameters", "sharding.num_replicas")
+POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")  # from the least recomputation to the most
+EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))
+"""Policies by speed: outside of loops XLA makes nearly the same program of the first two."""
+GROUPS = (16, 32, 64)  # TPUs that share parameters, besides all of a slice
+
+
+def resolve_layout(
+    config: RunConfig,
+    architecture: Architecture,
+    state: TrainState,
+    devices: Sequence[jax.Device],
+    *,
+    is_standard: bool,
+) -> tuple[RunConfig, Architecture]:
+    """Return the config and its network with values in the place of `auto`; values that are set stay.
+
+    On CPUs, and for a user-defined network, of which no formula knows the memory, that is no recomputation and no
+    sharding. If nothing fits, it is the layout that needs the least memory.
+
+    Args:
+      config: a valid config.
+      architecture: its network.
+      state: shapes and dtypes of the training state.
+      devices: of all processes.
+      is_standard: False for a network that `architecture` does not describe.
+    """
+    least = None
+    if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
+        chosen = next(_layouts(config, devices, 0.0))
+        return chosen, _with_policy(architecture, chosen)
+    share = _update_share(config, architecture, state, devices)
+    for chosen in _layouts(config, devices, share):
+        needed = _needed_bytes(chosen, architecture, state, devices)
+        if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
+            return chosen, _with_policy(architecture, chosen)
+        if needed is not None and (least is None or needed < least[0]):
+            least = needed, chosen
+    chosen = least[1] if least else next(_layouts(config, devices, 0.0))  # impossible: rejected later, with a reason
+    return chosen, _with_policy(architecture, chosen)
+
+
+def keep_layout(config: C, workdir: str, num_devices: int) -> C:
+    """Return the config with the layout that a run in this folder has begun with in the place of `auto`.
+
+    A policy of rematerialisation stays. Micro-batches and sharding stay if they divide this number of devices.
+    """
+    folder, stored = expanded(workdir), {}
+    if hosts.is_first() and has_checkpoints(folder):
+        with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
+            stored = {name: value for name, value in flatten(read_config(folder)).items() if name in _CHOSEN}
+    stored = json.loads(hosts.gather(json.dumps(stored))[0])
+    remat, parts, parameters, replicas = (stored.get(name) for name in _CHOSEN)
+    changed: dict[str, Any] = {}
+    if config.model.remat == "auto" and remat in POLICIES:
+        changed["model"] = dataclasses.replace(config.model, remat=remat)
+    shares = max(num_devices // config.sharding.num_model_shards, 1)
+    if config.optimizer.accumulation_steps is None and _is_count(parts) and config.global_batch % (shares * parts) == 0:
+        changed["optimizer"] = dataclasses.replace(config.optimizer, accumulation_steps=parts)
+    is_open = config.sharding.parameters == "auto" and config.sharding.num_replicas is None
+    is_possible = replicas is None or (_is_count(replicas) and shares % replicas == 0)
+    if is_open and parameters in ("replicated", "fsdp") and is_possible:
+        changed["sharding"] = dataclasses.replace(config.sharding, parameters=parameters, num_replicas=replicas)
+    return dataclasses.replace(config, **changed)
+
+
+def usable_bytes(device: Any) -> int:
+    """Return the memory of a device that a program may use."""
+    chip = find_chip(device.device_kind)
+    if chip is None:
+        return UNKNOWN_BYTES
+    if device.platform == "gpu":
+        return int(GPU_FRACTION * chip.memory_bytes)
+    reported = (fabric.usable_bytes for fabric in FABRICS if fabric.device_kind in chip.device_kinds)
+    return next(reported, chip.memory_bytes)
+
+
+def _with_policy(architecture: Architecture, config: RunConfig) -> Architecture:
+    remat = config.model.remat
+    assert remat != "auto"
+    return dataclasses.replace(architecture, remat=remat)
+
+
+def _update_share(config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[Any]) -> float:
+    """Return the time of the update of a state that is not split, relative to the matrix products of a step."""
+    chip = find_chip(devices[0].device_kind)
+    if chip is None:
+        return 0.0
+    num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state, state.model)))
+    macs = forward_macs(architecture) * config.global_batch / len(devices)
+    seconds = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs / chip.peak_bf16_flops
+    return num_bytes / chip.memory_bandwidth_bytes_per_second / seconds
+
+
+def _layouts(config: RunConfig, devices: Sequence[jax.Device], update_share: float) -> Iterator[RunConfig]:
+    """Yield configs without `auto`, the fastest first."""
+    remat = config.model.remat
+    for policies in EQUALLY_FAST if remat == "auto" else ((remat,),):
+        for parts, policy in itertools.product(micro_batches(config, len(devices)), policies):
+            for sharding in _shardings(config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE):
+                model: Any = dataclasses.replace(config.model, remat=policy)
+                optimizer = dataclasses.replace(config.optimizer, accumulation_steps=parts)
+                yield dataclasses.replace(config, model=model, optimizer=optimizer, sharding=sharding)
+
+
+def micro_batches(config: RunConfig, num_devices: int) -> Iterator[int]:
+    """Yield numbers of micro-batches: the one that is set, or one, two, ... that leave `LEAST_IMAGES` on a device."""
+    if config.optimizer.accumulation_steps is not None:
+        yield config.optimizer.accumulation_steps
+        return
+    images, parts = config.global_batch * config.sharding.num_model_shards // num_devices, 1
+    yield parts
+    while images % (2 * parts) == 0 and images // (2 * parts) >= LEAST_IMAGES:
+        parts *= 2
+        yield parts
+
+
+def _shardings(
+    given: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
+) -> Iterator[ShardingConfig]:
+    """Yield shardings without `auto`: from the least to the most, except that replicated parameters may come last."""
+    if given.parameters != "auto":
+        yield given
+        return
+    replicated = dataclasses.replace(given, parameters="replicated")
+    is_alone = len(devices) <= (given.num_replicas or 1) * given.num_model_shards
+    if is_alone or not is_split_first:
+        yield replicated
+    if is_alone:  # there is nothing to split parameters over
+        return
+    split = dataclasses.replace(given, parameters="fsdp")
+    num_slices, shards = count_slices(devices), given.num_model_shards
+    if given.num_replicas is None and devices[0].platform == "tpu":
+        for group in GROUPS:
+            if group * shards < len(devices) // num_slices and len(devices) % (group * shards) == 0:
+                yield dataclasses.replace(split, num_replicas=len(devices) // (group * shards))
+    yield split
+    if given.num_replicas is None and num_slices > 1:
+        yield dataclasses.replace(split, num_replicas=1)
+    if is_split_first:
+        yield replicated
+
+
+def _needed_bytes(
+    config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
+) -> int | None:
+    """Return the memory of a step on one device; None if the layout is not possible."""
+    sharding, parts = config.sharding, config.optimizer.accumulation_steps or 1
+    shards = sharding.num_model_shards
+    replicas = sharding.num_replicas or count_slices(devices)
+    data, rest = divmod(len(devices), replicas * shards)
+    if rest or config.global_batch % (replicas * data * parts):
+        return None
+    mesh = AbstractMesh((replicas, data, shards), AXES)
+    try:
+        placed = shard_tree(state, mesh, sharding.parameters)
+    except ValueError:
+        return None
+    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed)
+    return step_memory(
+        _with_policy(architecture, config),
+        shapes,
+        global_batch=config.global_batch,
+        accumulation_steps=parts,
+        tiled=devices[0].platform == "tpu",
+    ).total
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
