@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from docs.tables import renew, table
+from tests.plan.layouts import layouts_table
 from vit_jax.config import load_recipe
 from vit_jax.cost.memory import Memory
 from vit_jax.plan.dataset import choose_dataset
@@ -92,7 +93,7 @@ def record(case: Case) -> Row:
     """Compiles a case; returns the figures to store."""
     plan = to_json(plan_of(case, can_compile=True))
     line = plan.pop("timeline") or {}
-    for name in ("dataset", "reason", "roofline", "compile_seconds"):
+    for name in ("dataset", "reason", "roofline", "limit_seconds", "compile_seconds"):
         plan.pop(name)
     return {
         "name": case.name,
@@ -173,7 +174,12 @@ def spread_table() -> str:
     return table(("", *columns, "step, ms", "arithmetic, ms"), lines)
 
 
-TABLES = {"headlines": headline_table, "scaling": scaling_table, "spread": spread_table}
+TABLES = {
+    "headlines": headline_table,
+    "scaling": scaling_table,
+    "spread": spread_table,
+    "layouts": layouts_table,
+}
 
 
 def main(names: Sequence[str]) -> None:

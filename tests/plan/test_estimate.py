@@ -106,3 +106,27 @@ def test_a_day_on_a_pod():
     steps = round(14 * 303e6 / 4096)
     total = totals("v5e:16x16", steps=steps, seconds=4262e18 / steps / (0.32 * 256 * 197e12))
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)
+
+
+@pytest.mark.parametrize(("machine", "bandwidth_bound"), [("v5e:4x4", False), ("v6e:4x4", True)])
+def test_the_least_time_of_a_step(machine, bandwidth_bound):
+    """By hand: products of 768 x 768 read and write more than they compute on v6e, those of the MLP never."""
+    recipe, topology = "configs/pretrain_imagenet1k.py:ViT-B/16", parse_topology(machine)
+    config = load_recipe(recipe, ["--config.sharding.parameters=replicated"])
+    plan = make_plan(config, topology, IMAGENET, can_compile=False)
+    tokens, width, chip = 256 * 197, 768, topology.chip
+    mlp = 6 * 2 * tokens * width * 4 * width / chip.peak_bf16_flops
+    out = 3 * 2 * (2 * tokens * width + width**2) / chip.memory_bandwidth_bytes_per_second
+    out = max(out, 3 * 2 * tokens * width**2 / chip.peak_bf16_flops)
+    least = 12 * (mlp + out)  # without query, key, value, attention, embedding, head and update
+    flops = plan.run.training_flops_per_image * 256 / chip.peak_bf16_flops
+    assert max(least, flops) < plan.limit_seconds < 1.35 * flops
+    assert (plan.limit_seconds > 1.2 * flops) == bandwidth_bound
+    assert "of this limit" in to_text(plan)
+
+
+def test_the_least_time_of_a_resnet_is_not_known():
+    recipe = "configs/pretrain_jft.py:R50x1"
+    plan = make_plan(load_recipe(recipe), parse_topology("v5e:4x4"), JFT, can_compile=False)
+    assert plan.limit_seconds is None
+    assert "of this limit" not in to_text(plan)

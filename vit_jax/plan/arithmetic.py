@@ -4,6 +4,7 @@ Used where the compiler is missing, and to order the candidates of a search.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,37 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
         collective_seconds=sum(_collectives(run, topology)),
         update_seconds=_updated_bytes(run) / chip.memory_bandwidth_bytes_per_second,
     )
+
+
+def limit_seconds(run: Assembly, topology: Topology) -> float | None:
+    """Return the least time of a step of a transformer on one device; None for other networks.
+
+    Each matrix product takes the time of its FLOPs at the peak or of its operands and result at the bandwidth of the
+    memory, whichever is longer. Attention keeps scores on the chip. Elementwise work costs nothing, the update of the
+    state its bytes.
+    """
+    a, chip = run.architecture, topology.chip
+    if not a.is_standard or a.has_resnet:
+        return None
+    shards, size = run.batch_sharding.mesh.shape["model"], 2 if a.compute_dtype == "bfloat16" else 4
+    images, bandwidth = _images(run), chip.memory_bandwidth_bytes_per_second
+    tokens, of_heads, hidden = images * a.sequence_length, a.width // shards, a.mlp_dim // shards
+
+    def product(rows: int, contracted: int, columns: int) -> float:
+        """One of the three products of a layer: outputs, gradients of inputs, gradients of weights."""
+        num_bytes = size * (rows * contracted + contracted * columns + rows * columns)
+        return max(2 * rows * contracted * columns / chip.peak_bf16_flops, num_bytes / bandwidth)
+
+    layers = product(tokens, a.width, 3 * of_heads) + product(tokens, of_heads, a.width)
+    layers += product(tokens, a.width, hidden) + product(tokens, hidden, a.width)
+    block = 0.0
+    for length in a.attention_lengths:
+        flops = 3 * 4 * tokens * length * of_heads
+        num_bytes = 12 * size * tokens * of_heads  # 4 arrays forward, 8 backward
+        block += 3 * layers + max(flops / chip.peak_bf16_flops, num_bytes / bandwidth)
+    embedding = 2 * product(images * math.prod(a.grid), 3 * math.prod(a.patch_size), a.width)  # images need no gradient
+    head = 3 * product(images, a.width, a.num_classes) if a.num_classes else 0.0
+    return a.depth * block + embedding + head + _updated_bytes(run) / bandwidth
 
 
 def _updated_bytes(run: Assembly) -> int:

@@ -7,7 +7,7 @@ from vit_jax.cost import require_formulas
 from vit_jax.cost.chips import find_chip
 from vit_jax.cost.memory import Memory
 from vit_jax.plan import aot, hlo
-from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, roofline
+from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, limit_seconds, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.memory import compiled_memory
 from vit_jax.plan.timeline import Timeline, step_timeline
@@ -76,6 +76,11 @@ class Plan:
         """Return the form of attention in the standard blocks; None without these, and where nothing was compiled."""
         form = self.run.attention_form
         return None if form is None or self.compiled is None else form()
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Return the least time of a step by the peaks of the chip; None where no formula gives it."""
+        return limit_seconds(self.run, self.topology)
 
     @property
     def totals(self) -> Totals | None:

@@ -100,6 +100,11 @@ def _step(plan: Plan) -> Iterator[str]:
         if line.num_unknown_kernels:
             yield f"           {line.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
         yield f"         {arithmetic}"
+    if plan.limit_seconds is not None and plan.step_seconds is not None:
+        yield (
+            f"         {1e3 * plan.limit_seconds:,.1f} ms at least: products at the peak or at the bandwidth, and the "
+            f"update; the step reaches {plan.limit_seconds / plan.step_seconds:.0%} of this limit"
+        )
 
 
 def _totals(plan: Plan) -> Iterator[str]:
@@ -150,6 +155,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "needed_bytes": plan.needed_bytes,
         "usable_bytes": plan.usable_bytes,
         "step_seconds": plan.step_seconds,
+        "limit_seconds": plan.limit_seconds,
         **parts,
     }
 
