@@ -1,9 +1,13 @@
 """The layout that stands for `auto`: decided by formulas, written to config.json, kept when a run resumes."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 
+from tests import tiny
+from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.test_workdir import add_checkpoint, stored_config, take
 from vit_jax.config import load_recipe
@@ -144,6 +148,16 @@ def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
     assert dataclasses.replace(kept, **rest) == auto
     other = runs.config("model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=4")
     assert keep_layout(other, str(tmp_path), num_devices) == other
+
+
+def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path):
+    workdir = shutil.copytree(tiny_run.workdir, tmp_path / "run")
+    config = stored_config(workdir)
+    config["model"]["remat"] = "dots"
+    (workdir / "config.json").write_text(json.dumps(config))
+    out = commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
+    assert "remat dots" in out
+    assert stored_config(workdir)["model"]["remat"] == "dots"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"])
