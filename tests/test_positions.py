@@ -18,9 +18,9 @@ def test_sincos2d_first_row_and_last_frequency():
 @pytest.mark.parametrize("has_class_token", [False, True])
 def test_a_class_token_comes_first_and_gets_nothing(has_class_token):
     first = int(has_class_token)
-    table = fixed_positions("sincos2d", (3, 5), 16, has_class_token=has_class_token)
+    table = fixed_positions("sincos2d", (3, 5), 16, prefix_length=first)
     assert (table.shape, table.dtype) == ((1, first + 15, 16), np.float32)
     assert not table[0, :first].any()
     np.testing.assert_array_equal(table[0, first:], sincos2d((3, 5), 16))
-    nothing = fixed_positions("none", (3, 5), 16, has_class_token=has_class_token)
+    nothing = fixed_positions("none", (3, 5), 16, prefix_length=first)
     assert (nothing.shape, nothing.dtype, nothing.any()) == (table.shape, np.float32, False)

@@ -6,20 +6,20 @@ Legend: S sequence length, D width.
 import numpy as np
 
 
-def fixed_positions(kind: str, grid: tuple[int, int], width: int, *, has_class_token: bool) -> np.ndarray:
+def fixed_positions(kind: str, grid: tuple[int, int], width: int, *, prefix_length: int) -> np.ndarray:
     """One row for each token.
 
     Args:
       kind: "sincos2d" or "none".
       grid: rows and columns of patches.
       width: D.
-      has_class_token: it comes first, and nothing is added to it.
+      prefix_length: number of tokens before the patches; nothing is added to them.
 
     Returns:
       float32 (1, S, D).
     """
     table = sincos2d(grid, width) if kind == "sincos2d" else np.zeros((grid[0] * grid[1], width), np.float32)
-    return np.pad(table, ((int(has_class_token), 0), (0, 0)))[None]
+    return np.pad(table, ((prefix_length, 0), (0, 0)))[None]
 
 
 def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
@@ -39,6 +39,37 @@ def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
     y_angles = rows.reshape(-1, 1) * frequencies
     parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def rotary_angles(kind: str, grid: tuple[int, int], head_dim: int, *, has_class_token: bool) -> np.ndarray:
+    """Return the angles by which rotary positions turn the pairs of a head's values, for each patch.
+
+    Frequencies fall geometrically from 1 over a quarter of the head. The first half of the angles is one coordinate
+    times all frequencies, the second half the other.
+
+    Args:
+      kind: "centred" has coordinates from -1 to 1 by the height and the width of the image, rows first, and
+        frequencies of 2 pi / 100**k (DINOv3); "grid" has rows and columns scaled to 16, rows first (EVA-02); "index"
+        has columns first, from 0, or from 1 if there is a class token (Perception Encoder); both of 1 / 10000**k.
+      grid: rows and columns of patches.
+      head_dim: divisible by 4.
+      has_class_token: the class token itself is not turned.
+
+    Returns:
+      float32 (rows * columns, head_dim / 2), in raster order.
+    """
+    exponents = np.arange(head_dim // 4) * 4 / head_dim
+    frequencies = 2 * np.pi * 100.0**-exponents if kind == "centred" else 10000.0**-exponents
+    indices = [np.arange(length) for length in grid]
+    if kind == "centred":
+        sides = [2 * (index + 0.5) / len(index) - 1 for index in indices]
+    elif kind == "grid":
+        sides = [index * 16 / len(index) for index in indices]
+    else:
+        sides = [index + int(has_class_token) for index in indices]
+    rows, columns = (side.ravel() for side in np.meshgrid(*sides, indexing="ij"))
+    first, second = (columns, rows) if kind == "index" else (rows, columns)
+    return np.concatenate([np.outer(first, frequencies), np.outer(second, frequencies)], axis=1).astype(np.float32)
 
 
 def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:

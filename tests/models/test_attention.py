@@ -11,7 +11,7 @@ from tests.models.test_vit import small
 from vit_jax.activations import placed_by
 from vit_jax.models import attention_kernel
 from vit_jax.models.attention import CORES, Attention, Projections
-from vit_jax.models.block import LayerNorm
+from vit_jax.models.norm import LayerNorm
 
 SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
     (2, 49, 3, 64),
@@ -105,7 +105,7 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
     for name in CORES:
         monkeypatch.setitem(CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE)
 
-    attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    attention = Attention(small(width=384, num_heads=2, compute_dtype=dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
     with placed_by(Place(platform=platform) if platform else None):
         jax.eval_shape(lambda: attention(x, x))

@@ -12,6 +12,7 @@ from vit_jax import pytree
 from vit_jax.activations import placed_by
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import block as blocks
+from vit_jax.models import mlp, norm
 
 GRID = (2, 3)
 
@@ -170,7 +171,8 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
         ranks.setdefault(name, x.ndim)
         return name_it(x, name)
 
-    monkeypatch.setattr(blocks, "checkpoint_name", checkpoint_name)
+    for module in (blocks, mlp, norm):
+        monkeypatch.setattr(module, "checkpoint_name", checkpoint_name)
     options = {"block": block, "dropout_fraction": 0.1, "stochastic_depth_fraction": 0.5, "scan_unroll": 1}
     gradients = []
     for platform, rank in (("gpu", 2), ("cpu", 3)):

@@ -43,6 +43,19 @@ class Architecture:
     stochastic_depth_fraction: float = 0.0
     gelu: schema.Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
+    class_tokens: int | None = None
+    registers: int = 0
+    position_tokens: schema.PositionTokens = "all"
+    rope: schema.Rope | None = None
+    layer_scale: float | None = None
+    mlp: schema.MlpForm = "gelu"
+    norm: schema.NormForm = "layer"
+    embedding_norm: schema.EmbeddingNorm | None = None
+    final_norm: schema.FinalNorm = "tokens"
+    attention_norm: bool = False
+    patch_bias: bool = True
+    qkv_bias: schema.QkvBias = "all"
+    linear_bias: bool = True
     residual_unit: schema.UnitForm = "postactivation"
     group_norm_epsilon: float = 1e-6
     standardization_epsilon: float = 1e-5
@@ -110,8 +123,24 @@ class Architecture:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens a block sees: the patches and, where there is one, the class token."""
-        return self.grid[0] * self.grid[1] + (self.pool == "token")
+        """Number of tokens in a block: class tokens, registers and patches."""
+        return self.grid[0] * self.grid[1] + self.prefix_length
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Number of class tokens."""
+        return int(self.pool in ("token", "token_gap")) if self.class_tokens is None else self.class_tokens
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of tokens before the patches: class tokens and registers."""
+        return self.num_class_tokens + self.registers
+
+    @property
+    def feature_width(self) -> int:
+        """Length of the pooled features: D for each pooled class token, and D for a mean."""
+        pooled = {"token": self.num_class_tokens, "token_gap": self.num_class_tokens + 1}
+        return self.width * pooled.get(self.pool, 1)
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
@@ -276,7 +305,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 _ABSENT = {  # options that a family has no use for
     "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
     "resnet": "width depth mlp_dim num_heads block position_embedding position_layers position_stddev "
-    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon",
+    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon class_tokens registers position_tokens rope "
+    "layer_scale mlp norm embedding_norm final_norm attention_norm patch_bias qkv_bias linear_bias",
     "hybrid": "",
 }
 
@@ -312,7 +342,7 @@ def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
 
 
 def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
-    lowest = {"width": 1, "num_classes": 0, "patch_outputs": 0, "scan_unroll": 1}
+    lowest = {"width": 1, "num_classes": 0, "patch_outputs": 0, "scan_unroll": 1, "class_tokens": 0, "registers": 0}
     lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
     for field, low in lowest.items():
         value = getattr(a, field)
@@ -359,8 +389,24 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         yield f"position_embedding='sincos2d' needs a width divisible by 4, not {a.width}."
     if a.position_embedding == "learned_2d" and a.width % 2:
         yield f"position_embedding='learned_2d' needs an even width, not {a.width}."
-    if a.block == "axial" and a.pool == "token":
-        yield "pool='token': a class token has no place in the rows and columns of axial blocks: use gap or map."
+    if a.block == "axial" and a.prefix_length:
+        token = "a class token or register"
+        yield f"pool={a.pool!r}: {token} has no place in the rows and columns of axial blocks: use gap or map."
+    if a.pool in ("token", "token_gap") and not a.num_class_tokens:
+        yield f"class_tokens=0: pool={a.pool!r} needs a class token. Use 1, or pool=gap."
+    if a.layer_scale is not None and a.layer_scale < 0:
+        yield f"layer_scale={a.layer_scale}: must be at least 0; None has no scale."
+    if a.rope is not None and (a.width // a.num_heads) % 4:
+        yield f"rope={a.rope!r}: heads have {a.width // a.num_heads} values: must be divisible by 4."
+    if a.rope is not None and (a.position_embedding == "relative" or a.block is not None):
+        yield f"rope={a.rope!r}: relative positions and other blocks have no rotary positions. Use rope=None."
+    is_table = a.position_embedding == "learned_1d" and a.position_layers == "stem"
+    if a.position_tokens == "patches" and not (is_table and a.prefix_length):
+        yield "position_tokens='patches': needs learned_1d positions before the blocks, and a class token. Use all."
+    if a.position_embedding in ("learned_2d", "relative") and a.prefix_length > 1:
+        yield f"position_embedding={a.position_embedding!r}: has a place for one class token alone. Use learned_1d."
+    if a.final_norm == "pooled" and (a.pool not in ("token", "gap") or a.feature_width != a.width):
+        yield f"final_norm='pooled': the pooled features of pool={a.pool!r} have no such norm. Use tokens, or pool=gap."
     if a.position_layers != "stem" and a.position_embedding in _NOT_ADDED:
         yield f"position_layers={a.position_layers!r}: {_NOT_ADDED[a.position_embedding]}. Leave it at 'stem'."
     if a.position_layers == "every" and a.position_embedding == "sincos2d":

@@ -17,12 +17,19 @@ Duration = NewType("Duration", str)
 Reference = NewType("Reference", str)
 """A user's own part in the place of one of ours: "package.module:name", imported by `vit_jax.references`."""
 
-Pool = Literal["token", "gap", "map"]
+Pool = Literal["token", "gap", "map", "token_gap"]
 HeadForm = Literal["mlp", "linear"]
 PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none", "relative"]
 PositionLayers = Literal["stem", "every", "shared"]
 BlockForm = Literal["axial"]
-Gelu = Literal["tanh", "exact"]
+Gelu = Literal["tanh", "exact", "quick"]
+MlpForm = Literal["gelu", "swiglu", "swiglu_norm"]
+NormForm = Literal["layer", "rms"]
+PositionTokens = Literal["all", "patches"]
+Rope = Literal["centred", "grid", "index"]
+EmbeddingNorm = Literal["patches", "tokens"]
+FinalNorm = Literal["tokens", "pooled", "none"]
+QkvBias = Literal["all", "query_value", "none"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
 ComputeDtype = Literal["float32", "bfloat16"]
@@ -42,9 +49,9 @@ class ModelConfig:
     """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
     images to a ModelOutput. None: the named network."""
     pool: Pool | Reference | None = None
-    """How tokens become one feature vector: class token, mean over positions (gap) or attention pooling (map); a
-    reference is a class that replaces `models.head.AttentionPooling` of a transformer. None: token for transformers,
-    gap for ResNets and axial blocks."""
+    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
+    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
+    None: token for transformers, gap for ResNets and axial blocks."""
     head: HeadForm | Reference | None = None
     """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
     reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
@@ -86,9 +93,40 @@ class ModelConfig:
     stochastic_depth_fraction: float = 0.0
     """Transformer: fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
     gelu: Gelu = "tanh"
-    """Transformer: exact GELU, or its tanh approximation, as in the released code."""
+    """Transformer: exact GELU, its tanh approximation, as in the released code, or x * sigmoid(1.702 x) (quick), as in
+    CLIP."""
     layer_norm_epsilon: float = 1e-6
     """Transformer: added to the variance in each layer norm."""
+    class_tokens: int | None = None
+    """Transformer: number of class tokens; pooling takes all of them, side by side. None: 1 if pool has the class
+    token, else 0."""
+    registers: int = 0
+    """Transformer: number of learned tokens behind the class token that pooling ignores (Darcet et al., 2024)."""
+    position_tokens: PositionTokens = "all"
+    """Transformer: tokens with learned positions: all, or patches alone, without class token and registers."""
+    rope: Rope | None = None
+    """Transformer: rotary positions of queries and keys, beside position_embedding. Coordinates of patches are relative
+    to the image (centred, DINOv3), relative to a grid of 16 x 16 (grid, EVA-02), or counted (index, PE). None: none."""
+    layer_scale: float | None = None
+    """Transformer: initial value of a learned vector that multiplies each residual branch. None: no such vector."""
+    mlp: MlpForm = "gelu"
+    """Transformer: MLP of each block: dense layers around a GELU, gated by SiLU (swiglu), or gated with a norm behind
+    the gate (swiglu_norm, EVA-02)."""
+    norm: NormForm = "layer"
+    """Transformer: layer norm, or root mean square norm without bias (rms)."""
+    embedding_norm: EmbeddingNorm | None = None
+    """Transformer: a norm before the first block: of patches before positions are added (AIMv2), or of all tokens after
+    it (CLIP). None: none."""
+    final_norm: FinalNorm = "tokens"
+    """Transformer: the norm after the last block: of all tokens, of the pooled features (pooled), or none."""
+    attention_norm: bool = False
+    """Transformer: a norm of the attention output before its last projection (EVA-02 CLIP)."""
+    patch_bias: bool = True
+    """Transformer: bias of the patch embedding."""
+    qkv_bias: QkvBias = "all"
+    """Transformer: biases of queries, keys and values: all, of queries and values, or none."""
+    linear_bias: bool = True
+    """Transformer: biases of the attention output and of the MLP."""
     residual_unit: UnitForm | None = None
     """ResNet, alone or under a transformer: form of the residual unit. None: preactivation (BiT) for a ResNet,
     postactivation (ViT, sec. 4.1) for a hybrid."""

@@ -11,9 +11,11 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import is_placed, named, platform
+from vit_jax.config import Architecture
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_cudnn, attention_kernel
-from vit_jax.models.positions import RelativePositions
+from vit_jax.models.norm import build_norm
+from vit_jax.models.positions import RelativePositions, RotaryPositions
 from vit_jax.models.product import dot_general, multiply, multiply_each
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
@@ -37,31 +39,45 @@ class Projections(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention with separate, biased projections; softmax in float32."""
+    """Multi-head attention with separate projections; softmax in float32.
+
+    `rotary` turns queries and keys by the place of their patch; `a.attention_norm` adds a norm before the last
+    projection.
+    """
 
     def __init__(
         self,
-        width: int,
-        num_heads: int,
+        a: Architecture,
         *,
-        dtype: jnp.dtype,
         rngs: nnx.Rngs,
         form: AttentionForm = "auto",
         positions: RelativePositions | None = None,
+        rotary: RotaryPositions | None = None,
     ):
+        has_bias = {"query": a.qkv_bias != "none", "key": a.qkv_bias == "all", "value": a.qkv_bias != "none"}
+        self.dtype = jnp.dtype(a.compute_dtype)
         self.query, self.key, self.value, self.out = (
-            nnx.Linear(width, width, kernel_init=XAVIER_UNIFORM, dtype=dtype, dot_general=dot_general, rngs=rngs)
-            for _ in range(4)
+            nnx.Linear(
+                a.width,
+                a.width,
+                use_bias=use_bias,
+                kernel_init=XAVIER_UNIFORM,
+                dtype=self.dtype,
+                dot_general=dot_general,
+                rngs=rngs,
+            )
+            for use_bias in (*has_bias.values(), a.linear_bias)
         )
-        self.num_heads, self.dtype, self.form, self.positions = num_heads, dtype, form, positions
+        self.norm = build_norm(a) if a.attention_norm else None
+        self.num_heads, self.form, self.positions, self.rotary = a.num_heads, form, positions, rotary
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Returns (B, Q, D), each query's mixture of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         if self.positions is not None:  # no other form has them
-            return self.out(_weighted(projections, self.num_heads, self.positions())[0])
-        return self.out(CORES[self._form_of(projections)](projections, self.num_heads))
+            return self._finish(_weighted(projections, self.num_heads, self.positions())[0])
+        return self._finish(CORES[self._form_of(projections)](projections, self.num_heads))
 
     @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,7 +85,10 @@ class Attention(nnx.Module):
         offset_key_QSh = None if self.positions is None else self.positions()
         projections = self._project(queries_BQD, tokens_BSD)
         mixture_BQE, weights_BTQS = _weighted(projections, self.num_heads, offset_key_QSh)
-        return self.out(mixture_BQE), weights_BTQS
+        return self._finish(mixture_BQE), weights_BTQS
+
+    def _finish(self, output_BQE: jax.Array) -> jax.Array:
+        return self.out(output_BQE if self.norm is None else self.norm(output_BQE))
 
     def _form_of(self, projections: Projections) -> str:
         """Return the form of the core. Queries that are not the tokens, as a pooling's probe, are few."""
@@ -93,8 +112,12 @@ class Attention(nnx.Module):
         named_products, biases = list[jax.Array](), list[jax.Array]()
         for (name, layer), product in zip(layers.items(), products, strict=True):
             named_products.append(checkpoint_name(named(product, "heads_BSE"), name))
-            assert layer.bias is not None
-            biases.append(layer.bias[...].astype(self.dtype))
+            bias = jnp.zeros(product.shape[-1]) if layer.bias is None else layer.bias[...]
+            biases.append(bias.astype(self.dtype))
+        if self.rotary is not None:  # queries and keys are turned with their biases
+            for place in range(2):
+                named_products[place] = self.rotary(named_products[place] + biases[place], self.num_heads)
+                biases[place] = jnp.zeros_like(biases[place])
         query_BQE, key_BSE, value_BSE = named_products
         return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases))
 

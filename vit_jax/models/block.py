@@ -3,7 +3,6 @@
 Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension, h w rows and columns of patches.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -13,15 +12,14 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import named, platform
+from vit_jax.activations import platform
 from vit_jax.config import Architecture
 from vit_jax.config.schema import AttentionForm
-from vit_jax.models.attention import XAVIER_UNIFORM, Attention, LineAttention, choose_form
+from vit_jax.models.attention import Attention, LineAttention, choose_form
 from vit_jax.models.dropout import drop_examples, dropout
-from vit_jax.models.positions import RelativePositions
-from vit_jax.models.product import dot_general
-
-NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
+from vit_jax.models.mlp import Mlp
+from vit_jax.models.norm import build_norm
+from vit_jax.models.positions import RelativePositions, RotaryPositions
 
 
 def as_rows(x_BSD: jax.Array) -> jax.Array:
@@ -33,88 +31,13 @@ def as_rows(x_BSD: jax.Array) -> jax.Array:
     return x_BSD.reshape(-1, x_BSD.shape[-1]) if platform() == "gpu" else x_BSD
 
 
-def gelu(x: jax.Array, approximate: bool) -> jax.Array:
-    """Return the GELU. On GPUs its gradient is computed from the input alone.
-
-    JAX keeps the derivative, which XLA for GPUs writes and reads beside the input. XLA for TPUs computes it again.
-    """
-    return (_gelu_of_input if platform() == "gpu" else jax.nn.gelu)(x, approximate)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gelu_of_input(x: jax.Array, approximate: bool) -> jax.Array:
-    return jax.nn.gelu(x, approximate)
-
-
-def _save_input(x: jax.Array, approximate: bool) -> tuple[jax.Array, jax.Array]:
-    return jax.nn.gelu(x, approximate), x
-
-
-def _differentiate(approximate: bool, x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    x = jax.lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
-    (gradient,) = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)[1](gradient)
-    return (gradient,)
-
-
-_gelu_of_input.defvjp(_save_input, _differentiate)
-
-
-class LayerNorm(nnx.Module):
-    """Normalises over D.
-
-    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
-    """
-
-    def __init__(self, a: Architecture):
-        self.scale = nnx.Param(jnp.ones((a.width,)))
-        self.bias = nnx.Param(jnp.zeros((a.width,)))
-        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
-
-    @jax.named_scope("norm")
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
-        x = x.astype(jnp.float32)
-        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
-        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
-        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
-        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
-        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
-
-
-class Mlp(nnx.Module):
-    """Two dense layers around a GELU, dropout after each (ViT, App. B.1).
-
-    The form of the GELU is "tanh", an approximation (released JAX code), or "exact" (PyTorch ports).
-    """
-
-    def __init__(self, width: int, mlp_dim: int, *, form: str, dtype: jnp.dtype, rngs: nnx.Rngs):
-        dense = functools.partial(
-            nnx.Linear,
-            kernel_init=XAVIER_UNIFORM,
-            bias_init=NEARLY_ZERO,
-            dtype=dtype,
-            dot_general=dot_general,
-            rngs=rngs,
-        )
-        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
-        self.form = form
-
-    @jax.named_scope("mlp")
-    def __call__(self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-        """Return an array of the shape of `x`, (B, S, D) or (B S, D)."""
-        name = "hidden_BSM" if x.ndim == 3 else "hidden_RM"
-        hidden = checkpoint_name(named(self.expand(x), name), "hidden")
-        hidden = gelu(hidden, self.form == "tanh")
-        return dropout(self.contract(dropout(hidden, fraction, key, site=0)), fraction, key, site=1)
-
-
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
-    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": _asked_form(a)}
+    options: dict[str, Any] = {"rngs": rngs, "form": _asked_form(a)}
     if a.position_embedding == "relative":
         options["positions"] = RelativePositions(a, length or math.prod(a.grid), rngs=rngs)
-    if length is None:
-        return Attention(a.width, a.num_heads, **options)
-    return LineAttention(a.width, a.num_heads, length=length, **options)
+    if a.rope is not None:
+        options["rotary"] = RotaryPositions(a)
+    return Attention(a, **options) if length is None else LineAttention(a, length=length, **options)
 
 
 def _asked_form(a: Architecture) -> AttentionForm:
@@ -141,15 +64,17 @@ def attention_form(a: Architecture) -> str:
 class Block(nnx.Module):
     """One layer of the encoder: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    With a `length`, attention is within lines of so many tokens.
+    With LayerScale (Touvron et al., 2021) a learned vector multiplies each branch. With a `length`, attention is within
+    lines of this number of tokens.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
-        dtype = jnp.dtype(a.compute_dtype)
-        self.attention_norm = LayerNorm(a)
+        self.attention_norm = build_norm(a)
         self.attention = _build_attention(a, length, rngs)
-        self.mlp_norm = LayerNorm(a)
-        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.mlp_norm = build_norm(a)
+        self.mlp = Mlp(a, rngs=rngs)
+        scales = [None if a.layer_scale is None else nnx.Param(jnp.full(a.width, a.layer_scale)) for _ in range(2)]
+        self.attention_scale, self.mlp_scale = scales
         self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
@@ -180,9 +105,13 @@ class Block(nnx.Module):
             return drop_examples(branch.reshape(shape), drop_fraction, key, site).reshape(branch.shape)
 
         x, branch = as_rows(x_BSD), dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
-        x = checkpoint_name(x + drop(branch, site=3), "middle")
+        x = checkpoint_name(x + drop(_scaled(branch, self.attention_scale), site=3), "middle")
         branch = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
-        return (x + drop(branch, site=4)).reshape(shape)
+        return (x + drop(_scaled(branch, self.mlp_scale), site=4)).reshape(shape)
+
+
+def _scaled(branch: jax.Array, scale: nnx.Param | None) -> jax.Array:
+    return branch if scale is None else branch * scale[...].astype(branch.dtype)
 
 
 class AxialBlock(nnx.Module):

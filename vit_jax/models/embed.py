@@ -19,7 +19,7 @@ class PatchEmbedding(nnx.Module):
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         shape = (*a.patch_size, a.map_channels, a.width)
         self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32)) if a.patch_bias else None
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
@@ -32,4 +32,5 @@ class PatchEmbedding(nnx.Module):
         patches = covered.reshape(batch, rows, patch_height, columns, patch_width, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
         kernel = self.kernel[...].reshape(-1, width)
-        return multiply(patches.astype(self.dtype), kernel.astype(self.dtype)) + self.bias[...].astype(self.dtype)
+        tokens = multiply(patches.astype(self.dtype), kernel.astype(self.dtype))
+        return tokens if self.bias is None else tokens + self.bias[...].astype(self.dtype)

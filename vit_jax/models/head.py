@@ -13,8 +13,9 @@ from flax import nnx
 from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
-from vit_jax.models.block import LayerNorm, Mlp
 from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.models.mlp import Mlp
+from vit_jax.models.norm import build_norm
 from vit_jax.references import called, is_reference, resolve
 
 constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
@@ -24,11 +25,10 @@ class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(a.compute_dtype)
         self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
-        self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(a)
-        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.attention = Attention(a, rngs=rngs)
+        self.norm = build_norm(a)
+        self.mlp = Mlp(a, rngs=rngs, form="gelu")
 
     @jax.named_scope("pooling")
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
@@ -47,11 +47,13 @@ class Head(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        self.hidden = nnx.Linear(a.width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
+        width = a.feature_width
+        self.hidden = nnx.Linear(width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
         bias_init = constant(a.head_bias_init)
         zeros = nnx.initializers.zeros_init()
         self.has_classes = a.num_classes > 0
-        self.linear = nnx.Linear(a.width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
+        width = width if self.hidden is None else a.width
+        self.linear = nnx.Linear(width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
 
     @jax.named_scope("head")
     def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax.config import Architecture
-from vit_jax.positions import fixed_positions, offset_places
+from vit_jax.positions import fixed_positions, offset_places, rotary_angles
 from vit_jax.references import resolve
 
 
@@ -21,14 +22,19 @@ def _small(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
 
 
 class LearnedPositions1D(nnx.Module):
-    """One learned row for each token in raster order, the class token's first."""
+    """One learned row for each token in raster order, those of prefix tokens first.
+
+    With `position_tokens="patches"` prefix tokens have none.
+    """
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        self.table = _small(architecture, rngs, 1, architecture.sequence_length, architecture.width)
+        a = architecture
+        self.num_bare = a.prefix_length if a.position_tokens == "patches" else 0
+        self.table = _small(a, rngs, 1, a.sequence_length - self.num_bare, a.width)
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
-        return self.table[...]
+        return jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0))) if self.num_bare else self.table[...]
 
 
 class LearnedPositions2D(nnx.Module):
@@ -38,7 +44,7 @@ class LearnedPositions2D(nnx.Module):
         (rows, columns), width = architecture.grid, architecture.width
         self.row_table = _small(architecture, rngs, rows, width // 2)
         self.column_table = _small(architecture, rngs, columns, width // 2)
-        self.class_row = _small(architecture, rngs, 1, width) if architecture.pool == "token" else None
+        self.class_row = _small(architecture, rngs, 1, width) if architecture.num_class_tokens else None
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
@@ -58,11 +64,11 @@ class FixedPositions(nnx.Module):
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         del rngs
         self.grid, self.width = architecture.grid, architecture.width
-        self.kind, self.has_class_token = architecture.position_embedding, architecture.pool == "token"
+        self.kind, self.prefix_length = architecture.position_embedding, architecture.prefix_length
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
-        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, has_class_token=self.has_class_token))
+        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, prefix_length=self.prefix_length))
 
 
 class RelativePositions(nnx.Module):
@@ -74,13 +80,40 @@ class RelativePositions(nnx.Module):
     """
 
     def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
-        self.num_patches, self.has_class_token = num_patches, a.pool == "token"
+        self.num_patches, self.has_class_token = num_patches, a.num_class_tokens > 0
         num_keys = 2 * num_patches - 1 + 3 * self.has_class_token
         self.table = _small(a, rngs, num_keys, a.width // a.num_heads)
 
     def __call__(self) -> jax.Array:
         """Returns keys_SSh: of every query, one for each token."""
         return self.table[...][offset_places(self.num_patches, has_class_token=self.has_class_token)]
+
+
+class RotaryPositions(nnx.Module):
+    """Rotary positions (Su et al., 2021) of patches in two dimensions; prefix tokens are not turned.
+
+    "centred" pairs the values of a head with those half a head away, the other kinds with their neighbours.
+    """
+
+    def __init__(self, architecture: Architecture):
+        a = architecture
+        self.kind, self.grid, self.prefix_length = a.rope, a.grid, a.prefix_length
+        self.has_class_token = a.num_class_tokens > 0
+
+    def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
+        """Return queries or keys, turned by the place of their patch, in the dtype of `x_BSE`; computes in float32."""
+        batch, length, width = x_BSE.shape
+        assert self.kind is not None
+        angles = rotary_angles(self.kind, self.grid, width // num_heads, has_class_token=self.has_class_token)
+        angles_S1p = np.pad(angles, ((self.prefix_length, 0), (0, 0)))[:, None]
+        is_halved = self.kind == "centred"
+        pairs = (2, -1) if is_halved else (-1, 2)
+        x = x_BSE.astype(jnp.float32).reshape(batch, length, num_heads, *pairs)
+        axis = 3 if is_halved else 4
+        left, right = (jax.lax.index_in_dim(x, place, axis, keepdims=False) for place in range(2))
+        cos, sin = np.cos(angles_S1p), np.sin(angles_S1p)
+        turned = jnp.stack([left * cos - right * sin, right * cos + left * sin], axis)
+        return turned.reshape(x_BSE.shape).astype(x_BSE.dtype)
 
 
 POSITIONS: dict[str, Callable[..., nnx.Module]] = {

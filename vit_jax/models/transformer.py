@@ -13,7 +13,8 @@ from flax import nnx
 from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel
-from vit_jax.models.block import AxialBlock, Block, LayerNorm
+from vit_jax.models.block import AxialBlock, Block
+from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.references import resolve
 
@@ -58,7 +59,7 @@ class Encoder(nnx.Module):
             return block
 
         self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
-        self.norm = LayerNorm(a)
+        self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth, self.remat = a.depth, a.remat
         self.scan_unroll, self.scan_unroll_on_accelerators = a.scan_unroll or 1, a.scan_unroll_on_accelerators
         self.position_layers = a.position_layers
@@ -104,4 +105,4 @@ class Encoder(nnx.Module):
         x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
         if attention_LBTQS is not None:  # a block may have several
             attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
-        return self.norm(x_BSD), blocks_LBSD, attention_LBTQS
+        return (x_BSD if self.norm is None else self.norm(x_BSD)), blocks_LBSD, attention_LBTQS

@@ -1,6 +1,6 @@
 """The Vision Transformer, in the order of the paper's equations 1 to 4, and its hybrids with a ResNet.
 
-Legend: B batch, H W image height and width, C channels, N patches, S = N or N + 1 with a class token, D width.
+Legend: B batch, H W image height and width, C channels, N patches, S = N and prefix tokens, D width.
 """
 
 from collections.abc import Collection
@@ -15,6 +15,7 @@ from vit_jax.config import Architecture
 from vit_jax.models.dropout import dropout
 from vit_jax.models.embed import PatchEmbedding
 from vit_jax.models.head import PatchHead, apply_head, apply_pooling, build_head, build_pooling
+from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.models.resnet import ResNetBody
 from vit_jax.models.transformer import Encoder
@@ -33,13 +34,18 @@ class VisionTransformer(nnx.Module):
         self.stem = ResNetBody(a, jax.random.fold_in(embedding_key, 0)) if a.has_resnet else None
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
-        self.class_token = nnx.Param(jnp.zeros((1, 1, a.width))) if a.pool == "token" else None
+        self.embedding_norm = build_norm(a) if a.embedding_norm is not None else None
+        self.norms_patches = a.embedding_norm == "patches"
+        self.class_token = _prefix(a.num_class_tokens, a.width)
+        self.register_tokens = _prefix(a.registers, a.width)
+        self.prefix_length = a.prefix_length
         if a.position_layers != "every":  # where the blocks have them
             self.positions = build_positions(a, rngs=rngs)
         self.position_layers = a.position_layers
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
-        self.pooling = build_pooling(a, rngs=head_rngs)
+        self.pool, self.pooling = a.pool, build_pooling(a, rngs=head_rngs)
+        self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
         self.head = PatchHead(a, rngs=head_rngs) if a.patch_outputs else build_head(a, rngs=head_rngs)
         self.dropout_fraction, self.num_classes = a.dropout_fraction, a.num_classes
 
@@ -65,7 +71,7 @@ class VisionTransformer(nnx.Module):
         embedded_BSD = self._embed(map_BHWC, keys[0], corruption)
         shared = self.positions if self.position_layers == "shared" else None
         tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, shared)
-        tokens_BND = tokens_BSD if self.class_token is None else tokens_BSD[:, 1:]
+        tokens_BND = tokens_BSD[:, self.prefix_length :]
         pooled_BD = self._pool(tokens_BSD)
         logits_BK, patches_BNO, features_BD = None, None, pooled_BD.astype(jnp.float32)
         if isinstance(self.head, PatchHead):
@@ -88,17 +94,31 @@ class VisionTransformer(nnx.Module):
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "only a network that predicts patches learns a [mask] embedding"
             tokens = self.head.corrupt(tokens, corruption)
-        if self.class_token is not None:
-            batch, _, width = tokens.shape
-            class_token = jnp.broadcast_to(self.class_token[...].astype(tokens.dtype), (batch, 1, width))
-            tokens = jnp.concatenate([class_token, tokens], axis=1)
+        if self.embedding_norm is not None and self.norms_patches:
+            tokens = self.embedding_norm(tokens)
+        prefix = [token[...] for token in (self.class_token, self.register_tokens) if token is not None]
+        if prefix:
+            prefix_1PD = jnp.concatenate(prefix, axis=1).astype(tokens.dtype)
+            prefix_BPD = jnp.broadcast_to(prefix_1PD, (tokens.shape[0], *prefix_1PD.shape[1:]))
+            tokens = jnp.concatenate([prefix_BPD, tokens], axis=1)
         if self.position_layers == "stem":
             tokens = add_positions(tokens, self.positions)
+        if self.embedding_norm is not None and not self.norms_patches:
+            tokens = self.embedding_norm(tokens)
         return dropout(named(tokens, "tokens_BSD"), self.dropout_fraction, key)
 
     def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
-        if self.class_token is not None:
-            return tokens_BSD[:, 0]
         if self.pooling is not None:
             return apply_pooling(self.pooling, tokens_BSD)
-        return tokens_BSD.astype(jnp.float32).mean(axis=1).astype(tokens_BSD.dtype)
+        pooled = []
+        if self.pool != "gap" and self.class_token is not None:
+            pooled = [tokens_BSD[:, place] for place in range(self.class_token.shape[1])]
+        if self.pool != "token":
+            mean_BD = tokens_BSD[:, self.prefix_length :].astype(jnp.float32).mean(axis=1)
+            pooled.append(mean_BD.astype(tokens_BSD.dtype))
+        pooled_BD = jnp.concatenate(pooled, axis=-1) if len(pooled) > 1 else pooled[0]
+        return pooled_BD if self.pooled_norm is None else self.pooled_norm(pooled_BD)
+
+
+def _prefix(count: int, width: int) -> nnx.Param | None:
+    return nnx.Param(jnp.zeros((1, count, width))) if count else None

@@ -140,10 +140,10 @@ def with_position_table(weights: Weights) -> Weights:
         columns_hwD = np.broadcast_to(given["positions/column_table"], half)
         rows_hwD = np.broadcast_to(given["positions/row_table"][:, None], half)
         table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
-        first_1D = [given["positions/class_row"]] if a.pool == "token" else []
+        first_1D = [given["positions/class_row"]] if a.num_class_tokens else []
         table_1SD = np.concatenate([*first_1D, table_ND])[None]
     else:
-        table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, has_class_token=a.pool == "token")
+        table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length)
     given["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d")
     parameters = {name: given[name] for name in stacked_shapes(architecture)}

@@ -1,0 +1,50 @@
+"""Norms over the width of tokens: layer norm, and root mean square norm without bias (Zhang & Sennrich, 2019)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax.config import Architecture
+
+
+class LayerNorm(nnx.Module):
+    """Normalises over the last axis.
+
+    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
+    """
+
+    def __init__(self, a: Architecture, width: int | None = None):
+        self.scale = nnx.Param(jnp.ones((width or a.width,)))
+        self.bias = nnx.Param(jnp.zeros((width or a.width,)))
+        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
+
+    @jax.named_scope("norm")
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
+        x = x.astype(jnp.float32)
+        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
+        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
+        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
+        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Divides by the root mean square over the last axis."""
+
+    def __init__(self, a: Architecture, width: int | None = None):
+        self.scale = nnx.Param(jnp.ones((width or a.width,)))
+        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
+
+    @jax.named_scope("norm")
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return an array of the shape of `x`, (..., D), in the compute dtype."""
+        x = x.astype(jnp.float32)
+        mean_of_squares = checkpoint_name(jnp.square(x).mean(-1, keepdims=True), "statistics")
+        return (x * (jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...])).astype(self.dtype)
+
+
+def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:
+    """Return a norm of the architecture's kind over `width` values; None: its width D."""
+    return (LayerNorm if a.norm == "layer" else RMSNorm)(a, width)
