@@ -44,6 +44,7 @@ class Architecture:
     gelu: schema.Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
     class_tokens: int | None = None
+    pool_num_heads: int | None = None
     registers: int = 0
     position_tokens: schema.PositionTokens = "all"
     rope: schema.Rope | None = None
@@ -305,8 +306,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 _ABSENT = {  # options that a family has no use for
     "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
     "resnet": "width depth mlp_dim num_heads block position_embedding position_layers position_stddev "
-    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon class_tokens registers position_tokens rope "
-    "layer_scale mlp norm embedding_norm final_norm attention_norm patch_bias qkv_bias linear_bias",
+    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon class_tokens pool_num_heads registers position_tokens "
+    "rope layer_scale mlp norm embedding_norm final_norm attention_norm patch_bias qkv_bias linear_bias",
     "hybrid": "",
 }
 
@@ -392,6 +393,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.block == "axial" and a.prefix_length:
         token = "a class token or register"
         yield f"pool={a.pool!r}: {token} has no place in the rows and columns of axial blocks: use gap or map."
+    if a.pool_num_heads is not None and (a.pool != "map" or a.pool_num_heads < 1 or a.width % a.pool_num_heads):
+        yield f"pool_num_heads={a.pool_num_heads}: must divide the width of {a.width}, and needs pool=map. Use None."
     if a.pool in ("token", "token_gap") and not a.num_class_tokens:
         yield f"class_tokens=0: pool={a.pool!r} needs a class token. Use 1, or pool=gap."
     if a.layer_scale is not None and a.layer_scale < 0:

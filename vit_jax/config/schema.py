@@ -100,6 +100,8 @@ class ModelConfig:
     class_tokens: int | None = None
     """Transformer: number of class tokens; pooling takes all of them, side by side. None: 1 if pool has the class
     token, else 0."""
+    pool_num_heads: int | None = None
+    """Transformer: heads of attention pooling. None: num_heads."""
     registers: int = 0
     """Transformer: number of learned tokens behind the class token that pooling ignores (Darcet et al., 2024)."""
     position_tokens: PositionTokens = "all"

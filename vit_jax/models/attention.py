@@ -53,6 +53,7 @@ class Attention(nnx.Module):
         form: AttentionForm = "auto",
         positions: RelativePositions | None = None,
         rotary: RotaryPositions | None = None,
+        num_heads: int | None = None,
     ):
         has_bias = {"query": a.qkv_bias != "none", "key": a.qkv_bias == "all", "value": a.qkv_bias != "none"}
         self.dtype = jnp.dtype(a.compute_dtype)
@@ -69,7 +70,8 @@ class Attention(nnx.Module):
             for use_bias in (*has_bias.values(), a.linear_bias)
         )
         self.norm = build_norm(a) if a.attention_norm else None
-        self.num_heads, self.form, self.positions, self.rotary = a.num_heads, form, positions, rotary
+        self.num_heads, self.form = num_heads or a.num_heads, form
+        self.positions, self.rotary = positions, rotary
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ class AttentionPooling(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
-        self.attention = Attention(a, rngs=rngs)
+        self.attention = Attention(a, rngs=rngs, num_heads=a.pool_num_heads)
         self.norm = build_norm(a)
         self.mlp = Mlp(a, rngs=rngs, form="gelu")
 

@@ -78,7 +78,7 @@ def describe_preparation(
 
 def _counts(a: Architecture) -> dict[str, Any]:
     """What follows from the network: for readers who do not build it; validated when we read it ourselves."""
-    return {"grid": list(a.grid), "num_class_tokens": int(a.has_transformer and a.pool == "token")}
+    return {"grid": list(a.grid), "num_class_tokens": a.num_class_tokens}
 
 
 def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:

@@ -160,9 +160,10 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
             class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
         apart, statuses, notes = _read(file, found)
     a = found.architecture
-    if found.is_class_row_missing:
-        apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
-        notes.append("The file's positions have no row for the class token; it gets zeros, which computes the same.")
+    if found.folded_rows:
+        rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
+        apart["class_token"] = apart["class_token"] + rows
+        notes.append("The position of the class token was added to it, since registers have none.")
     parameters = stack(apart, shapes)
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")

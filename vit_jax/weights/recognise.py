@@ -44,7 +44,7 @@ class Recognised:
     entries: Sequence[Entry]  # arrays that the file must have, under the format's own names
     names: Mapping[str, str]  # the format's own name → name in the file; everything that must be read
     ignored: Sequence[str]  # names in the file that are not part of the network
-    is_class_row_missing: bool  # the table of positions has none for the class token, which then gets zeros
+    folded_rows: int  # leading rows of the table of positions that belong to class tokens, and are added to these
     assumptions: Sequence[str]  # a sentence for each thing that the file does not state
 
 
@@ -70,21 +70,23 @@ def recognise(
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    is_row_missing, assumptions = False, list[str]()
+    folded, absent, assumptions = 0, frozenset[str](), list[str]()
     if metadata:
         architecture = stored_architecture(metadata)
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
     else:
         with _with_names_of(name):
             facts = FORMATS[name].facts(shapes)
-        architecture, is_row_missing, assumptions = _complete(facts, dict(stated or {}), given)
-    entries = FORMATS[name].entries(architecture, shapes)
-    if is_row_missing:
-        short = (1, architecture.sequence_length - 1, architecture.width)
-        entries = [dataclasses.replace(e, part=short) if e.ours == ("positions/table",) else e for e in entries]
+        architecture, folded, assumptions = _complete(facts, dict(stated or {}), given)
+        absent = facts.absent
+    entries = FORMATS[name].entries(architecture, shapes, absent)
+    if folded:
+        rows = architecture.grid[0] * architecture.grid[1] + folded
+        long = (1, rows, architecture.width)
+        entries = [dataclasses.replace(e, part=long) if e.ours == ("positions/table",) else e for e in entries]
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
-    return Recognised(label, architecture, entries, names, ignored, is_row_missing, assumptions)
+    return Recognised(label, architecture, entries, names, ignored, folded, assumptions)
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,13 +138,12 @@ def _with_names_of(format_name: str) -> Iterator[None]:
         raise ValueError(f"the file has the names of {format_name}, but {error}") from error
 
 
-def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, bool, list[str]]:
-    """The architecture, whether its table of positions lacks the class token's row, and what was assumed."""
-    if stated.pop("pool", facts.pool) != facts.pool:
-        raise ValueError(
-            f"the configuration beside it states another pooling than the file's parameters ({facts.pool}): "
-            "our networks have a class token only where they read it"
-        )
+def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, int, list[str]]:
+    """Return the architecture, rows of the table of positions to fold into class tokens, and what was assumed."""
+    pool = stated.pop("pool", facts.pool)
+    if pool != facts.pool and not {pool, facts.pool} <= {"token", "gap", "token_gap"}:
+        raise ValueError(f"the configuration beside it states the pooling {pool}, the file's parameters {facts.pool}")
+    facts = dataclasses.replace(facts, pool=pool)
     _require_same_network(facts, {name: stated.pop(name) for name in _DECIDED if name in stated})
     known: dict[str, Any] = {"num_heads": facts.num_heads}
     if facts.position_rows is not None:
@@ -155,7 +156,10 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
     fields = format_defaults(facts)
     fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
     size = choice.pop("image_size", None)
-    fields["image_size"], is_row_missing = _image_size(facts, size, "image_size" in given, assumptions)
+    fields["image_size"], rows = _image_size(facts, size, "image_size" in given, assumptions)
+    prefix_length = fields.get("class_tokens", 0) + fields.get("registers", 0)
+    if facts.position_rows is not None and rows != prefix_length:
+        fields["position_tokens"] = "patches"
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
         fields["position_embedding"] = facts.fixed_positions
@@ -164,7 +168,10 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
                 f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
                 "position_embedding=sincos2d or none."
             )
-    return bounded_architecture(fields | choice), is_row_missing, assumptions
+    if fields.get("class_tokens") == int(facts.pool in ("token", "token_gap")):
+        fields["class_tokens"] = None  # as the pooling has it
+    a = bounded_architecture(fields | choice)
+    return a, rows if a.position_tokens == "patches" else 0, assumptions
 
 
 def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:
@@ -194,6 +201,7 @@ def format_defaults(facts: Facts) -> dict[str, Any]:
         **{name: value for name, value in own.items() if value is not dataclasses.MISSING},
         **vars(RESIDUAL_UNITS[form]),
         **facts.defaults,
+        **facts.parts,
         **{name: getattr(facts, name) for name in names},
         "width_factor": facts.root_channels / ROOT_CHANNELS,
     }
@@ -219,16 +227,18 @@ def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
 
 def _image_size(
     facts: Facts, stated: tuple[int, int] | None, is_given: bool, assumptions: list[str]
-) -> tuple[tuple[int, int], bool]:
-    """Height and width in pixels, and whether the table of positions lacks the row of a class token."""
+) -> tuple[tuple[int, int], int]:
+    """Return height and width in pixels, and the number of positions that belong to prefix tokens."""
     divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
     height, width = patch = facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
     size = None if stated is None else _multiple(stated, patch, is_given, assumptions)
     if facts.position_rows is None:
         if size is None:
             raise ValueError("the file does not state the image size: give image_size, height and width in pixels")
-        return size, False
-    lengths = {facts.position_rows - rows: rows for rows in facts.class_rows}
+        return size, 0
+    tokens = facts.parts.get("class_tokens", 0)
+    possible = {0, tokens, tokens + facts.parts.get("registers", 0)} if facts.prefix_rows is None else facts.prefix_rows
+    lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
     if size is None:
         side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
         if side is None:
@@ -244,7 +254,7 @@ def _image_size(
             f"image_size={size} has {patches} patches of {height}x{width} pixels, the file has positions for "
             f"{' or '.join(map(str, lengths))}"
         )
-    return size, facts.pool == "token" and lengths[patches] == 0
+    return size, lengths[patches]
 
 
 def _multiple(size: tuple[int, int], patch: tuple[int, int], is_given: bool, assumptions: list[str]) -> tuple[int, int]:

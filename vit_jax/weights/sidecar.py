@@ -5,6 +5,7 @@ unknown, with a note; so is what ours does otherwise.
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,9 +17,26 @@ CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "mode
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
 _ACTIVATIONS = dict.fromkeys(("gelu", "gelu_python"), "exact")
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh")
+_ACTIVATIONS |= {"quick_gelu": "quick"}
+_TIMM_PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    # (part of the name of timm's model, fields of the architecture that its file does not show)
+    (r"_dinov3", {"rope": "centred", "layer_norm_epsilon": 1e-5}),
+    (r"^eva02_", {"rope": "grid"}),
+    (r"^vit_pe_core_", {"rope": "index", "layer_norm_epsilon": 1e-5, "pool_num_heads": 8}),
+    (r"^vit_pe_", {"rope": "index", "layer_norm_epsilon": 1e-5}),
+    (r"_clip_quickgelu", {"gelu": "quick", "layer_norm_epsilon": 1e-5}),
+    (r"_clip_", {"layer_norm_epsilon": 1e-5}),
+    (r"^aimv2_", {"layer_norm_epsilon": 1e-5}),
+    (r"_siglip_", {"gelu": "tanh"}),  # as in the original code; timm has the exact GELU in most of its models
+)
+_HUGGINGFACE_PARTS: dict[str, dict[str, Any]] = {
+    "dinov3_vit": {"rope": "centred"},
+    "ijepa": {"pool": "gap"},
+}
+_TOWERS = ("vision_config",)  # of a model with a text tower
 _SIGLIP_NOTE = (
-    "timm builds some SigLIP models with the tanh GELU and does not write it down; the exact form is taken. Where "
-    "timm's model has act_layer='gelu_tanh', give gelu=tanh."
+    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the exact "
+    "GELU: its logits differ a little there."
 )
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 _OURS = {"direct": "takes one bilinear sample a pixel", "short_side": "averages over areas"}
@@ -57,7 +75,11 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Sidecar:
+    for tower in _TOWERS:
+        config = {**config, **(typed(config, tower, dict) or {})}
     labels = config.get("id2label")
+    is_gated = typed(config, "hidden_act", str) in ("silu", "swish") or config.get("use_swiglu_ffn") is True
+    is_gated = is_gated or config.get("use_gated_mlp") is True
     fields = {
         "image_size": pair(config.get("image_size")),
         "patch_size": pair(config.get("patch_size")),
@@ -66,8 +88,9 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         "depth": typed(config, "num_hidden_layers", int),
         "mlp_dim": typed(config, "intermediate_size", int),
         "num_heads": typed(config, "num_attention_heads", int),
-        "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int),
-        "gelu": _gelu(typed(config, "hidden_act", str)),
+        "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int) or typed(config, "rms_norm_eps", float, int),
+        "gelu": None if is_gated else _gelu(typed(config, "hidden_act", str)),
+        **_HUGGINGFACE_PARTS.get(str(config.get("model_type")), {}),
     }
     return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor))
 
@@ -88,9 +111,13 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
         "num_heads": typed(arguments, "num_heads", int),
         "gelu": _gelu(typed(arguments, "act_layer", str)),
         "pool": POOLS.get(str(config.get("global_pool"))),
+        "pool_num_heads": typed(arguments, "attn_pool_num_heads", int),
     }
+    name = str(config.get("architecture"))
+    parts = next((parts for pattern, parts in _TIMM_PARTS if re.search(pattern, name)), {})
+    fields = {**fields, **{part: value for part, value in parts.items() if fields.get(part) is None}}
     preprocessing, notes = of_timm(pretrained, size)
-    if "siglip" in str(config.get("architecture")) and fields["gelu"] is None:
+    if "siglip" in name and parts and "gelu" in parts:
         notes += (_SIGLIP_NOTE,)
     labels = config.get("label_names", pretrained.get("label_names"))
     return Sidecar(_known(fields), _names(labels), preprocessing, notes)

@@ -4,7 +4,7 @@ A format is recognised by names, derives `Facts` from names and shapes, and give
 format cannot hold is refused when it is to be written.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
@@ -31,9 +31,16 @@ class Format(NamedTuple):
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
     suffix: str  # of a file
 
-    def entries(self, a: Architecture, shapes: Mapping[str, Shape] | None = None) -> list[Entry]:
-        """The arrays that a file holds of a network; ValueError where some of its parameters have no name there."""
-        return make_entries(self.rules(a, shapes or {}), unstacked_shapes(a))
+    def entries(
+        self, a: Architecture, shapes: Mapping[str, Shape] | None = None, absent: Collection[str] = ()
+    ) -> list[Entry]:
+        """Return the arrays that a file holds of a network, without parameters that are `absent` there.
+
+        Raises:
+          ValueError: a parameter has no name in this format.
+        """
+        ours = {name: shape for name, shape in unstacked_shapes(a).items() if name not in absent}
+        return make_entries(self.rules(a, shapes or {}), ours)
 
 
 def _released_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
@@ -43,8 +50,8 @@ def _released_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
 FORMATS = {
     "released": Format(released.canonical, released.facts, _released_rules, ".npz"),
     "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
-    "timm": Format(timm.canonical, timm.facts, lambda a, _: timm.rules(a), ".safetensors"),
-    "huggingface": Format(huggingface.canonical, huggingface.facts, lambda *_: huggingface.rules(), ".safetensors"),
+    "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
+    "huggingface": Format(huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors"),
 }
 
 
@@ -74,7 +81,7 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets only; a ViT or a hybrid goes to released or timm")
     if a.family == "resnet" and a.residual_unit != "preactivation":
         reasons.append("it holds ResNets of pre-activation units only")
-    if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
-        reasons.append("it holds pure ViTs with a class token only")
+    if name == "huggingface" and (a.family != "vit" or (a.pool == "gap" and not a.prefix_length)):
+        reasons.append("it holds pure ViTs with a class token or attention pooling only")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")

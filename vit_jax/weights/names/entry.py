@@ -90,11 +90,11 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     layouts: dict[str, str] = {}
     homeless = []
     for name in (name for name, shape in shapes.items() if math.prod(shape)):
-        match, rule = next(((m, rule) for rule in rules if (m := re.fullmatch(rule.pattern, name))), (None, None))
-        if match is None or rule is None:
+        rule = next((rule for rule in rules if re.fullmatch(rule.pattern, name)), None)
+        if rule is None:
             homeless.append(stacked_name(name)[0])
             continue
-        foreign = match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
+        foreign = name_of([rule], name)
         groups.setdefault(foreign, []).append(name)
         layouts[foreign] = rule.layout
     if homeless:
@@ -105,9 +105,18 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     ]
 
 
+def name_of(rules: Sequence[Rule], ours: str) -> str:
+    """Return the foreign name of a parameter, layers taken apart; "" if the format has none."""
+    for rule in rules:
+        if match := re.fullmatch(rule.pattern, ours):
+            return match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
+    return ""
+
+
 def _place_in_projection(name: str) -> int:
-    """Queries come before keys before values; all else stays in its order."""
-    return next((place for place, part in enumerate(("/query/", "/key/", "/value/")) if part in name), 0)
+    """Queries come before keys before values, gates before what they gate; all else stays in its order."""
+    parts = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
+    return next((place for place, part in enumerate(parts) if part in name), 0)
 
 
 @functools.cache
@@ -124,6 +133,7 @@ def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ..
 
 
 _PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bias there; the first counts
+    "attention/norm": ("", ""),
     "attention/out": ("ThD->D(Th)", ""),
     "attention/": ("DTh->(Th)D", "Th->(Th)"),
     "norm": ("", ""),
@@ -168,9 +178,12 @@ class Facts:
     num_classes: int
     position_rows: int | None = None  # length of the table of positions; None where there is none
     fixed_positions: str = "sincos2d"  # what then takes its place, or "none"
-    class_rows: tuple[int, ...] = (0,)  # how many of the rows may be the class token's
+    prefix_rows: tuple[int, ...] | None = None  # how many of the rows may be of prefix tokens; None: any such number
     # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Fields of the architecture that the arrays decide: registers, biases, norms.
+    parts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:

@@ -1,77 +1,242 @@
-"""Names of Hugging Face's ViTForImageClassification and ViTModel (.safetensors).
+"""Names of Hugging Face's vision transformers (.safetensors), by class of the library.
 
-Files carry the classic names; newer versions of the library use shorter ones in memory, which are read too.
+ViT has the names that MAE, I-JEPA and DeiT share. Files carry the classic names; newer versions of the library use
+shorter ones in memory, which are read too. Text towers, decoders of pre-training and mask tokens are ignored.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from vit_jax.weights.names.entry import Facts, Rule, classes_of, count, invert, pytorch_rules, shape_of
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, invert, pytorch_rules
 from vit_jax.weights.names.ours import Shape
+from vit_jax.weights.names.vit import vit_facts
 
-PATCHES = "vit.embeddings.patch_embeddings.projection"
 POOLER = "vit.pooler.dense"
+_BLOCK = r"encoder/blocks/(\d+)"
 _CLASSIC = {  # newer → classic, below a layer
     "attention.q_proj": "attention.attention.query",
     "attention.k_proj": "attention.attention.key",
     "attention.v_proj": "attention.attention.value",
     "attention.o_proj": "attention.output.dense",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
+}
+_CLASSIC_VIT = {**_CLASSIC, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
+
+
+class Family(NamedTuple):
+    """Names that some classes of the library share; `{block}` stands for a block, with its number as group 1."""
+
+    prefixes: tuple[str, ...]  # of the network in a file; the first is used in names here
+    patches: str  # a name by which files are recognised, with one of a block
+    block: str  # beginning of the names of a block
+    layers: Mapping[str, str]  # ours → theirs; names that begin with a dot are in a block
+    arrays: Mapping[str, str] = {}  # the same for single arrays
+    layouts: Mapping[str, str] = {}  # of single arrays
+    newer: Mapping[str, str] = {}  # newer → classic names, below a layer
+    ignored: str = r"(?!)"  # names that are not part of the network
+
+
+_TOKENS = {
+    "class_token": "embeddings.cls_token",
+    "register_tokens": "embeddings.register_tokens",
+    "positions/table": "embeddings.position_embeddings",
+}
+_ATTENTION = {
+    ".attention/query": ".attention.attention.query",
+    ".attention/key": ".attention.attention.key",
+    ".attention/value": ".attention.attention.value",
+    ".attention/out": ".attention.output.dense",
+}
+_SCALES = {".attention_scale": ".layer_scale1.lambda1", ".mlp_scale": ".layer_scale2.lambda1"}
+FAMILIES = {
+    "vit": Family(
+        ("vit.", "", "deit.", "ijepa."),
+        "embeddings.patch_embeddings.projection",
+        "encoder.layer.",
+        {
+            **_ATTENTION,
+            ".attention_norm": ".layernorm_before",
+            ".mlp_norm": ".layernorm_after",
+            ".mlp/expand": ".intermediate.dense",
+            ".mlp/contract": ".output.dense",
+            "encoder/norm": "layernorm",
+            "head/hidden": "pooler.dense",
+        },
+        _TOKENS,
+        newer=_CLASSIC_VIT,
+        ignored=r"decoder\.|mask_token$|embeddings\.mask_token$",
+    ),
+    "dinov2": Family(
+        ("", "dinov2.", "dinov2_with_registers."),
+        "embeddings.patch_embeddings.projection",
+        "encoder.layer.",
+        {
+            **_ATTENTION,
+            ".attention_norm": ".norm1",
+            ".mlp_norm": ".norm2",
+            ".mlp/gate": ".mlp.weights_in",
+            ".mlp/expand": ".mlp.fc1",
+            ".mlp/contract": ".mlp.fc2",
+            "encoder/norm": "layernorm",
+        },
+        {**_TOKENS, **_SCALES},
+        newer=_CLASSIC,
+        ignored=r"embeddings\.mask_token$",
+    ),
+    "dinov3": Family(
+        ("",),
+        "embeddings.patch_embeddings",
+        "layer.",
+        {
+            ".attention_norm": ".norm1",
+            ".attention/query": ".attention.q_proj",
+            ".attention/key": ".attention.k_proj",
+            ".attention/value": ".attention.v_proj",
+            ".attention/out": ".attention.o_proj",
+            ".mlp_norm": ".norm2",
+            ".mlp/gate": ".mlp.gate_proj",
+            ".mlp/expand": ".mlp.up_proj",
+            ".mlp/contract": ".mlp.down_proj",
+            "encoder/norm": "norm",
+        },
+        {**_TOKENS, **_SCALES},
+        ignored=r"embeddings\.mask_token$",
+    ),
+    "clip": Family(
+        ("vision_model.", "", "vision_model.vision_model."),
+        "embeddings.patch_embedding",
+        "encoder.layers.",
+        {
+            "embedding_norm": "pre_layrnorm",
+            ".attention_norm": ".layer_norm1",
+            ".attention/query": ".self_attn.q_proj",
+            ".attention/key": ".self_attn.k_proj",
+            ".attention/value": ".self_attn.v_proj",
+            ".attention/out": ".self_attn.out_proj",
+            ".mlp_norm": ".layer_norm2",
+            ".mlp/expand": ".mlp.fc1",
+            ".mlp/contract": ".mlp.fc2",
+            "encoder/norm": "post_layernorm",
+            "pooling/attention/out": "head.attention.out_proj",
+            "pooling/norm": "head.layernorm",
+            "pooling/mlp/expand": "head.mlp.fc1",
+            "pooling/mlp/contract": "head.mlp.fc2",
+        },
+        {
+            "class_token": "embeddings.class_embedding",
+            "positions/table": "embeddings.position_embedding.weight",
+            "pooling/probe": "head.probe",
+            "pooling/attention/(?:query|key|value)/kernel": "head.attention.in_proj_weight",
+            "pooling/attention/(?:query|key|value)/bias": "head.attention.in_proj_bias",
+        },
+        {
+            "class_token": "abD->(abD)",
+            "positions/table": "aSD->(aS)D",
+            "pooling/attention/(?:query|key|value)/kernel": "DTh->(Th)D",
+            "pooling/attention/(?:query|key|value)/bias": "Th->(Th)",
+        },
+        ignored=r"text_model\.|text_projection|logit_(scale|bias)$|embeddings\.position_ids$|.*\.position_ids$",
+    ),
 }
 
 
-def rules() -> list[Rule]:
-    """The names of ViTs with a class token and learned positions."""
-    block, theirs = r"encoder/blocks/(\d+)", r"vit.encoder.layer.\1"
-    layers = {
-        "embedding": PATCHES,
-        f"{block}/attention_norm": f"{theirs}.layernorm_before",
-        f"{block}/attention/(query|key|value)": rf"{theirs}.attention.attention.\2",
-        f"{block}/attention/out": f"{theirs}.attention.output.dense",
-        f"{block}/mlp_norm": f"{theirs}.layernorm_after",
-        f"{block}/mlp/expand": f"{theirs}.intermediate.dense",
-        f"{block}/mlp/contract": f"{theirs}.output.dense",
-        "encoder/norm": "vit.layernorm",
-        "head/hidden": POOLER,
-        "head/linear": "classifier",
-    }
-    tokens = [Rule("class_token", "vit.embeddings.cls_token")]
-    return [*tokens, Rule("positions/table", "vit.embeddings.position_embeddings"), *pytorch_rules(layers)]
+def rules(family: str, *, is_packed: bool = False) -> list[Rule]:
+    """Return the names of a family; with `is_packed` gate and hidden layer of the MLP are one array."""
+    names = FAMILIES[family]
+    prefix = names.prefixes[0]
+
+    def ours(name: str) -> str:
+        return f"{_BLOCK}/{name[1:]}" if name.startswith(".") else name
+
+    def theirs(name: str) -> str:
+        return rf"{prefix}{names.block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
+
+    layers = dict(names.layers)
+    if is_packed:
+        layers |= {".mlp/expand": layers[".mlp/gate"], ".mlp/contract": ".mlp.weights_out"}
+    arrays = [Rule(ours(name), theirs(other), names.layouts.get(name, "")) for name, other in names.arrays.items()]
+    found = {ours(name): theirs(other) for name, other in layers.items()}
+    heads = {"clip": "visual_projection"}
+    return [*arrays, *pytorch_rules({"embedding": f"{prefix}{names.patches}", **found})] + pytorch_rules(
+        {"head/linear": heads.get(family, "classifier")}
+    )
+
+
+def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
+    """Return the family whose names, with its first prefix, a file has."""
+    names = set(shapes)
+    for family, table in FAMILIES.items():
+        prefix, norm = table.prefixes[0], table.layers[".attention_norm"]
+        if {f"{prefix}{table.patches}.weight", f"{prefix}{table.block}0{norm}.weight"} <= names:
+            return family
+    return None
+
+
+def family_for(a: Architecture) -> str:
+    """Return the family whose class computes a network."""
+    if a.rope is not None:
+        return "dinov3"
+    if a.layer_scale is not None:
+        return "dinov2"
+    return "clip" if a.pool == "map" or a.embedding_norm is not None else "vit"
+
+
+def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """Return the names of a file, or without shapes of the class for a network."""
+    family = (family_of(shapes) if shapes else None) or family_for(a)
+    return rules(family, is_packed=family == "dinov2" and a.mlp == "swiglu")
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """Classic names → names in the file; None where the file is of another format.
+    """Return classic names → names in the file; None where the file is of another format.
 
     A pooler beside a classifier is left out: the library's classifier does not see it.
     """
-    classic = {name: _classic_name(name) for name in names}
-    if f"{PATCHES}.weight" not in classic.values():
-        return None
-    found = invert(classic)
-    has_classifier = "classifier.weight" in found
-    return {name: given for name, given in found.items() if not (has_classifier and name.startswith(POOLER))}
+    names = set(names)
+    for family, table in FAMILIES.items():
+        for prefix in table.prefixes:
+            classic = {name: _classic_name(name, table, prefix) for name in names}
+            kept = {name: new for name, new in classic.items() if not re.match(table.ignored, new)}
+            if family_of(kept.values()) == family:
+                found = invert(kept)
+                has_classifier = "classifier.weight" in found
+                return {n: given for n, given in found.items() if not (has_classifier and n.startswith(POOLER))}
+    return None
 
 
-def _classic_name(name: str) -> str:
-    name = name if name.startswith(("vit.", "classifier.")) else f"vit.{name}"
-    match = re.fullmatch(r"vit\.layers\.(\d+)\.(.+)\.(\w+)", name)
-    return f"vit.encoder.layer.{match[1]}.{_CLASSIC.get(match[2], match[2])}.{match[3]}" if match else name
+def _classic_name(name: str, table: Family, prefix: str) -> str:
+    if not name.startswith(prefix) or name.startswith(("classifier.", "visual_projection.")):
+        return name
+    name = name.removeprefix(prefix)
+    if re.match(table.ignored, name):
+        return name
+    match = re.fullmatch(r"(?:model\.)?layers?\.(\d+)\.(.+)\.(\w+)", name) if table.block != "encoder.layers." else None
+    if match:
+        name = f"{table.block}{match[1]}.{table.newer.get(match[2], match[2])}.{match[3]}"
+    return f"{table.prefixes[0]}{name}"
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
-    width, _, height, patch_width = shape_of(shapes, f"{PATCHES}.weight", 4)
-    return Facts(
-        patch_size=(height, patch_width),
-        width=width,
-        depth=count(shapes, r"vit\.encoder\.layer\.(\d+)\."),
-        mlp_dim=shape_of(shapes, "vit.encoder.layer.0.intermediate.dense.weight", 2)[0],
-        num_heads=None,
-        pool="token",
+    """Return what the file determines; not the number of heads. ValueError as for `shape_of`."""
+    family = family_of(shapes)
+    assert family is not None
+    head = "visual_projection" if family == "clip" else "classifier"
+    epsilon = {"vit": 1e-12, "dinov3": 1e-5}.get(family, 1e-6)
+    is_packed = family == "dinov2" and "encoder.layer.0.mlp.weights_in.weight" in shapes
+    found = vit_facts(
+        shapes,
+        rules(family, is_packed=is_packed),
+        num_classes=classes_of(shapes, f"{head}.weight", 0, f"{head}.bias"),
         head="mlp" if f"{POOLER}.weight" in shapes else "linear",
-        num_classes=classes_of(shapes, "classifier.weight", 0, "classifier.bias"),
-        position_rows=shape_of(shapes, "vit.embeddings.position_embeddings", 3)[1],
-        class_rows=(1,),
-        defaults={"gelu": "exact", "layer_norm_epsilon": 1e-12},
+        fixed_positions="none" if family == "dinov3" else "sincos2d",
+        defaults={"gelu": "exact", "layer_norm_epsilon": epsilon},
     )
+    parts = dict(found.parts)
+    if f"{FAMILIES['clip'].prefixes[0]}pre_layrnorm.weight" in shapes:
+        parts["embedding_norm"] = "tokens"
+    width = shapes.get(f"{head}.weight", (0, 0))[-1]
+    pool = "token_gap" if family == "dinov2" and width == 2 * found.width else found.pool
+    absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
+    return dataclasses.replace(found, parts=parts, pool=pool, absent=absent)

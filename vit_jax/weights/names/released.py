@@ -126,6 +126,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         head="mlp" if "pre_logits/kernel" in shapes else "linear",
         num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
         position_rows=shape_of(shapes, style.positions, 3)[1] if style.positions in shapes else None,
-        class_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
+        prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
+        parts={"class_tokens": int(pool == "token")},
     )

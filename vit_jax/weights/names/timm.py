@@ -1,27 +1,25 @@
-"""Names of timm's models (.safetensors): VisionTransformer, its hybrids, and ResNetV2 as Big Transfer's.
+"""Names of timm's models (.safetensors): VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
 
-timm keeps query, key and value in one array. Parts that timm has and our networks do not compute are listed, so that
-a file with them is refused in plain words.
+VisionTransformer keeps query, key and value in one array, Eva (DINOv3, EVA-02, PE) sometimes apart. Parts that timm has
+and our networks do not compute are listed, so that a file with them is rejected in plain words.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.names.entry import Facts, Rule, classes_of, count, counts, pytorch_rules, shape_of
+from vit_jax.weights.names.entry import Facts, Rule, classes_of, counts, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
+from vit_jax.weights.names.vit import vit_facts
 
 REFUSED = {  # what a name shows of the network
-    r"fc_norm\.": "a norm after the average instead of before it (fc_norm)",
     r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
-    r".*\.(ls\d?\.gamma|gamma_\d)$": "scaled residual branches (layer scale)",
-    r"reg_token$": "register tokens",
-    r"(dist_token|head_dist\..*)$": "a distillation token",
-    r"norm_pre\.": "a norm before the first block",
     r".*(relative_position|rel_pos)": "relative positions",
-    r".*\.mlp\.(fc1_g|fc1_x|w12|norm)\.": "gated or normed MLPs",
     r".*running_mean$": "batch norm",
     r"stem\.conv1\.": "a root of several convolutions",
+    r"(norm|blocks\.\d+\.norm\d)\.weight_g$": "weight norm",
 }
 RESNET_DEFAULTS = {
     "group_norm_epsilon": 1e-5,
@@ -31,32 +29,88 @@ RESNET_DEFAULTS = {
 STEM = "patch_embed.backbone"
 
 
-def rules(a: Architecture) -> list[Rule]:
-    """The names of a ViT, a hybrid or a pre-activation ResNet."""
-    block = r"encoder/blocks/(\d+)"
-    layers = {
+class Style(NamedTuple):
+    """How timm's classes name the parts of a block."""
+
+    scale: str = r"ls\2.gamma"  # of LayerScale
+    splits_qkv: bool = False  # one array each for queries, keys and values
+    splits_bias: bool = False  # the same for their biases, if kernels are in one array
+    splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
+    embedding_norm: str = "norm_pre"
+
+
+def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
+    """Return the style of a file; without shapes that of timm's class for a network."""
+    if shapes:
+        return Style(
+            scale=r"gamma_\2" if "blocks.0.gamma_1" in shapes else Style().scale,
+            splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
+            splits_bias="blocks.0.attn.q_bias" in shapes,
+            splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
+            embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
+        )
+    assert a is not None
+    return Style(
+        scale=Style().scale if a.rope is None else r"gamma_\2",
+        splits_qkv=a.mlp == "swiglu_norm",
+        splits_bias=a.qkv_bias == "query_value",
+        splits_gate=a.mlp == "swiglu_norm" or a.norm == "rms" or a.rope == "centred",
+        embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
+    )
+
+
+def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """Return the names of a ViT, a hybrid or a pre-activation ResNet."""
+    resnets = {
         **_resnet_layers("stem", f"{STEM}.stem" if a.units else STEM, f"{STEM}.stages"),
         **(_resnet_layers("body", "stem", "stages") if a.residual_unit == "preactivation" else {}),
         "norm": "norm",
+    }
+    pooled = [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]  # a convolution
+    head = "head" if a.has_transformer else "head.fc"
+    return [*pooled, *_vit_rules(style_of(a, shapes)), *pytorch_rules({**resnets, "head/linear": head})]
+
+
+def _vit_rules(style: Style) -> list[Rule]:
+    block = r"encoder/blocks/(\d+)"
+    split_biases = {"query": "q_bias", "value": "v_bias"} if style.splits_bias and not style.splits_qkv else {}
+    layers = {
         "embedding": "patch_embed.proj",
+        "embedding_norm": style.embedding_norm,
         f"{block}/attention_norm": r"blocks.\1.norm1",
-        f"{block}/attention/(?:query|key|value)": r"blocks.\1.attn.qkv",
+        f"{block}/attention/(q|k|v)(?:uery|ey|alue)": r"blocks.\1.attn." + (r"\2_proj" if style.splits_qkv else "qkv"),
+        f"{block}/attention/norm": r"blocks.\1.attn.norm",
         f"{block}/attention/out": r"blocks.\1.attn.proj",
         f"{block}/mlp_norm": r"blocks.\1.norm2",
-        f"{block}/mlp/expand": r"blocks.\1.mlp.fc1",
+        f"{block}/mlp/norm": r"blocks.\1.mlp.norm",
+        f"{block}/mlp/gate": r"blocks.\1.mlp." + ("fc1_g" if style.splits_gate else "fc1"),
+        f"{block}/mlp/expand": r"blocks.\1.mlp." + ("fc1_x" if style.splits_gate else "fc1"),
         f"{block}/mlp/contract": r"blocks.\1.mlp.fc2",
         "encoder/norm": "norm",
+        "pooled_norm": "fc_norm",
         "pooling/attention/query": "attn_pool.q",
         "pooling/attention/(?:key|value)": "attn_pool.kv",
         "pooling/attention/out": "attn_pool.proj",
         "pooling/norm": "attn_pool.norm",
         "pooling/mlp/expand": "attn_pool.mlp.fc1",
         "pooling/mlp/contract": "attn_pool.mlp.fc2",
-        "head/linear": "head" if a.has_transformer else "head.fc",
     }
-    single = {"class_token": "cls_token", "positions/table": "pos_embed", "pooling/probe": "attn_pool.latent"}
-    pooled = [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]  # a convolution
-    return [*pooled, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
+    single = {
+        "class_token(?:/0)?": "cls_token",
+        "class_token/1": "dist_token",
+        "register_tokens": "reg_token",
+        "positions/table": "pos_embed",
+        "pooling/probe": "attn_pool.latent",
+    }
+    scales = [
+        Rule(f"{block}/{part}_scale", rf"blocks.\1.{style.scale}".replace(r"\2", number))
+        for part, number in (("attention", "1"), ("mlp", "2"))
+    ]
+    biases = [
+        Rule(f"{block}/attention/{part}/bias", rf"blocks.\1.attn.{name}", "Th->(Th)")
+        for part, name in split_biases.items()
+    ]
+    return [*scales, *biases, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
 
 
 def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callable[[re.Match[str]], str]]:
@@ -85,10 +139,6 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     for pattern, part in REFUSED.items():
         if name := next((name for name in sorted(names) if re.match(pattern, name)), None):
             raise ValueError(f"it has {part}, which our networks do not compute: {name}")
-    if {"cls_token", "attn_pool.latent"} <= names:
-        raise ValueError(
-            "it has a class token beside attention pooling, which our networks do not compute: attn_pool.latent"
-        )
     if is_resnet and "norm.weight" not in names:
         raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
     return {name: name for name in names}
@@ -98,27 +148,27 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     """What the file determines; not the number of heads. ValueError as for `shape_of`."""
     if "patch_embed.proj.weight" not in shapes:
         return _resnet_facts(shapes)
-    width, _, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4)
     has_stages = f"{STEM}.stem.conv.weight" in shapes
     root = f"{STEM}.stem.conv.weight" if has_stages else f"{STEM}.conv.weight"
     is_hybrid = root in shapes
-    pool = "token" if "cls_token" in shapes else "map" if "attn_pool.latent" in shapes else "gap"
-    return Facts(
+    style = style_of(None, shapes)
+    found = vit_facts(
+        shapes,
+        _vit_rules(style),
+        num_classes=classes_of(shapes, "head.weight", 0, "head.bias"),
         family="hybrid" if is_hybrid else "vit",
-        patch_size=(patch_size[0], patch_size[1]),
-        width=width,
-        depth=count(shapes, r"blocks\.(\d+)\."),
-        mlp_dim=shape_of(shapes, "blocks.0.mlp.fc1.weight", 2)[0],
-        num_heads=None,
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
-        pool=pool,
-        num_classes=classes_of(shapes, "head.weight", 0, "head.bias"),
-        position_rows=shape_of(shapes, "pos_embed", 3)[1] if "pos_embed" in shapes else None,
-        class_rows=(0, 1) if pool == "token" else (0,),
         fixed_positions="none",
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
     )
+    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * found.mlp_dim
+    changes = {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+    if "patch_embed.norm.weight" in shapes:
+        changes["embedding_norm"] = "patches"
+    elif "norm_pre.weight" in shapes:
+        changes["embedding_norm"] = "tokens"
+    return dataclasses.replace(found, parts={**found.parts, **changes})
 
 
 def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
