@@ -2,6 +2,7 @@ import json
 import os
 import random
 
+import numpy as np
 import pytest
 
 from vit_jax.weights.sidecar import MAX_BYTES, Sidecar, of_huggingface, of_timm, read_sidecar
@@ -82,15 +83,16 @@ def test_timm(tmp_path):
         "pool": "gap",
     }
     assert found.class_names == ("cat", "dog")
-    assert found.preprocessing == {"image_size": [224, 256], "resize": "short_side", "crop_fraction": 0.9}
-    assert len(found.notes) == 1
-    assert "mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]; our networks take [-1, 1]" in found.notes[0]
+    assert found.preprocessing == {"image_size": [224, 256], "resize": "short_side", "crop_fraction": 0.9} | RANGE
+    assert not found.notes
+    assert found.normalisation == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
     config = {**TIMM, "architecture": "vit_base_patch32_siglip_256"}
-    assert not any("SigLIP" in note for note in read(tmp_path, config).notes)
-    assert any("give gelu=tanh" in note for note in read(tmp_path, {**config, "model_args": {}}).notes)
+    found = read(tmp_path, {**config, "model_args": {}})
+    assert found.fields["gelu"] == "tanh"
+    assert any("SigLIP was trained with the tanh GELU" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'])
@@ -131,7 +133,7 @@ def test_odd_values_are_passed_over(tmp_path):
                 try:
                     found = read(tmp_path, {**base, name: value}, processor)
                 except ValueError as error:
-                    assert "activation 'x'" in str(error)  # noqa: PT017 - the only refusal
+                    assert "activation 'x'" in str(error) or "three finite" in str(error)  # noqa: PT017
                     continue
                 assert found.class_names is None or all(isinstance(label, str) for label in found.class_names)
                 assert all(isinstance(note, str) for note in found.notes)
@@ -187,19 +189,26 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
 
 
 @pytest.mark.parametrize(
-    ("processor", "said"),
+    ("processor", "mean", "std"),
     [
-        ({"do_normalize": False, "image_mean": [0.4, 0.4, 0.4]}, "do_normalize=False; our"),
-        ({"do_rescale": False}, "do_rescale=False; our"),
-        ({"rescale_factor": 1 / 127.5}, "rescale_factor=0.00784"),
-        ({"image_mean": [0.4, 0.5, 0.5]}, "image_mean=[0.4, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]; our"),
+        ({}, 0.5, 0.5),
+        ({"image_mean": None, "image_std": None}, 0.5, 0.5),
+        ({"do_normalize": False, "image_mean": [0.4, 0.4, 0.4]}, 0.0, 1.0),
+        ({"do_normalize": False, "do_rescale": False}, 0.0, 1 / 255),
+        ({"do_rescale": False}, 0.5 / 255, 0.5 / 255),
+        ({"rescale_factor": 1 / 127.5}, 0.25, 0.25),
+        ({"image_mean": [0.4, 0.4, 0.4], "image_std": [0.2, 0.2, 0.2]}, 0.4, 0.2),
     ],
 )
-def test_other_pixels_than_ours_are_warned_of_and_not_written_down_as_ours(processor, said):
-    found, (note, *_) = of_huggingface({"image_size": 32}, HALF | processor)
-    assert found == {"image_size": [32, 32], "resize": "direct", "crop_fraction": 1.0}
-    assert note.startswith("WARNING: these weights were trained on pixels prepared with ")
-    assert said in note
+def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
+    found = read(tmp_path, HUGGINGFACE, HALF | processor).normalisation
+    np.testing.assert_allclose(found, [[mean] * 3, [std] * 3], rtol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]])
+def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
+    with pytest.raises(ValueError, match="must be three finite numbers each"):
+        read(tmp_path, HUGGINGFACE, HALF | {"image_mean": mean})
 
 
 def test_another_interpolation_is_told():

@@ -75,18 +75,21 @@ def test_released_and_big_vision_files(network, style, prefix, tmp_path):
 
 
 @pytest.mark.parametrize("is_timm", [False, True])
-def test_a_row_of_the_class_token_that_is_not_there_gets_zeros(is_timm, tmp_path):
+def test_positions_of_patches_alone_stay_so(is_timm, tmp_path):
     """big_vision folded it into the token, and some of timm's models have none."""
     arrays = arrays_of(SQUARE, "timm") if is_timm else prefixed("params/", released_arrays(SQUARE, STACKED))
     table = "pos_embed" if is_timm else "params/pos_embedding"
     arrays[table] = arrays[table][:, 1:]
     path = write(tmp_path, arrays, "w.safetensors" if is_timm else "w.npz")
     weights = load_weights(path, num_heads=2)
-    assert weights.architecture == dataclasses.replace(SQUARE, gelu="exact" if is_timm else "tanh")
+    gelu = "exact" if is_timm else "tanh"
+    assert weights.architecture == dataclasses.replace(SQUARE, gelu=gelu, position_tokens="patches")
     expected = networks.parameters(SQUARE)
-    expected["positions/table"][:, 0] = 0
+    expected["positions/table"] = expected["positions/table"][:, 1:]
     assert_same(weights.parameters, expected)
-    assert any("no row for the class token; it gets zeros" in note for note in weights.notes)
+    written = tmp_path / "written.npz"
+    save_weights(weights, written, "released")
+    assert not np.load(written)["Transformer/posembed_input/pos_embedding"][:, 0].any()
 
 
 @pytest.mark.parametrize(("suffix", "dtype"), [(".npz", "bfloat16"), (".safetensors", "bfloat16"), (".npz", "float64")])
@@ -211,13 +214,15 @@ def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp
     file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
     config = {"image_size": 15, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
     (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"10": "c", "2": "b", "1": "a"}}))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 15, "image_mean": [0.4, 0.5, 0.5]}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"size": 15, "image_mean": [0.4, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]})
+    )
     weights = load_weights(tmp_path)
     assert (weights.architecture, weights.class_names) == (SQUARE, ("a", "b", "c"))
     # The size is the network's.
     assert weights.preprocessing == {"image_size": [12, 12], "resize": "direct"} | weights.preprocessing
     assert any("says 15x15 images" in note for note in weights.notes)
-    assert any(note.startswith("WARNING: these weights were trained on pixels") for note in weights.notes)
+    assert any(note.startswith("The mean (0.4, 0.5, 0.5) and standard deviation") for note in weights.notes)
     bare = load_weights(file, num_heads=2)
     assert bare.architecture == dataclasses.replace(SQUARE, gelu="exact", layer_norm_epsilon=1e-12)
     note = "config.json beside it is not read, as it may be another file's: if not, give the folder."

@@ -10,6 +10,10 @@ from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
+_PARTS = (
+    *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),
+    *("embedding_norm", "final_norm", "attention_norm", "patch_bias", "qkv_bias", "linear_bias"),
+)
 UNROLLED = ("none", "dots")  # policies of rematerialisation with which accelerators need no loop over layers
 
 Family = Literal["vit", "resnet", "hybrid"]
@@ -71,6 +75,12 @@ class Architecture:
         """Parts that are references to the user's code, by field."""
         fields = ("network", "block", "position_embedding", "pool", "head")
         return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Parts of current pre-trained ViTs that the paper's does not have, by field."""
+        found = {name: getattr(self, name) for name in _PARTS if getattr(self, name) != getattr(Architecture, name)}
+        return found | ({"gelu": "quick"} if self.gelu == "quick" else {})
 
     @property
     def is_standard(self) -> bool:
@@ -306,8 +316,7 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 _ABSENT = {  # options that a family has no use for
     "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
     "resnet": "width depth mlp_dim num_heads block position_embedding position_layers position_stddev "
-    "dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon class_tokens pool_num_heads registers position_tokens "
-    "rope layer_scale mlp norm embedding_norm final_norm attention_norm patch_bias qkv_bias linear_bias",
+    f"dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon {' '.join(_PARTS)}",
     "hybrid": "",
 }
 

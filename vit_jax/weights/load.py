@@ -18,6 +18,7 @@ from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
+from vit_jax.weights.folding import OURS, Normalisation, fold
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
@@ -165,12 +166,31 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         apart["class_token"] = apart["class_token"] + rows
         notes.append("The position of the class token was added to it, since registers have none.")
     parameters = stack(apart, shapes)
+    if sidecar.normalisation != OURS:
+        a, parameters, note = _folded(a, parameters, sidecar.normalisation)
+        notes.append(note)
+        if preprocessing is not None and a.patch_bias:
+            preprocessing = {**preprocessing, "normalisation": sidecar.normalisation._asdict()}
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
     return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format)
+
+
+def _folded(
+    a: Architecture, parameters: dict[str, np.ndarray], normalisation: Normalisation
+) -> tuple[Architecture, dict[str, np.ndarray], str]:
+    """Return the network for pixels in [-1, 1], and a note."""
+    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in normalisation)
+    stated = f"mean ({mean}) and standard deviation ({std}) of pixels"
+    if a.has_resnet:
+        problem = "cannot be folded into convolutions with padding, so accuracy suffers until they are fine-tuned."
+        return a, parameters, f"WARNING: these weights were trained with {stated}, which {problem}"
+    changed, folded = dataclasses.replace(a, patch_bias=True), fold(parameters, normalisation)
+    parameters = {name: folded[name] for name in stacked_shapes(changed)}
+    return changed, parameters, f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
 
 
 def _require_all(found: Recognised, file: ArrayFile) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import AddedTo, Gelu
+from vit_jax.config.schema import AddedTo, Gelu, Rope
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "gelu": get_args(Gelu),
     "standardization_epsilon_added_to": get_args(AddedTo),
     "position_embedding": TABULAR,
+    "rope": get_args(Rope),
 }
 _NEEDED = {
     "image_size": "give height and width in pixels, such as 224,224",
@@ -30,7 +31,7 @@ _NEEDED = {
     **{name: f"choose {' or '.join(choices)}" for name, choices in _CHOICES.items()},
 }
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
-_OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding"}
+_OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding", "rope"}
 _OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
 _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
 
@@ -153,11 +154,16 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
         raise ValueError(f"{', '.join(sorted(idle))} would have no effect on a {facts.family}: leave it out")
     choice = {**stated, **given}
     assumptions: list[str] = []
+    if facts.needs_rope and "rope" not in choice:
+        raise ValueError(
+            "the file does not state its rotary positions: give the folder with its config.json, or rope=centred "
+            "(DINOv3), grid (EVA-02) or index (Perception Encoder)"
+        )
     fields = format_defaults(facts)
     fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
     size = choice.pop("image_size", None)
     fields["image_size"], rows = _image_size(facts, size, "image_size" in given, assumptions)
-    prefix_length = fields.get("class_tokens", 0) + fields.get("registers", 0)
+    prefix_length = (fields.get("class_tokens") or 0) + fields.get("registers", 0)
     if facts.position_rows is not None and rows != prefix_length:
         fields["position_tokens"] = "patches"
     fields["name"] = _name(facts, fields["num_heads"])

@@ -54,7 +54,7 @@ def save_weights(
         write_card(weights, OWN, path)
         return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
     require_standard(weights.architecture, format_name)
-    written = transfer.with_position_table(weights)
+    written = transfer.with_position_table(weights, of_patches=format_name == "timm")
     a = written.architecture
     refuse_unwritable(format_name, a)
     entries = FORMATS[format_name].entries(a)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.files import read_json
 from vit_jax.references import mark_stored
+from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.arrays import naming, shown
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
@@ -35,12 +36,13 @@ _HUGGINGFACE_PARTS: dict[str, dict[str, Any]] = {
 }
 _TOWERS = ("vision_config",)  # of a model with a text tower
 _SIGLIP_NOTE = (
-    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the exact "
-    "GELU: its logits differ a little there."
+    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
+    "exact GELU: its logits differ a little there."
 )
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 _OURS = {"direct": "takes one bilinear sample a pixel", "short_side": "averages over areas"}
 _LIKE_OURS = {"direct": (), "short_side": ("bilinear", "box")}  # both average over areas where images shrink
+_RANGE = {"pixel_range": [-1.0, 1.0]}  # of our networks, whatever the pixels of the library are
 Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
 POOLS = {"token": "token", "avg": "gap", "map": "map"}
 
@@ -50,8 +52,9 @@ class Sidecar(NamedTuple):
 
     fields: Mapping[str, Any] = {}  # of the architecture, and those that the file decides, to compare
     class_names: tuple[str, ...] | None = None  # in the order of the logits
-    preprocessing: Mapping[str, Any] | None = None  # as our checkpoints have it; pixel_range only if it is ours
+    preprocessing: Mapping[str, Any] | None = None  # as our checkpoints have it
     notes: tuple[str, ...] = ()  # sentences for the report
+    normalisation: Normalisation = OURS  # of the pixels that the file's parameters take
 
 
 def read_sidecar(folder: pathlib.Path) -> Sidecar:
@@ -92,7 +95,8 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         "gelu": None if is_gated else _gelu(typed(config, "hidden_act", str)),
         **_HUGGINGFACE_PARTS.get(str(config.get("model_type")), {}),
     }
-    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor))
+    normalisation = _normalisation(processor, "image_mean", "image_std")
+    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation)
 
 
 def _from_timm(config: Mapping[str, Any]) -> Sidecar:
@@ -120,7 +124,7 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
     if "siglip" in name and parts and "gelu" in parts:
         notes += (_SIGLIP_NOTE,)
     labels = config.get("label_names", pretrained.get("label_names"))
-    return Sidecar(_known(fields), _names(labels), preprocessing, notes)
+    return Sidecar(_known(fields), _names(labels), preprocessing, notes, _normalisation(pretrained, "mean", "std"))
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:
@@ -175,7 +179,7 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
     if found and network and found["image_size"] != list(network):
         notes = (f"Their images were made {found['image_size']}, but config.json says {list(network)}, which counts.",)
     resample = _RESAMPLING.get(typed(processor, "resample", int), "bilinear")
-    return _with_range(found, processor, "image_mean", "image_std", (*notes, *_resampled(resample, found)))
+    return found and {**found, **_RANGE}, (*notes, *_resampled(resample, found))
 
 
 def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prepared:
@@ -189,7 +193,7 @@ def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prep
             found = _prepared(size, "direct", 1.0)
     notes = () if found or not crop else _unknown(pretrained, "crop_pct", "crop_mode")
     notes += _resampled(typed(pretrained, "interpolation", str) or "bilinear", found)
-    return _with_range(found, pretrained, "mean", "std", notes)
+    return found and {**found, **_RANGE}, notes
 
 
 def typed(values: Mapping[str, Any], name: str, *kinds: type) -> Any:
@@ -228,22 +232,19 @@ def _resampled(how: str, prepared: Mapping[str, Any] | None) -> tuple[str, ...]:
     return (f"Their images were resized with {theirs}; ours {_OURS[prepared['resize']]}, so logits differ a little.",)
 
 
-def _with_range(
-    prepared: dict[str, Any] | None, values: Mapping[str, Any], mean: str, std: str, notes: tuple[str, ...]
-) -> Prepared:
-    """With pixels in [-1, 1], which our networks take: a mean and a deviation of one half; or a warning."""
-    odd = {name: False for name in ("do_rescale", "do_normalize") if values.get(name) is False}
+def _normalisation(values: Mapping[str, Any], mean: str, std: str) -> Normalisation:
+    """Return mean and standard deviation of pixels in [0, 1]; ours if nothing is stated.
+
+    Raises:
+      ValueError: they are not three numbers each.
+    """
     factor = typed(values, "rescale_factor", float, int)
-    if factor is not None and not abs(factor * 255 - 1) < 1e-3:
-        odd["rescale_factor"] = factor
-    found = {name: values[name] for name in (mean, std) if values.get(name) is not None and "do_normalize" not in odd}
-    if not all(isinstance(value, list) and all(part == 0.5 for part in value) for value in found.values()):
-        odd |= found
-    if not odd:
-        return prepared and {**prepared, "pixel_range": [-1.0, 1.0]}, notes
-    text = ", ".join(f"{name}={value}" for name, value in odd.items())
-    warning = (
-        f"WARNING: these weights were trained on pixels prepared with {text}; our networks take [-1, 1] "
-        "(0.5 and 0.5), so accuracy suffers until they are fine-tuned."
-    )
-    return prepared, (warning, *notes)
+    unit = factor if factor is not None and 0 < factor < 1e6 else 1 / 255  # of a step between two grey levels
+    unit = 1.0 if values.get("do_rescale") is False else unit
+    if values.get("do_normalize") is False:
+        found = Normalisation((0.0,) * 3, (1.0,) * 3)
+    elif values.get(mean) is None and values.get(std) is None:
+        return OURS
+    else:
+        found = parse_normalisation(values.get(mean), values.get(std))
+    return found if abs(unit * 255 - 1) < 1e-3 else found.scaled(1 / (255 * unit))

@@ -129,13 +129,22 @@ def with_classifier(
     return dataclasses.replace(base, architecture=architecture, parameters=parameters, class_names=class_names)
 
 
-def with_position_table(weights: Weights) -> Weights:
-    """The same network with one learned row of position for each token, whatever form its positions have."""
+def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weights:
+    """Return the same network with one learned row of position for each token, whatever form its positions have.
+
+    With `of_patches` a table of patches alone stays so.
+    """
     a = weights.architecture
-    if not a.has_transformer or a.position_embedding == "learned_1d":
+    if (
+        not a.has_transformer
+        or (a.position_embedding == "learned_1d" and (of_patches or a.position_tokens == "all"))
+        or (a.rope is not None and a.position_embedding == "none")
+    ):
         return weights
     given = dict(weights.parameters)
-    if a.position_embedding == "learned_2d":
+    if a.position_embedding == "learned_1d":
+        table_1SD = np.pad(given["positions/table"], ((0, 0), (a.prefix_length, 0), (0, 0)))
+    elif a.position_embedding == "learned_2d":
         half = (*a.grid, a.width // 2)
         columns_hwD = np.broadcast_to(given["positions/column_table"], half)
         rows_hwD = np.broadcast_to(given["positions/row_table"][:, None], half)
@@ -145,7 +154,7 @@ def with_position_table(weights: Weights) -> Weights:
     else:
         table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length)
     given["positions/table"] = table_1SD
-    architecture = dataclasses.replace(a, position_embedding="learned_1d")
+    architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
 

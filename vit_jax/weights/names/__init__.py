@@ -81,7 +81,10 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets only; a ViT or a hybrid goes to released or timm")
     if a.family == "resnet" and a.residual_unit != "preactivation":
         reasons.append("it holds ResNets of pre-activation units only")
-    if name == "huggingface" and (a.family != "vit" or (a.pool == "gap" and not a.prefix_length)):
-        reasons.append("it holds pure ViTs with a class token or attention pooling only")
+    if name == "huggingface" and (problem := huggingface.find_problem(a)):
+        reasons.append(f"no class of the library has {problem}")
+    if name != "huggingface" and a.parts:
+        parts = ", ".join(f"{part}={value!r}" for part, value in a.parts.items())
+        reasons.append(f"it is not written with {parts}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")

@@ -183,6 +183,7 @@ class Facts:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Fields of the architecture that the arrays decide: registers, biases, norms.
     parts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
     absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
 
 

@@ -7,7 +7,7 @@ shorter ones in memory, which are read too. Text towers, decoders of pre-trainin
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names.entry import Facts, Rule, classes_of, invert, pytorch_rules
@@ -158,10 +158,8 @@ def rules(family: str, *, is_packed: bool = False) -> list[Rule]:
         layers |= {".mlp/expand": layers[".mlp/gate"], ".mlp/contract": ".mlp.weights_out"}
     arrays = [Rule(ours(name), theirs(other), names.layouts.get(name, "")) for name, other in names.arrays.items()]
     found = {ours(name): theirs(other) for name, other in layers.items()}
-    heads = {"clip": "visual_projection"}
-    return [*arrays, *pytorch_rules({"embedding": f"{prefix}{names.patches}", **found})] + pytorch_rules(
-        {"head/linear": heads.get(family, "classifier")}
-    )
+    head = {"head/linear": "visual_projection" if family == "clip" else "classifier"}
+    return [*arrays, *pytorch_rules({"embedding": f"{prefix}{names.patches}", **found, **head})]
 
 
 def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
@@ -174,6 +172,21 @@ def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
     return None
 
 
+_HELD: dict[str, dict[str, tuple[Any, ...] | None]] = {  # parts and their values by family; None: any value
+    "vit": {},
+    "dinov2": {"layer_scale": None, "registers": None, "mlp": ("swiglu",)},
+    "dinov3": {
+        "layer_scale": None,
+        "registers": None,
+        "rope": ("centred",),
+        "mlp": ("swiglu",),
+        "qkv_bias": ("query_value", "none"),
+    },
+    "clip": {"embedding_norm": ("tokens",), "gelu": ("quick",), "patch_bias": None},
+}
+_POOLS = {"vit": ("token",), "dinov2": ("token", "token_gap"), "dinov3": ("token",), "clip": ("token", "map")}
+
+
 def family_for(a: Architecture) -> str:
     """Return the family whose class computes a network."""
     if a.rope is not None:
@@ -181,6 +194,20 @@ def family_for(a: Architecture) -> str:
     if a.layer_scale is not None:
         return "dinov2"
     return "clip" if a.pool == "map" or a.embedding_norm is not None else "vit"
+
+
+def find_problem(a: Architecture) -> str | None:
+    """Return why no class of the library has the parts of a network, or None."""
+    family = family_for(a)
+    held = _HELD[family]
+    for name, value in a.parts.items():
+        if name not in held or (held[name] is not None and value not in (held[name] or ())):
+            return f"{name}={value!r}"
+    if a.pool not in _POOLS[family] or a.family != "vit":
+        return f"pool={a.pool!r}" if a.family == "vit" else f"a {a.family}"
+    if a.num_classes and family in ("dinov3", "clip"):
+        return f"a classifier: leave it out (without_head); the library's {family} has none"
+    return None
 
 
 def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
@@ -222,6 +249,8 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return what the file determines; not the number of heads. ValueError as for `shape_of`."""
     family = family_of(shapes)
     assert family is not None
+    if name := next((name for name in shapes if name.endswith("distillation_token")), None):
+        raise ValueError(f"it has a distillation token, which our networks do not compute: {name}")
     head = "visual_projection" if family == "clip" else "classifier"
     epsilon = {"vit": 1e-12, "dinov3": 1e-5}.get(family, 1e-6)
     is_packed = family == "dinov2" and "encoder.layer.0.mlp.weights_in.weight" in shapes

@@ -16,6 +16,7 @@ from vit_jax.weights.names.vit import vit_facts
 
 REFUSED = {  # what a name shows of the network
     r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
+    r"(dist_token|head_dist\..*)$": "a distillation token",
     r".*(relative_position|rel_pos)": "relative positions",
     r".*running_mean$": "batch norm",
     r"stem\.conv1\.": "a root of several convolutions",
@@ -96,8 +97,7 @@ def _vit_rules(style: Style) -> list[Rule]:
         "pooling/mlp/contract": "attn_pool.mlp.fc2",
     }
     single = {
-        "class_token(?:/0)?": "cls_token",
-        "class_token/1": "dist_token",
+        "class_token": "cls_token",
         "register_tokens": "reg_token",
         "positions/table": "pos_embed",
         "pooling/probe": "attn_pool.latent",
@@ -163,12 +163,16 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
     )
     gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * found.mlp_dim
+    if found.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
+        raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
     changes = {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
     if "patch_embed.norm.weight" in shapes:
         changes["embedding_norm"] = "patches"
     elif "norm_pre.weight" in shapes:
         changes["embedding_norm"] = "tokens"
-    return dataclasses.replace(found, parts={**found.parts, **changes})
+    rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
+    has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys()
+    return dataclasses.replace(found, parts={**found.parts, **changes}, needs_rope=has_rope)
 
 
 def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:

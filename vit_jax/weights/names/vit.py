@@ -46,7 +46,7 @@ def vit_facts(
     first_layer = name_of(rules, f"{_BLOCK}/attention_norm/scale")
     positions = name_of(rules, "positions/table")
     registers = find("register_tokens")
-    tokens = sum(has(name) for name in ("class_token", "class_token/1"))
+    tokens = int(has("class_token"))
     pooled_norm = has("pooled_norm/scale")
     biases = [has(f"{_BLOCK}/attention/{name}/bias") for name in ("query", "key")]
     gated = "swiglu_norm" if has(f"{_BLOCK}/mlp/norm/scale") else "swiglu"
