@@ -1,0 +1,149 @@
+"""Records what timm and transformers compute with small networks of current families.
+
+Needs torch, timm, transformers and safetensors, and nothing of vit_jax:
+
+python tests/weights/reference/run_families.py tests/golden/families.json
+"""
+
+import json
+import pathlib
+import re
+import sys
+import tempfile
+
+import numpy as np
+import timm
+import torch
+import transformers
+from families import pixels, values
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from timm.models._hub import save_config_for_hf
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+REFERENCE = {"ref_feat_shape": (3, 3)}
+TIMM = {  # case: name of the model, image size, other arguments
+    "mae": ("vit_base_patch16_224.mae", 48, {}),
+    "ijepa": ("vit_huge_patch14_gap_224.in1k_ijepa", 42, {}),
+    "dinov2": ("vit_small_patch14_dinov2", 42, {}),
+    "dinov2_reg": ("vit_small_patch14_reg4_dinov2", 42, {}),
+    "dinov2_giant": ("vit_giant_patch14_dinov2", 42, {}),
+    "deit3": ("deit3_small_patch16_224", 48, {"num_classes": 3}),
+    "siglip": ("vit_base_patch32_siglip_256", 64, {}),
+    "clip": ("vit_base_patch32_clip_quickgelu_224", 64, {"num_classes": 7}),
+    "dinov3": ("vit_small_patch16_dinov3", 48, {}),
+    "dinov3_plus": ("vit_small_plus_patch16_dinov3", 48, {}),
+    "eupe": ("vit_small_patch16_dinov3_qkvb", 48, {}),
+    "eva02_small": ("eva02_small_patch14_224", 42, {"num_classes": 3}),
+    "eva02_base": ("eva02_base_patch14_224", 42, {"num_classes": 3}),
+    "eva02_clip": ("eva02_base_patch16_clip_224", 48, {"num_classes": 3}),
+    # timm scales the places of patches to its reference grid: the grid of this image is as in the original code.
+    "pe_core": ("vit_pe_core_base_patch16_224", 48, {"num_classes": 5, "attn_pool_num_heads": 4, **REFERENCE}),
+    "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
+    "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
+    "aimv2": ("aimv2_large_patch14_224", 42, {}),
+}
+HF_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 16}
+MLP = {"intermediate_size": 64}
+TEXT = {**MLP, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+TOWERS = {"vision_config": {**HF_SIZES, **MLP}, "text_config": TEXT}
+DECODER = {"mask_ratio": 0.0, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1}
+DECODER |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 32}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
+REGISTERS = {"num_register_tokens": 4}
+HUGGINGFACE = {  # case: class, configuration, its arguments
+    "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", MLP | DECODER),
+    "ijepa": ("IJepaForImageClassification", "IJepaConfig", {**MLP, "num_labels": 3}),
+    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 3}),
+    "dinov2_reg": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {}),
+    "dinov2_giant": ("Dinov2Model", "Dinov2Config", {"use_swiglu_ffn": True}),
+    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", MLP | REGISTERS),
+    "dinov3_plus": ("DINOv3ViTModel", "DINOv3ViTConfig", MLP | REGISTERS | GATED),
+    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", MLP),
+    "siglip_both": ("SiglipModel", "SiglipConfig", TOWERS),
+    "clip": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {**MLP, "projection_dim": 7}),
+    "clip_both": ("CLIPModel", "CLIPConfig", {**TOWERS, "projection_dim": 7}),
+}
+
+
+def fill(model: torch.nn.Module) -> None:
+    state = {name: array for name, array in model.state_dict().items() if array.is_floating_point()}
+    arrays = {name: torch.from_numpy(values(name, tuple(array.shape))) for name, array in state.items()}
+    model.load_state_dict(model.state_dict() | arrays)
+
+
+def short_names(file: pathlib.Path) -> dict[str, list[int]]:
+    """Name and shape of every array, the blocks of one tower written once."""
+    with safe_open(file, "np") as arrays:
+        shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}
+    blocks = r"^((?:vision_model\.|vit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
+    found = {name: re.match(blocks, name) for name in shapes}
+    return {
+        re.sub(blocks, r"\1.{n}.", name): shapes[name]
+        for name, block in found.items()
+        if block is None or block[2] == "0"
+    }
+
+
+def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: list[float]) -> dict[str, list]:
+    images = ((pixels(size) - mean) / std).astype(np.float32)
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    with torch.inference_mode():
+        if hasattr(model, "forward_head"):
+            features = model.forward_head(model.forward_features(x), pre_logits=True)
+            found = {"features": features} | ({"logits": model(x)} if model.num_classes else {})
+        elif case.endswith("_both"):
+            output = model.get_image_features(x)
+            output = getattr(output, "pooler_output", output)
+            found = {"logits" if case.startswith("clip") else "features": output}
+        elif case == "mae":
+            order = torch.arange(9.0)[None].repeat(len(x), 1)  # no patch is hidden or moved
+            found = {"features": model.vit(x, noise=order).last_hidden_state[:, 0]}
+        else:
+            output = model(x)
+            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": "features"}
+            found = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
+    rows = {name: array.tolist() for name, array in found.items()}
+    return {name: [[float(f"{number:.7g}") for number in row] for row in array] for name, array in rows.items()}
+
+
+def record(path: pathlib.Path) -> None:
+    cases = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for case, (model_name, size, arguments) in TIMM.items():
+            arguments = {**SIZES, "img_size": size, **arguments}
+            model = timm.create_model(model_name, **arguments).eval()
+            fill(model)
+            save_config_for_hf(model, folder / "config.json", model_args=arguments)
+            timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+            config = json.loads((folder / "config.json").read_text())
+            pretrained = config["pretrained_cfg"]
+            output = run(model, case, size, pretrained["mean"], pretrained["std"])
+            shapes = short_names(folder / "model.safetensors")
+            cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
+        for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
+            sizes = {} if case.endswith("_both") else HF_SIZES
+            config = getattr(transformers, config_name)(**sizes, **arguments)
+            model = getattr(transformers, class_name)(config).eval()
+            fill(model)
+            model.save_pretrained(folder)
+            config = json.loads((folder / "config.json").read_text())
+            shapes = short_names(folder / "model.safetensors")
+            file_values(model, folder / "model.safetensors")
+            output = run(model, case, 48, [0.5] * 3, [0.5] * 3)
+            cases[f"huggingface/{case}"] = {"config": config, "size": 48, "shapes": shapes, **output}
+    versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
+    path.write_text(json.dumps({"versions": versions, "cases": cases}, separators=(",", ":")) + "\n")
+
+
+def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:
+    """Gives a model of transformers, whose names in memory are newer, the values that the names in its file have."""
+    arrays = {name: values(name, array.shape) for name, array in load_file(file).items()}
+    save_file(arrays, file, metadata={"format": "pt"})
+    again = type(model).from_pretrained(file.parent)
+    model.load_state_dict(again.state_dict())
+
+
+if __name__ == "__main__":
+    record(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""Networks of current families, as timm and transformers compute them; `reference/run_families.py` recorded these."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.weights.reference.families import full_names, pixels, values
+from vit_jax.models import build_model
+from vit_jax.weights.load import load_weights
+
+GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())["cases"]
+FAST = ("timm/dinov3", "timm/clip", "huggingface/dinov2", "huggingface/siglip_both")
+
+
+def write(case, folder):
+    """Write the files that a user downloads."""
+    golden = GOLDEN[case]
+    shapes = full_names(golden["shapes"], depth=2)
+    save_file({name: values(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(golden["config"]))
+    return folder
+
+
+def apply(weights, images):
+    a = weights.architecture
+    abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
+    leaves = [jnp.asarray(array) for array in weights.parameters.values()]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)(jnp.asarray(images, jnp.float32))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in FAST else [pytest.mark.slow]) for case in GOLDEN]
+)
+def test_the_features_are_those_of_the_library(case, tmp_path):
+    """Of pixels in [0, 1], so that the normalisation of pixels is compared too."""
+    golden = GOLDEN[case]
+    weights = load_weights(write(case, tmp_path))
+    output = apply(weights, 2 * pixels(golden["size"]) - 1)
+    compared = {"logits": output.logits_BK, "features": output.pooled_BD}
+    names = compared.keys() & golden.keys()
+    assert names
+    for name in names:
+        expected = np.array(golden[name])
+        np.testing.assert_allclose(compared[name], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
