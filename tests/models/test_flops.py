@@ -25,6 +25,14 @@ from vit_jax.models.flops import count_macs, forward_macs
         {"name": "ViT-mu/16", "position_embedding": "relative"},
         {"name": "ViT-mu/16", "block": "axial", "depth": 2},
         {"name": "ViT-mu/16", "block": "axial", "position_embedding": "relative", "pool": "map"},
+        {
+            "name": "ViT-mu/16",
+            "registers": 2,
+            "rope": "centred",
+            "mlp": "swiglu",
+            "pool": "token_gap",
+            "layer_scale": 1.0,
+        },
         {"name": "R26x1", "image_size": (75, 45)},  # odd maps are rounded up
     ],
     ids=lambda options: options["name"],

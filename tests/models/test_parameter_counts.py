@@ -14,6 +14,7 @@ import pytest
 from tests.models.small_models import abstract, size
 from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
 from vit_jax.config.variants import RESNET_UNITS
+from vit_jax.cost.parameters import count_parameters
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
 COMPUTED = "computed"
@@ -99,6 +100,22 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
         ({"position_embedding": "relative", "pool": "gap", "depth": 2}, TINY_BLOCK + 2 * 11 * 4 - 7 * 8 - 8),
         ({"position_layers": "every", "depth": 3}, 2 * (TINY_BLOCK + 7 * 8)),
         ({"position_layers": "shared", "depth": 3}, 2 * TINY_BLOCK),
+        ({"registers": 3}, 3 * (8 + 8)),  # with positions
+        ({"registers": 3, "position_tokens": "patches"}, 3 * 8 - 8),
+        ({"pool": "gap", "class_tokens": 1}, 0),
+        ({"pool": "token_gap"}, 8 * 5),
+        ({"class_tokens": 2}, 2 * 8 + 8 * 5),
+        ({"layer_scale": 0.1}, 2 * 8),
+        ({"mlp": "swiglu"}, 8 * 16 + 16),
+        ({"mlp": "swiglu_norm"}, 8 * 16 + 16 + 2 * 16),
+        ({"embedding_norm": "tokens"}, 2 * 8),
+        ({"final_norm": "pooled", "pool": "gap", "class_tokens": 1}, 0),
+        ({"final_norm": "none"}, -2 * 8),
+        ({"attention_norm": True}, 2 * 8),
+        ({"norm": "rms"}, -3 * 8),
+        ({"patch_bias": False, "qkv_bias": "query_value"}, -8 - 8),
+        ({"qkv_bias": "none", "linear_bias": False}, -3 * 8 - 8 - 16 - 8),
+        ({"rope": "grid", "position_embedding": "none"}, -7 * 8),
         ({"block": "axial", "pool": "gap", "depth": 3}, 5 * TINY_BLOCK - 2 * 8),
         (  # rows of 3 and columns of 2
             {"block": "axial", "pool": "gap", "position_embedding": "relative"},
@@ -113,7 +130,10 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
     ],
 )
 def test_by_hand(changes, difference):
-    assert size(abstract(dataclasses.replace(TINY, **changes))) == TINY_COUNT + difference
+    a = dataclasses.replace(TINY, **changes)
+    assert size(abstract(a)) == TINY_COUNT + difference
+    if not a.block and a.pool != "map" and (a.position_embedding, a.position_layers) == ("learned_1d", "stem"):
+        assert count_parameters(a) == TINY_COUNT + difference
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,15 @@ def test_resnet_and_transformer_in_one_likewise():
 
 
 @pytest.mark.newest
-def test_axial_blocks_and_relative_positions_likewise():
-    options = ("model.block=axial", "model.position_embedding=relative")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("model.block=axial", "model.position_embedding=relative"),
+        ("model.rope=centred", "model.registers=2", "model.mlp=swiglu_norm", "model.layer_scale=0.1"),
+    ],
+    ids=["axial", "parts"],
+)
+def test_axial_blocks_and_parts_likewise(options):
     one, curve_of_one = runs.train(runs.build(*options), 5)
     eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
     np.testing.assert_allclose(runs.losses(curve), runs.losses(curve_of_one), rtol=1e-5)

@@ -34,7 +34,8 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     if a.has_transformer:
         patch_values = math.prod(a.patch_size) * a.map_channels
         network += math.prod(a.grid) * patch_values * a.width + a.depth * _block(a) + _pooling(a)
-    head = (a.width * a.width if a.head == "mlp" else 0) + a.width * a.num_classes
+    hidden = a.feature_width * a.width if a.head == "mlp" else 0
+    head = hidden + (a.width if a.head == "mlp" else a.feature_width) * a.num_classes
     return network + head + math.prod(a.grid) * a.width * a.patch_outputs
 
 
@@ -45,7 +46,8 @@ def _resnet(a: Architecture, count_padding: bool) -> int:
 
 def _block(a: Architecture) -> int:
     tokens = a.sequence_length
-    projections_and_mlp = tokens * (4 * a.width * a.width + 2 * a.width * a.mlp_dim)
+    dense_layers = 2 if a.mlp == "gelu" else 3  # with a gate
+    projections_and_mlp = tokens * (4 * a.width * a.width + dense_layers * a.width * a.mlp_dim)
     products = 3 if a.position_embedding == "relative" else 2  # QK^T and AV; and Q times the keys of offsets
     attention = [products * tokens * length * a.width for length in a.attention_lengths]  # all heads: the full width
     return len(attention) * projections_and_mlp + sum(attention)

@@ -179,7 +179,7 @@ class _Sizes:
         if remat == "attention":
             return stream + halves * (stream + by_heads + means)
         rows = _up(tokens, ROWS if self.tiled else 1)
-        hidden = self.padded(images * rows, a.mlp_dim // self.shards)
+        hidden = self.padded(images * rows, a.mlp_dim // self.shards) * (1 if a.mlp == "gelu" else 2)  # and the gate
         if self.is_unrolled and not self.tiled:  # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative
             return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
         if remat == "dots" or self.is_unrolled:

@@ -69,11 +69,13 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
     kind, number = _parse(layer)
     _validate(layer, kind, number, a)
     taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
-    has_token = a.has_transformer and a.pool == "token"
+    has_token = a.has_transformer and a.num_class_tokens > 0
 
     def feature(output: ModelOutput) -> jax.Array:
         if kind == "pre_logits":
             return output.features_BD
+        if kind == "token" and a.pool == "token_gap":
+            return output.pooled_BD[:, : a.width]
         if kind in ("pooled", "token") or (kind == "mean" and not a.has_transformer):
             return output.pooled_BD
         if kind == "mean":
@@ -81,7 +83,9 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
         if kind == "stage":
             return output.stages_BHWC[number - 1].astype(jnp.float32).mean(axis=(1, 2))
         block_BSD = output.blocks_LBSD[number - 1].astype(jnp.float32)
-        return block_BSD[:, 0] if has_token else block_BSD.mean(axis=1)
+        return (
+            block_BSD[:, 0] if has_token else block_BSD[:, a.prefix_length if a.has_transformer else 0 :].mean(axis=1)
+        )
 
     def step(module: Any, batch: Batch) -> Results:
         image_BHWC = normalise(batch.image_BHWC, a.compute_dtype)
@@ -186,5 +190,5 @@ def _validate(layer: str, kind: str, number: int, a: Architecture) -> None:
     limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
     if kind in limits and number > limits[kind]:
         raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
-    if kind == "token" and not (a.has_transformer and a.pool == "token"):
+    if kind == "token" and not (a.has_transformer and a.pool in ("token", "token_gap")):
         raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")

@@ -39,8 +39,8 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*attention/(query|key|value)/kernel", Split(data=-2, model=-1)),  # (L, D, E)
     (r".*attention/(query|key|value)/bias", Split(model=-1)),  # (L, E)
     (r".*attention/out/kernel", Split(data=-1, model=-2)),  # (L, E, D)
-    (r".*mlp/expand/kernel", Split(data=-2, model=-1)),  # (L, D, M)
-    (r".*mlp/expand/bias", Split(model=-1)),  # (L, M)
+    (r".*mlp/(expand|gate)/kernel", Split(data=-2, model=-1)),  # (L, D, M)
+    (r".*mlp/(expand|gate)/bias", Split(model=-1)),  # (L, M)
     (r".*mlp/contract/kernel", Split(data=-1, model=-2)),  # (L, M, D)
     # Bottlenecks likewise: the inner channels are spread, one sum at the end of a unit.
     (r".*conv[12]/kernel", Split(data=-2, model=-1)),  # (height, width, I, O)
@@ -50,8 +50,8 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*head/(hidden|linear)/kernel", Split(data=-2)),  # (D, K): D, since K is rarely divisible
     (r".*positions/table", Split(data=-1)),  # (1, S, D)
     (r".*positions/(row_table|column_table|class_row)", WHOLE),
-    (r".*(class_token|probe|head/mask)", WHOLE),
-    (r".*/(bias|scale)", WHOLE),
+    (r".*(class_token|register_tokens|probe|head/mask)", WHOLE),
+    (r".*/(bias|scale|attention_scale|mlp_scale)", WHOLE),
     (r".*", OTHER),
 )
 

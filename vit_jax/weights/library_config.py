@@ -127,6 +127,7 @@ def _timm_arguments(a: Architecture) -> dict[str, Any]:
         # timm multiplies the width by it and rounds down: the quotient alone can end one below `mlp_dim`.
         "mlp_ratio": ratio if int(a.width * ratio) == a.mlp_dim else (a.mlp_dim + 0.5) / a.width,
         "class_token": a.pool == "token",
+        **({"no_embed_class": True} if a.position_tokens == "patches" else {}),
         "global_pool": _TIMM_POOLS[a.pool],
         "fc_norm": False,
         "pos_embed": "learn",

@@ -123,7 +123,7 @@ def test_what_a_format_cannot_hold_is_refused(name):
         with pytest.raises(ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"):
             refuse_unwritable(name, a)
     if name == "huggingface":
-        with pytest.raises(ValueError, match=r"hidden layer.*pool='gap'"):  # all reasons
+        with pytest.raises(ValueError, match=r"hidden layer.*class token"):  # all reasons
             refuse_unwritable(name, dataclasses.replace(NETWORKS["gap"], head="mlp"))
 
 

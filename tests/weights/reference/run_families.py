@@ -75,7 +75,7 @@ def fill(model: torch.nn.Module) -> None:
 def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
-        shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}
+        shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
     blocks = r"^((?:vision_model\.|vit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
     found = {name: re.match(blocks, name) for name in shapes}
     return {

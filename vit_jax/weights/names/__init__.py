@@ -81,9 +81,9 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets only; a ViT or a hybrid goes to released or timm")
     if a.family == "resnet" and a.residual_unit != "preactivation":
         reasons.append("it holds ResNets of pre-activation units only")
-    if name == "huggingface" and (problem := huggingface.find_problem(a)):
-        reasons.append(f"no class of the library has {problem}")
-    if name != "huggingface" and a.parts:
+    if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
+        reasons.append("it holds pure ViTs with a class token only")
+    if a.parts and not (name == "timm" and a.parts == {"position_tokens": "patches"}):
         parts = ", ".join(f"{part}={value!r}" for part, value in a.parts.items())
         reasons.append(f"it is not written with {parts}")
     if reasons:

@@ -7,7 +7,7 @@ shorter ones in memory, which are read too. Text towers, decoders of pre-trainin
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names.entry import Facts, Rule, classes_of, invert, pytorch_rules
@@ -172,47 +172,9 @@ def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
     return None
 
 
-_HELD: dict[str, dict[str, tuple[Any, ...] | None]] = {  # parts and their values by family; None: any value
-    "vit": {},
-    "dinov2": {"layer_scale": None, "registers": None, "mlp": ("swiglu",)},
-    "dinov3": {
-        "layer_scale": None,
-        "registers": None,
-        "rope": ("centred",),
-        "mlp": ("swiglu",),
-        "qkv_bias": ("query_value", "none"),
-    },
-    "clip": {"embedding_norm": ("tokens",), "gelu": ("quick",), "patch_bias": None},
-}
-_POOLS = {"vit": ("token",), "dinov2": ("token", "token_gap"), "dinov3": ("token",), "clip": ("token", "map")}
-
-
-def family_for(a: Architecture) -> str:
-    """Return the family whose class computes a network."""
-    if a.rope is not None:
-        return "dinov3"
-    if a.layer_scale is not None:
-        return "dinov2"
-    return "clip" if a.pool == "map" or a.embedding_norm is not None else "vit"
-
-
-def find_problem(a: Architecture) -> str | None:
-    """Return why no class of the library has the parts of a network, or None."""
-    family = family_for(a)
-    held = _HELD[family]
-    for name, value in a.parts.items():
-        if name not in held or (held[name] is not None and value not in (held[name] or ())):
-            return f"{name}={value!r}"
-    if a.pool not in _POOLS[family] or a.family != "vit":
-        return f"pool={a.pool!r}" if a.family == "vit" else f"a {a.family}"
-    if a.num_classes and family in ("dinov3", "clip"):
-        return f"a classifier: leave it out (without_head); the library's {family} has none"
-    return None
-
-
 def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
-    family = (family_of(shapes) if shapes else None) or family_for(a)
+    family = (family_of(shapes) if shapes else None) or "vit"
     return rules(family, is_packed=family == "dinov2" and a.mlp == "swiglu")
 
 
