@@ -40,6 +40,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
     "vit_jax/weights/formats/npz.py",  # members of an archive
     "vit_jax/transfer/cache.py",  # of the cache, after it was checked that they are regular
 }
+READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
 
@@ -239,7 +240,7 @@ def unread_fields(sources: Sources) -> list[str]:
         f"{owner}.{field}"
         for owner, fields in fields_by_class(sources[schema]).items()
         for field in sorted(fields)
-        if field not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
+        if READ_THROUGH.get(field, field) not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
     ]
 
 
