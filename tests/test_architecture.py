@@ -239,8 +239,8 @@ def unread_fields(sources: Sources) -> list[str]:
     return [
         f"{owner}.{field}"
         for owner, fields in fields_by_class(sources[schema]).items()
-        for field in sorted(fields)
-        if READ_THROUGH.get(field, field) not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
+        for field in sorted(READ_THROUGH.get(name, name) for name in fields)
+        if field not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
     ]
 
 

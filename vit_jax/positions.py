@@ -60,7 +60,7 @@ def rotary_angles(kind: str, grid: tuple[int, int], head_dim: int, *, has_class_
     """
     exponents = np.arange(head_dim // 4) * 4 / head_dim
     frequencies = 2 * np.pi * 100.0**-exponents if kind == "centred" else 10000.0**-exponents
-    indices = [np.arange(length) for length in grid]
+    indices = [np.arange(length, dtype=np.float64) for length in grid]
     if kind == "centred":
         sides = [2 * (index + 0.5) / len(index) - 1 for index in indices]
     elif kind == "grid":
