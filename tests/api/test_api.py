@@ -248,6 +248,8 @@ def test_images_that_cannot_be_read(seven, tmp_path):
 
 # How images are prepared.
 
+DEFAULTS = ("direct", 1.0, 180.0, False, None)
+
 
 @pytest.mark.parametrize(
     ("stored", "options", "expected"),
@@ -264,6 +266,9 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         (DIRECT | {"value_range": None}, {}, ("direct", 1.0)),
         (DIRECT | {"value_range": [0, 4095]}, {}, ("direct", 1.0, 180.0, False, (0, 4095))),
         (DIRECT | {"value_range": [0, 4095]}, {"value_range": (-1.5, 1)}, ("direct", 1.0, 180.0, False, (-1.5, 1))),
+        (DIRECT | {"interpolation": "bicubic"}, {}, (*DEFAULTS, "bicubic")),
+        (DIRECT | {"interpolation": None}, {"interpolation": "bilinear"}, (*DEFAULTS, "bilinear")),
+        (DIRECT | {"interpolation": "bicubic", "resize_library": "timm"}, {}, (*DEFAULTS, "bicubic", "timm")),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):
@@ -292,6 +297,10 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
         (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop'.*direct or short_side"),
         (None, {"resize": "direct", "crop_fraction": 0.9}, "crop_fraction=0.9.*no effect.*resize=direct"),
         (CROPPED, {"resize": "direct"}, "resize=direct.*resize=short_side"),
+        (None, {"interpolation": "bicubic"}, "--resize=direct"),
+        (DIRECT, {"interpolation": "lanczos"}, "interpolation='lanczos'.*bilinear or bicubic"),
+        (DIRECT | {"interpolation": ["bicubic"]}, {}, r"interpolation=\['bicubic'\].*bilinear or bicubic"),
+        (DIRECT | {"interpolation": "bicubic"}, {"interpolation": "bilinear"}, "interpolation=bilinear.*=bicubic"),
         ({"resize": ["direct"], "crop_fraction": 1}, {}, r"resize=\['direct'\].*direct or short_side"),
         ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most'.*above 0, up to 1"),
         ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "crop_fraction=nan.*above 0, up to 1"),

@@ -239,9 +239,15 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
     assert "add --resize=direct" in fails(*words)
     for orientation in ("applied", "ignored"):
         preparation = {"resize": "short_side", "crop_fraction": 0.875, "exif_orientation": orientation}
+        preparation |= {"interpolation": "bicubic"} if orientation == "applied" else {}
         given = (f"--{name}={value}" for name, value in preparation.items())
         assert run(*words, *given, "--overwrite")[0] == 0
-        assert preparation.items() <= json.loads((here / "p.json").read_text())["preprocessing"].items()
+        written = json.loads((here / "p.json").read_text())["preprocessing"]
+        assert preparation.items() <= written.items()
+        assert ("bicubic with antialiasing" in written["filter"]) == ("interpolation" in preparation)
+        assert ("covers the input's size / crop_fraction, rounded down" in written["meaning"]) == (
+            "interpolation" in preparation
+        )
 
 
 def test_values_of_more_than_8_bits(here):

@@ -77,7 +77,7 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
     for prepare in (
         lambda record: TrainTransform(make_config())(record, np.random.default_rng(0)),
         build_evaluation_transform(make_config()),
-        build_transform("direct", 1, (8, 8), "weights"),  # of the Python API, predict and evaluate
+        build_transform("direct", 1, None, (8, 8), "weights"),  # of the Python API, predict and evaluate
     ):
         with pytest.raises(UnreadableImage, match="states 900 megapixels, and max_image_megapixels is 180: save it"):
             prepare(Record(jpeg, 0))

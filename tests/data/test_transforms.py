@@ -20,6 +20,8 @@ CROPS = [
     {},
     {"crop_distribution": "torchvision"},
     {"train_crop": "none", "test_resize": "direct"},
+    {"train_crop": "none", "test_resize": "direct", "test_interpolation": "bilinear"},
+    {"test_interpolation": "bicubic", "test_crop_fraction": 0.9},
     {"train_crop": "shift", "shift_pixels": 4},
     {"train_crop": "resize", "train_resize_pixels": 24},
     {"train_crop": "resize_short_side", "train_resize_pixels": 31},
@@ -37,7 +39,7 @@ def train(make_config):
     return run
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(height=st.integers(1, 90), width=st.integers(1, 90), fields=st.sampled_from(CROPS))
 def test_any_image_fills_the_size_of_the_config(height, width, fields):
     config = InputConfig(train_split="train", test_split="test", image_size=(24, 17), **fields)

@@ -85,7 +85,7 @@ def test_the_names_of_files_are_read_once(folder, monkeypatch):
 
 
 def test_a_run_describes_its_network_as_every_format_does():
-    run = runs.build("input.test_resize=direct", "input.value_range=0,4095")
+    run = runs.build("input.test_resize=direct", "input.test_interpolation=bicubic", "input.value_range=0,4095")
     names = tuple("0123456789")
     metadata = checkpoint_metadata(run, Datasets(tiny.source(160, names), tiny.source(8, names)))
     assert not any("sha256" in name for name in metadata)  # only a folder is identified by its files
@@ -93,6 +93,7 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert metadata["format_version"] == FORMAT_VERSION
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
+    assert metadata["preprocessing"]["interpolation"] == "bicubic"
     assert metadata["preprocessing"]["exif_orientation"] is False
     assert metadata["preprocessing"]["value_range"] == [0.0, 4095.0]
     assert (metadata["num_examples"], metadata["global_batch"]) == (160, 16)

@@ -86,6 +86,13 @@ def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
     assert f"| photographs | were {words}" in card_of(weights, tmp_path / "my-vit", "timm")[1]
 
 
+def test_a_card_names_the_filter_of_the_resize(tmp_path):
+    weights = weights_of(VIT, preprocessing=PREPROCESSING | {"interpolation": "bicubic"})
+    assert (
+        "the short side resized (bicubic, antialiased), and the middle" in card_of(weights, tmp_path / "my-vit", OWN)[1]
+    )
+
+
 @pytest.mark.parametrize("values", [[0.0, 4095.0], None, "wide"])
 def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values):
     text = card_of(weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}), tmp_path / "my-vit", OWN)[1]

@@ -37,7 +37,7 @@ def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
     assert not [note for note in read.notes if "WARNING" in note]
     assert_same(read.parameters, written.parameters)
     if format_name == "timm":
-        assert read.preprocessing == PREPROCESSING
+        assert read.preprocessing == PREPROCESSING | {"interpolation": "bilinear", "resize_library": "timm"}
     else:
         assert any("tested on central crops" in note for note in notes)
         processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
@@ -67,6 +67,16 @@ def test_published_networks_have_a_name_in_timm(name, expected):
         for width, mlp_dim in [(336, 816), *((size, n) for size in (16, 48, 1152) for n in range(1, 3 * size, 7))]:
             config = timm_config(dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim), NAMES, PREPROCESSING)
             assert int(width * config["model_args"]["mlp_ratio"]) == mlp_dim  # as timm computes it
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+def test_the_folder_alone_tells_the_interpolation(format_name, interpolation, tmp_path):
+    preprocessing = PREPROCESSING | {"resize": "direct", "crop_fraction": 1.0, "interpolation": interpolation}
+    save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
+    forget_metadata(tmp_path)
+    library = {"resize_library": "timm"} if format_name == "timm" else {}
+    assert load_weights(tmp_path).preprocessing == preprocessing | library
 
 
 @pytest.mark.parametrize("preprocessing", [None, {"image_size": [8, 12]}])

@@ -1,4 +1,6 @@
+import itertools
 import json
+import math
 import os
 import random
 
@@ -62,7 +64,7 @@ def test_hugging_face(tmp_path):
     }
     assert found.class_names == ("cat", "dog")
     assert found.preprocessing == prepared((384, 384))
-    assert found.notes == (SMOOTHED,)
+    assert found.notes == ()
     made_up = {**HUGGINGFACE, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
     assert read(tmp_path, made_up).class_names is None
     with pytest.raises(ValueError, match="activation 'relu'; our networks have GELU only"):
@@ -83,7 +85,7 @@ def test_timm(tmp_path):
         "pool": "gap",
     }
     assert found.class_names == ("cat", "dog")
-    assert found.preprocessing == {"image_size": [224, 256], "resize": "short_side", "crop_fraction": 0.9} | RANGE
+    assert found.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
     assert not found.notes
     assert found.normalisation == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -144,29 +146,30 @@ def test_odd_values_are_passed_over(tmp_path):
 
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 RANGE = {"pixel_range": [-1.0, 1.0]}
+CLIP = {"size": 32, "do_center_crop": True, "crop_size": 32}
 SMALL, LARGE = {"height": 32, "width": 48}, {"height": 40, "width": 60}
-SMOOTHED = (
-    "Their images were resized with bilinear interpolation, smoothed where it shrinks; ours takes one bilinear sample "
-    "a pixel, so logits differ a little."
-)
 
 
-def prepared(size, resize="direct", crop_fraction=1.0):
-    return {"image_size": list(size), "resize": resize, "crop_fraction": crop_fraction} | RANGE
+def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear", library=None):
+    found = {"image_size": list(size), "resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    return found | RANGE | ({} if library is None else {"resize_library": library})
 
 
 @pytest.mark.parametrize(
-    ("processor", "expected", "notes"),
+    ("processor", "expected"),
     [
-        ({}, ((32, 48),), (SMOOTHED,)),
-        ({"size": SMALL, "do_center_crop": True, "crop_size": SMALL}, ((32, 48),), (SMOOTHED,)),
-        ({"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE}, ((32, 48),), (SMOOTHED,)),
-        ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, ((32, 32), "short_side", 0.8), ()),
+        ({}, ((32, 48),)),
+        ({"size": SMALL, "do_center_crop": True, "crop_size": SMALL}, ((32, 48),)),
+        ({"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE}, ((32, 48),)),
+        ({"size": SMALL, "resample": 3}, ((32, 48), "direct", 1.0, "bicubic")),
+        ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, ((32, 32), "short_side", 0.8)),
+        (CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"}, ((32, 32), "short_side", 1.0)),
+        (CLIP | {"image_processor_type": "ViTImageProcessor"}, ((32, 32),)),
     ],
 )
-def test_what_a_processor_says_and_ours_does(processor, expected, notes):
+def test_what_a_processor_says_and_ours_does(processor, expected):
     size = list(expected[0])
-    assert of_huggingface({"image_size": size}, HALF | processor) == (prepared(*expected), notes)
+    assert of_huggingface({"image_size": size}, HALF | processor) == (prepared(*expected), ())
     _, (note, *_) = of_huggingface({"image_size": 99}, HALF | {"size": 32} | processor)
     assert note.endswith("but config.json says [99, 99], which counts.")
 
@@ -212,21 +215,33 @@ def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
 
 
 def test_another_interpolation_is_told():
-    for resample, name, smoothed in ((3, "bicubic", ", smoothed where it shrinks"), (0, "nearest", "")):
+    for resample, theirs, ours in ((1, "lanczos", "bicubic"), (0, "nearest", "bilinear")):
         found, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
-        assert found == prepared((32, 32))
-        assert f"resized with {name} interpolation{smoothed}; ours takes one bilinear sample a pixel" in note
-    found, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "bicubic"}, (32, 32))
-    assert found == prepared((32, 32), "short_side", 0.9)
-    assert "resized with bicubic interpolation, smoothed where it shrinks; ours averages over areas" in note
+        assert found == prepared((32, 32), interpolation=ours)
+        assert f"resized with {theirs} interpolation; ours is {ours}" in note
+    found, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32))
+    assert found == prepared((32, 32), "short_side", 0.9, "bicubic", "timm")
+    assert "resized with lanczos interpolation; ours is bicubic" in note
+
+
+def test_the_short_side_of_a_processor_is_kept_exactly():
+    for edge, kept in itertools.product(range(1, 600), (0.0, 0.5, 7 / 8, 0.99, 1.0)):
+        crop = max(1, int(edge * kept))
+        processor = {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": crop}
+        fraction = of_huggingface({}, HALF | processor)[0]["crop_fraction"]
+        assert 0 < fraction <= 1
+        assert math.floor(crop / fraction) == edge
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"crop_pct": 0.9}, (prepared((32, 48), "short_side", 0.9), ())),
-        ({"crop_pct": 1, "crop_mode": "center"}, (prepared((32, 48), "short_side", 1.0), ())),
-        ({"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}, (prepared((32, 48)), (SMOOTHED,))),
+        ({"crop_pct": 0.9}, (prepared((32, 48), "short_side", 0.9, "bicubic", "timm"), ())),
+        ({"crop_pct": 1, "crop_mode": "center"}, (prepared((32, 48), "short_side", 1.0, "bicubic", "timm"), ())),
+        (
+            {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"},
+            (prepared((32, 48), library="timm"), ()),
+        ),
         ({}, (None, ())),
     ],
 )

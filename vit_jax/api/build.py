@@ -33,6 +33,7 @@ def create_model(
     compute_dtype: str = "float32",
     resize: str = "short_side",
     crop_fraction: float = 0.875,
+    interpolation: str | None = None,
     **options: Any,
 ) -> Model:
     """Builds a network with initial parameters.
@@ -45,6 +46,7 @@ def create_model(
       compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
       resize: how `preprocess` prepares images: "short_side" or "direct".
       crop_fraction: of the short side that the crop keeps; 1 with "direct".
+      interpolation: "bilinear" or "bicubic", antialiased as in timm; None: as `InputConfig.test_interpolation`.
       **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or block="package.module:name".
 
     Raises:
@@ -56,7 +58,7 @@ def create_model(
     config = from_dict(ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model.")
     architecture = build_architecture(config, image_size=_pair(image_size), num_classes=num_classes)
     source = f"{name} with initial parameters of seed {seed}"
-    transform = build_transform(resize, crop_fraction, architecture.image_size, source)
+    transform = build_transform(resize, crop_fraction, interpolation, architecture.image_size, source)
     return Model(
         module=jax.jit(lambda: build_model(architecture, jax.random.key(seed)))(),
         architecture=architecture,
@@ -87,8 +89,8 @@ def load_model(
       polyak: of a workdir, take the Polyak average where there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
       facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
-      **options: as `from_weights`: compute_dtype, resize, crop_fraction, exif_orientation, value_range,
-        position_resize.
+      **options: as `from_weights`: compute_dtype, resize, crop_fraction, interpolation, exif_orientation,
+        value_range, position_resize.
 
     Raises:
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
@@ -106,6 +108,7 @@ def from_weights(
     compute_dtype: str = "float32",
     resize: str | None = None,
     crop_fraction: float | None = None,
+    interpolation: str | None = None,
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
     position_resize: str = "corners",
@@ -120,6 +123,7 @@ def from_weights(
       compute_dtype: "float32" or "bfloat16".
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: of the short side that the crop keeps, for the same.
+      interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
       exif_orientation: turn photographs upright as their Exif data say; None: if the weights state that training did.
       value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights or the files state.
       position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`.
@@ -158,7 +162,14 @@ def from_weights(
         architecture=architecture,
         class_names=names or numbers_of(architecture.num_classes),
         transform=stored_transform(
-            weights.preprocessing, image_size, weights.source, resize, crop_fraction, exif_orientation, value_range
+            weights.preprocessing,
+            image_size,
+            weights.source,
+            resize=resize,
+            crop_fraction=crop_fraction,
+            interpolation=interpolation,
+            exif_orientation=exif_orientation,
+            value_range=value_range,
         ),
         source=weights.source,
         notes=tuple(notes),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.config.validate import is_value_range
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source
@@ -50,6 +51,7 @@ def stored_transform(
     source: str,
     resize: str | None = None,
     crop_fraction: float | None = None,
+    interpolation: str | None = None,
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> EvaluationTransform | None:
@@ -62,7 +64,7 @@ def stored_transform(
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.
     """
     known = {field: value for field, value in (stored or {}).items() if value is not None}
-    given = {"resize": resize, "crop_fraction": crop_fraction}
+    given = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
     for field, value in given.items():
         if value is None:
             continue
@@ -71,13 +73,17 @@ def stored_transform(
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
-        transform = build_transform(known["resize"], known["crop_fraction"], image_size, source)
+        how = known["resize"], known["crop_fraction"], known.get("interpolation")
+        transform = build_transform(*how, image_size, source)
         is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
         values = known.get("value_range") if value_range is None else value_range
         if values is not None and not is_value_range(values):
             raise ValueError(f"{source}: value_range={values!r} must be two finite numbers, low < high.")
         return dataclasses.replace(
-            transform, exif_orientation=is_upright, value_range=None if values is None else (values[0], values[1])
+            transform,
+            exif_orientation=is_upright,
+            value_range=None if values is None else (values[0], values[1]),
+            library="timm" if known.get("resize_library") == "timm" else "huggingface",
         )
     if any(value is not None for value in (*given.values(), exif_orientation, value_range)):
         raise undescribed(source)
@@ -92,12 +98,18 @@ def undescribed(source: str) -> ValueError:
     )
 
 
-def build_transform(resize: Any, fraction: Any, image_size: tuple[int, int], source: str) -> EvaluationTransform:
-    """Validates values that may come from a foreign file."""
+def build_transform(
+    resize: Any, fraction: Any, interpolation: Any, image_size: tuple[int, int], source: str
+) -> EvaluationTransform:
+    """Validate values that may come from a foreign file."""
     if resize not in ("direct", "short_side"):
         raise ValueError(f"{source}: resize={resize!r} is unknown; it is direct or short_side.")
     if type(fraction) not in (int, float) or not 0 < fraction <= 1:
         raise ValueError(f"{source}: crop_fraction={fraction!r} must be a number above 0, up to 1.")
     if resize == "direct" and fraction != 1:
         raise ValueError(f"{source}: crop_fraction={fraction} has no effect with resize=direct; leave it out.")
-    return EvaluationTransform(image_size, resize, float(fraction))
+    if interpolation not in (None, *INTERPOLATIONS):
+        raise ValueError(
+            f"{source}: interpolation={interpolation!r} is unknown; it is {' or '.join(INTERPOLATIONS)}, or not given."
+        )
+    return EvaluationTransform(image_size, resize, float(fraction), interpolation=interpolation)

@@ -76,16 +76,11 @@ class Model:
         Raises:
           ValueError: the destination exists or does not match the format, or the format cannot hold the network.
         """
-        prepared, size = self.transform, self.architecture.image_size
         weights = Weights(
             architecture=self.architecture,
             parameters={name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()},
             class_names=None if self.class_names == numbers_of(len(self.class_names)) else self.class_names,
-            preprocessing=None
-            if prepared is None
-            else describe_preparation(
-                size, prepared.resize, prepared.crop_fraction, prepared.exif_orientation, prepared.value_range
-            ),
+            preprocessing=None if self.transform is None else describe_preparation(self.transform),
             source=self.source,
             training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
         )

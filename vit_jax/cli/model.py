@@ -22,6 +22,7 @@ OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"}
 READING = OF_WEIGHTS | {
     "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",
+    "[--interpolation=bilinear|bicubic]": "antialiased filter, where the weights do not state one",
     "[--exif_orientation=applied|ignored]": "turn photographs upright, or not; else as in training, if that is known",
     "[--value_range=LOW,HIGH]": "values of files of more than 8 bits that become 0 and 255; else as in training",
     "[--compute_dtype=float32]": "or bfloat16",
@@ -82,6 +83,7 @@ def open_model(
         compute_dtype=options.get("compute_dtype", "float32"),
         resize=options.get("resize"),
         crop_fraction=fraction(options, "crop_fraction") if "crop_fraction" in options else None,
+        interpolation=options.get("interpolation"),
         exif_orientation=options["exif_orientation"] == "applied" if "exif_orientation" in options else None,
         value_range=value_range(options),
         sharding=sharding,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vit_jax.weights import Weights
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
-_OF_IMAGES = ("resize", "crop_fraction", "exif_orientation")  # of the weights' own preparation
+_OF_IMAGES = ("resize", "crop_fraction", "interpolation", "exif_orientation")  # of the weights' own preparation
 _OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
 _OF_FEATURES = {
     "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, block:N or stage:N",

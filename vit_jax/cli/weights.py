@@ -298,7 +298,7 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
     names = options.get("names")
     if names is not None and kind != "safetensors":
         raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
-    of_programs = ("resize", "crop_fraction", "exif_orientation", "value_range", "compute_dtype")
+    of_programs = ("resize", "crop_fraction", "interpolation", "exif_orientation", "value_range", "compute_dtype")
     idle = [f"--{name}" for name in of_programs if name in options]
     if idle and kind not in ("stablehlo", "onnx"):
         raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")

@@ -26,6 +26,7 @@ _WORDS = {  # what is to be written here, and what others call it
     "input.mixup_alpha": "mixup",
     "input.augmentations": "color_jitter colour_jitter jitter random_erasing reprob re_prob cutout",
     "input.crop_area_fraction": "crop_scale random_resized_crop rrc_scale",
+    "input.test_interpolation": "interpolation resample val_interpolation",
     "input.test_crop_fraction": "crop_pct crop_ratio crop_percent",
     "input.sampling": "weighted_sampler class_balanced balanced_sampling oversample",
     "input.randaugment_layers": "randaugment randaug rand_augment aa auto_augment autoaugment trivial_augment",

@@ -7,7 +7,7 @@ below a field describes it in editors, in the documentation and in `vit-jax show
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, get_args
 
 from vit_jax.config.variants import parse_name
 
@@ -37,6 +37,8 @@ Policy = Literal["none", "dots", "attention", "full"]
 Remat = Literal["auto", "none", "dots", "attention", "full"]
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
 PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
+Interpolation = Literal["bilinear", "bicubic"]
+INTERPOLATIONS = get_args(Interpolation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,6 +232,9 @@ class InputConfig:
     """Resize in evaluation: the short side, then a central crop; or both sides directly, without a crop."""
     test_crop_fraction: float = 0.875
     """Fraction of the resized sides that the central crop keeps, for test_resize="short_side": 224 of 256 pixels."""
+    test_interpolation: Interpolation | None = None
+    """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
+    sample without antialiasing for "direct", as the released code."""
     cache_records: bool = False
     """Keep encoded images in memory; for datasets that fit."""
     exif_orientation: bool = False

@@ -226,7 +226,11 @@ def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
     return after
 
 
-def central_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The middle of an image that is at least `size` (height, width)."""
-    top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
+def central_crop(image: np.ndarray, size: tuple[int, int], to_even: bool = False) -> np.ndarray:
+    """Return the middle of an image that is at least `size` (height, width).
+
+    Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in torchvision and timm.
+    """
+    rest = image.shape[0] - size[0], image.shape[1] - size[1]
+    top, left = (round(pixels / 2) if to_even else pixels // 2 for pixels in rest)
     return image[top : top + size[0], left : left + size[1]]

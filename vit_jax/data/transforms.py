@@ -6,14 +6,15 @@ Both can be pickled, and are pure: random numbers come from the generator given.
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import cv2
 import numpy as np
 
-from vit_jax.config.schema import InputConfig
-from vit_jax.data import augment, crops, images
+from vit_jax.config.schema import InputConfig, Interpolation
+from vit_jax.data import augment, crops, images, resampling
 from vit_jax.data.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.references import called, resolve
@@ -96,6 +97,7 @@ class EvaluationTransform:
     """Decode and resize, the same for every pass; fields as in `InputConfig`.
 
     With "direct_crop" both sides are resized, as with "direct", to a larger image, of which the middle is kept.
+    With `interpolation` the filter and the arithmetic are those of `library`.
     """
 
     image_size: tuple[int, int]
@@ -104,16 +106,33 @@ class EvaluationTransform:
     max_image_megapixels: float = InputConfig.max_image_megapixels
     exif_orientation: bool = False
     value_range: ValueRange | None = None
+    interpolation: Interpolation | None = None
+    library: resampling.Library = "huggingface"
 
     def __call__(self, record: Record) -> np.ndarray:
-        """Returns uint8 (height, width, 3), RGB; raises `UnreadableImage`."""
+        """Return uint8 (height, width, 3), RGB.
+
+        Raises:
+          UnreadableImage: the record cannot be decoded.
+        """
         image = images.decode(record.image, self.max_image_megapixels, self.exif_orientation, self.value_range)
+        if self.interpolation is not None:
+            resized = resampling.resize(image, self._antialiased_size(image), self.interpolation, self.library)
+            return images.central_crop(resized, self.image_size, to_even=self.library == "timm")
         if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
         covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
         resize = images.resize_to_cover if self.resize == "short_side" else images.resize_bilinear
         return images.central_crop(resize(image, covered), self.image_size)
+
+    def _antialiased_size(self, image: np.ndarray) -> tuple[int, int]:
+        """Return the size before the crop."""
+        if self.resize == "direct":
+            return self.image_size
+        height, width = self.image_size
+        covered = (math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction))
+        return resampling.covering_size(image.shape[:2], covered) if self.resize == "short_side" else covered
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
@@ -125,6 +144,7 @@ def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
         max_image_megapixels=config.max_image_megapixels,
         exif_orientation=config.exif_orientation,
         value_range=config.value_range,
+        interpolation=config.test_interpolation,
     )
 
 

@@ -17,6 +17,7 @@ from jax import export as jax_export
 from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.api.model import to_probabilities
+from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, write_atomically
 
@@ -169,6 +170,23 @@ def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> lis
     return paths
 
 
+def _filter_words(transform: EvaluationTransform) -> dict[str, str]:
+    words, interpolation = _PREPARATION[transform.resize], transform.interpolation
+    if interpolation is None:
+        return words
+    is_square, is_even = transform.image_size[0] == transform.image_size[1], transform.library == "timm"
+    cropped = (
+        "resized to the smallest image of the same shape that covers the input's size / crop_fraction, rounded down; "
+        f"the longer side is rounded {'down' if is_square else 'to the nearest'}, and the middle is kept, from half "
+        f"the difference rounded {'to the nearest even number' if is_even else 'down'}"
+    )
+    return {
+        "interpolation": interpolation,
+        "meaning": words["meaning"] if transform.resize == "direct" else cropped,
+        "filter": f"{interpolation} with antialiasing, as Pillow's Image.resize of 8-bit images",
+    }
+
+
 def _description(model: Model) -> dict[str, Any]:
     a, transform = model.architecture, model.require_transform()
     return {
@@ -183,7 +201,7 @@ def _description(model: Model) -> dict[str, Any]:
         "preprocessing": {
             "resize": transform.resize,
             "crop_fraction": transform.crop_fraction,
-            **_PREPARATION[transform.resize],
+            **_filter_words(transform),
             "exif_orientation": "applied" if transform.exif_orientation else "ignored",
             **({} if transform.value_range is None else {"value_range": list(transform.value_range)}),
             "alpha": "dropped",

@@ -19,6 +19,7 @@ from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
 from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
+from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
@@ -132,10 +133,7 @@ def _figure(name: str, value: float) -> str:
 def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
-    inputs, size = config.input, architecture.image_size
-    preprocessing = describe_preparation(
-        size, inputs.test_resize, inputs.test_crop_fraction, inputs.exif_orientation, inputs.value_range
-    )
+    preprocessing = describe_preparation(build_evaluation_transform(config.input))
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
         data=located(config.data),

@@ -180,8 +180,7 @@ def run_probes(
 def classifier_weights(weights: Weights, extractor: Extractor, pair: Pair, classifier: Classifier) -> Weights:
     """Return weights whose last layer is the classifier of "pre_logits", for images prepared as the extractor does."""
     assert extractor.layer == "pre_logits", "the caller checks it"
-    size, how = weights.architecture.image_size, extractor.transform
-    preparation = describe_preparation(size, how.resize, how.crop_fraction, how.exif_orientation, how.value_range)
+    preparation = describe_preparation(extractor.transform)
     fitted = with_classifier(weights, *classifier.to_linear(), pair.train.class_names)
     return dataclasses.replace(fitted, preprocessing=preparation, training=pair.training)
 

@@ -84,9 +84,11 @@ def _data(data: str) -> str:
 def _preparation(preprocessing: Mapping[str, Any] | None) -> str:
     if preprocessing is None or "resize" not in preprocessing:
         return "not known"
+    filter_name = preprocessing.get("interpolation")
+    how = f"resized ({markdown_text(str(filter_name))}, antialiased)" if filter_name else "resized"
     if preprocessing["resize"] == "direct":
-        return "both sides resized to those of the input"
-    return f"the short side resized, and the middle kept: {preprocessing.get('crop_fraction', 1):g} of it"
+        return f"both sides {how} to those of the input"
+    return f"the short side {how}, and the middle kept: {preprocessing.get('crop_fraction', 1):g} of it"
 
 
 def _photographs(preprocessing: Mapping[str, Any] | None) -> str:

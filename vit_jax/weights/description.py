@@ -6,11 +6,14 @@ that they can later be evaluated on images that they have not seen.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
 from vit_jax.config.load import references
 from vit_jax.references import StoredReference
+
+if TYPE_CHECKING:
+    from vit_jax.data.transforms import EvaluationTransform
 
 FORMAT_VERSION = 1  # of the metadata that we write
 MOST_LAYERS, MOST_STAGES = 10_000, 8
@@ -58,21 +61,17 @@ def describe(
     }
 
 
-def describe_preparation(
-    image_size: tuple[int, int],
-    resize: str,
-    crop_fraction: float,
-    exif_orientation: bool,
-    value_range: tuple[float, float] | None,
-) -> dict[str, Any]:
+def describe_preparation(how: "EvaluationTransform") -> dict[str, Any]:
     """Describe how images are prepared, as the metadata of weights have it."""
     return {
-        "image_size": list(image_size),
-        "resize": resize,
-        "crop_fraction": 1.0 if resize == "direct" else crop_fraction,
+        "image_size": list(how.image_size),
+        "resize": how.resize,
+        "crop_fraction": 1.0 if how.resize == "direct" else how.crop_fraction,
+        "interpolation": how.interpolation,
+        "resize_library": how.library,
         "pixel_range": [-1.0, 1.0],
-        "exif_orientation": exif_orientation,
-        "value_range": None if value_range is None else list(value_range),
+        "exif_orientation": how.exif_orientation,
+        "value_range": None if how.value_range is None else list(how.value_range),
     }
 
 

@@ -40,7 +40,7 @@ def write_library_config(
         preprocessing = None
     is_timm = format_name == "timm"
     config = timm_config(a, class_names, preprocessing) if is_timm else huggingface_config(a, class_names)
-    processor = None if is_timm or preprocessing is None else _huggingface_processor(a)
+    processor = None if is_timm or preprocessing is None else _huggingface_processor(a, preprocessing)
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
         if value is None:
             path.unlink(missing_ok=True)
@@ -79,12 +79,12 @@ def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> di
     }
 
 
-def _huggingface_processor(a: Architecture) -> dict[str, Any]:
+def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": a.image_size[0], "width": a.image_size[1]},
-        "resample": 2,  # bilinear
+        "resample": 3 if preprocessing.get("interpolation") == "bicubic" else 2,  # Pillow's numbers; 2 is bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -109,7 +109,12 @@ def timm_config(
     pretrained["num_classes"] = a.num_classes
     if preprocessing is not None:
         crop_mode = "squash" if preprocessing["resize"] == "direct" else "center"
-        pretrained |= {"interpolation": "bilinear", "crop_pct": preprocessing["crop_fraction"], "crop_mode": crop_mode}
+        interpolation = preprocessing.get("interpolation") or "bilinear"
+        pretrained |= {
+            "interpolation": interpolation,
+            "crop_pct": preprocessing["crop_fraction"],
+            "crop_mode": crop_mode,
+        }
     config: dict[str, Any] = {"architecture": name, "num_classes": a.num_classes, "num_features": a.width}
     config |= {"model_args": arguments, "pretrained_cfg": pretrained}
     config |= {} if class_names is None else {"label_names": list(class_names)}

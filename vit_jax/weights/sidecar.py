@@ -4,11 +4,13 @@ A value of an unexpected type is ignored, as if it were not there. Preparation o
 unknown, with a note; so is what ours does otherwise.
 """
 
+import math
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.files import read_json
 from vit_jax.references import mark_stored
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
@@ -40,9 +42,10 @@ _SIGLIP_NOTE = (
     "exact GELU: its logits differ a little there."
 )
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
-_OURS = {"direct": "takes one bilinear sample a pixel", "short_side": "averages over areas"}
-_LIKE_OURS = {"direct": (), "short_side": ("bilinear", "box")}  # both average over areas where images shrink
 _RANGE = {"pixel_range": [-1.0, 1.0]}  # of our networks, whatever the pixels of the library are
+_OF_SHORT_SIDES = ("CLIP", "Bit")  # processors in which one number is the short side, not both sides
+_TIMM = {"resize_library": "timm"}
+_CLOSEST = {"lanczos": "bicubic"}  # of other filters bilinear
 Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
 POOLS = {"token": "token", "avg": "gap", "map": "map"}
 
@@ -166,6 +169,9 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
     if not processor:  # the network takes images of some size; how they are brought to it is not stated
         return None, ()
     size = typed(processor, "size", dict, int) or config.get("image_size")
+    kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
+    if str(kind).startswith(_OF_SHORT_SIDES) and typed(processor, "size", int):
+        size = {"shortest_edge": size}
     target, edge = pair(size), typed(size, "shortest_edge", int) if isinstance(size, dict) else None
     crop = pair(processor.get("crop_size")) if processor.get("do_center_crop") is True else target
     found = None
@@ -173,13 +179,13 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
         if crop == target:
             found = _prepared(crop, "direct", 1.0)
         elif edge and crop[0] == crop[1] and 0 < crop[0] <= edge:
-            found = _prepared(crop, "short_side", crop[0] / edge)
+            found = _prepared(crop, "short_side", _fraction(crop[0], edge))
     notes = () if found else _unknown(processor, "do_resize", "size", "do_center_crop", "crop_size")
     network = pair(config.get("image_size"))
     if found and network and found["image_size"] != list(network):
         notes = (f"Their images were made {found['image_size']}, but config.json says {list(network)}, which counts.",)
-    resample = _RESAMPLING.get(typed(processor, "resample", int), "bilinear")
-    return found and {**found, **_RANGE}, (*notes, *_resampled(resample, found))
+    found, told = _resampled(_RESAMPLING.get(typed(processor, "resample", int), "bilinear"), found)
+    return found and {**found, **_RANGE}, (*notes, *told)
 
 
 def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prepared:
@@ -188,12 +194,12 @@ def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prep
     found = None
     if size and crop and 0 < crop <= 1:
         if mode == "center":
-            found = _prepared(size, "short_side", float(crop))
+            found = _prepared(size, "short_side", float(crop)) | _TIMM
         elif mode == "squash" and crop == 1:
-            found = _prepared(size, "direct", 1.0)
+            found = _prepared(size, "direct", 1.0) | _TIMM
     notes = () if found or not crop else _unknown(pretrained, "crop_pct", "crop_mode")
-    notes += _resampled(typed(pretrained, "interpolation", str) or "bilinear", found)
-    return found and {**found, **_RANGE}, notes
+    found, told = _resampled(typed(pretrained, "interpolation", str) or "bicubic", found)
+    return found and {**found, **_RANGE}, (*notes, *told)
 
 
 def typed(values: Mapping[str, Any], name: str, *kinds: type) -> Any:
@@ -225,11 +231,19 @@ def _unknown(values: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     return (note,) if stated else ()
 
 
-def _resampled(how: str, prepared: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if prepared is None or how in _LIKE_OURS[prepared["resize"]]:
-        return ()
-    theirs = f"{how} interpolation" + ("" if how == "nearest" else ", smoothed where it shrinks")
-    return (f"Their images were resized with {theirs}; ours {_OURS[prepared['resize']]}, so logits differ a little.",)
+def _fraction(crop: int, edge: int) -> float:
+    """Return the fraction of `edge` pixels that the crop keeps, from which crop / fraction is not below `edge`."""
+    fraction = crop / edge
+    return fraction if crop / fraction >= edge else math.nextafter(fraction, 0.0)
+
+
+def _resampled(theirs: str, prepared: dict[str, Any] | None) -> Prepared:
+    """Add the interpolation, or the closest of ours and a note."""
+    if prepared is None:
+        return None, ()
+    ours = theirs if theirs in INTERPOLATIONS else _CLOSEST.get(theirs, "bilinear")
+    note = f"Their images were resized with {theirs} interpolation; ours is {ours}, so logits differ a little."
+    return {**prepared, "interpolation": ours}, () if ours == theirs else (note,)
 
 
 def _normalisation(values: Mapping[str, Any], mean: str, std: str) -> Normalisation:

@@ -1,0 +1,93 @@
+"""Antialiased resizing: equal to Pillow's of 8-bit images within one grey level, to torchvision's within two.
+
+Legend: H W height and width, K old pixels under the filter of a new one.
+"""
+
+import functools
+from typing import Literal
+
+import cv2
+import numpy as np
+import scipy.sparse
+
+from vit_jax.config.schema import Interpolation
+
+_RADIUS = {"bilinear": 1, "bicubic": 2}
+_BAND = 128  # columns in float32 at a time: little memory, also of large photographs
+
+Library = Literal["huggingface", "timm"]
+"""Whose order of the two passes and rounding of crops: torchvision's on tensors, or Pillow 13's and torchvision's."""
+
+
+def resize(
+    image: np.ndarray, size: tuple[int, int], interpolation: Interpolation, library: Library = "huggingface"
+) -> np.ndarray:
+    """Resize to `size` (height, width) in two passes, each rounded to 8 bits.
+
+    Args:
+      image: uint8 (H, W, 3).
+      size: of the result.
+      interpolation: the filter; where an image shrinks, it widens with the scale (antialiasing).
+      library: timm resizes rows first if an image loses more than twice as many rows as columns.
+    """
+    (height, width), (new_height, new_width) = image.shape[:2], size
+    if (height, width) == tuple(size):
+        return image
+    if library == "timm" and new_height < height and height - new_height > 2 * (width - new_width):
+        return _resize_columns(_resize_rows(image, new_height, interpolation), new_width, interpolation)
+    return _resize_rows(_resize_columns(image, new_width, interpolation), new_height, interpolation)
+
+
+def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of the smallest image of the shape of `old` that covers `least`, rounded as other libraries do.
+
+    For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For other rectangles
+    it is timm's, which rounds both sides to the nearest.
+    """
+    (height, width), side = old, least[0]
+    if least[0] != least[1]:
+        ratio = min(height / least[0], width / least[1])
+        return round(height / ratio), round(width / ratio)
+    return (side, int(side * width / height)) if height <= width else (int(side * height / width), side)
+
+
+def _resize_columns(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
+    return cv2.transpose(_resize_rows(cv2.transpose(image), new, interpolation))
+
+
+def _resize_rows(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
+    height, width, channels = image.shape
+    weights = _weights(height, new, interpolation)
+    resized = np.empty((new, width, channels), np.uint8)
+    for left in range(0, width, _BAND):
+        band = image[:, left : left + _BAND]
+        pixels = weights @ band.reshape(height, -1).astype(np.float32)
+        pixels += 0.5  # halves are rounded up
+        resized[:, left : left + _BAND] = np.clip(pixels, 0, 255, out=pixels).reshape(new, -1, channels)
+    return resized
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.csr_array:
+    """Weights (new, old) of the new pixels on the old ones."""
+    stretch = max(old / new, 1.0)
+    centre_H = (np.arange(new) + 0.5) * (old / new)
+    reach = _RADIUS[interpolation] * stretch
+    first_H = np.maximum((centre_H - reach + 0.5).astype(int), 0)
+    end_H = np.minimum((centre_H + reach + 0.5).astype(int), old)
+    place_HK = first_H[:, None] + np.arange((end_H - first_H).max())
+    weight_HK = _filter(np.abs(place_HK + 0.5 - centre_H[:, None]) / stretch, interpolation)
+    weight_HK[place_HK >= end_H[:, None]] = 0.0
+    weight_HK /= weight_HK.sum(axis=1, keepdims=True)
+    starts = np.arange(0, weight_HK.size + 1, weight_HK.shape[1])
+    columns = np.minimum(place_HK, old - 1).ravel()
+    return scipy.sparse.csr_array((weight_HK.ravel().astype(np.float32), columns, starts), shape=(new, old))
+
+
+def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
+    """Return the triangle, or Keys' cubic with a slope of -0.5, at distances from 0."""
+    if interpolation == "bilinear":
+        return np.maximum(1.0 - distance, 0.0)
+    inner = (1.5 * distance - 2.5) * distance**2 + 1.0
+    outer = ((2.5 - 0.5 * distance) * distance - 4.0) * distance + 2.0
+    return np.where(distance < 1.0, inner, np.where(distance < 2.0, outer, 0.0))
