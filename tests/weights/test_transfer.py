@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,14 @@ import pytest
 import scipy.ndimage
 
 from tests.models.small_models import abstract
+from tests.weights.reference import resizing
 from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
 from vit_jax import pytree
 from vit_jax.weights.names import stacked_shapes
-from vit_jax.weights.transfer import fit, resize_grid, resize_offsets, resize_rows, without_head
+from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
+from vit_jax.weights.transfer import fit, without_head
 
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "resizing.npz"
 MLP = NETWORKS["mlp_head"]
 HEAD = ("head/linear/kernel", "head/linear/bias")
 FILTERS = {
@@ -67,7 +71,8 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
         else:
             assert resize
             (height, width), (new_height, new_width) = source.grid, target.grid
-            assert name != "positions/table" or words == f"resized from {height}x{width} to {new_height}x{new_width}"
+            grids = f"{height}x{width} to {new_height}x{new_width}"
+            assert name != "positions/table" or words == f"resized from {grids} (corners, as the released code)"
             resized = made[0] if name == "positions/table" else made
             old = given[0] if name == "positions/table" else given
             grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
@@ -88,7 +93,8 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     summary = fit(without_head(weights), changed(doubled(MLP), num_classes=5, head="linear")).summary()
     assert summary == (
         f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias left out, head/hidden/kernel left out, "
-        "head/linear/bias replaced, head/linear/kernel replaced, positions/table resized from 2x3 to 4x6"
+        "head/linear/bias replaced, head/linear/kernel replaced, "
+        "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
 
 
@@ -104,16 +110,20 @@ def test_positions_in_blocks_are_resized_block_by_block(network):
         for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (given, fitted.parameters)), strict=True):
             np.testing.assert_array_equal(new[0], resize_rows(old[0], a.grid, target.grid, "corners"))
     if network == "axial_relative":
-        assert set(resized.values()) == {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
+        assert {words.partition(" (")[0] for words in resized.values()} == {
+            "resized from 1x3 to 1x6",
+            "resized from 1x2 to 1x4",
+        }
 
 
-@pytest.mark.parametrize("method", FILTERS)
+@pytest.mark.parametrize("method", EQUALS)
 def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_says(method):
     target = changed(doubled(VIT), num_classes=4, head_bias_init=-10.0)
     weights = weights_of(VIT, class_names=("a", "b", "c"))
     fitted = fit(weights, target, position_resize=method).parameters
     expected = resize_rows(weights.parameters["positions/table"][0], VIT.grid, target.grid, method)
     assert fitted["positions/table"][0].tobytes() == expected.tobytes()
+    assert expected[0].tobytes() == weights.parameters["positions/table"][0, 0].tobytes()  # the class token's
     assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
     assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
     empty = without_head(weights, keep_hidden=False)
@@ -223,6 +233,21 @@ def test_other_filters(old, new, method):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)  # weights and sums are float32 there
     assert np.abs(found - resize_grid(old_hwD, new)).max() > 1e-2
     assert resize_grid(old_hwD, old, method).tobytes() == old_hwD.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("library", "method"),
+    [("timm", "bicubic"), ("huggingface", "huggingface"), ("dinov2", "dinov2"), ("bilinear", "bilinear")],
+)
+@pytest.mark.parametrize("grids", resizing.GRIDS)
+def test_positions_are_those_of_the_library(library, method, grids):
+    """Recorded from timm's resample_abs_pos_embed and PyTorch's interpolate (reference/resizing.py)."""
+    with np.load(GOLDEN) as golden:
+        expected = golden[resizing.key(library, *grids)]
+    old_hwD = resizing.table(grids[0])
+    np.testing.assert_allclose(resize_grid(old_hwD, grids[1], method), expected, rtol=0, atol=1e-5)
+    assert np.abs(resize_grid(old_hwD, grids[1], "corners") - expected).max() > 1e-2
+    assert resize_grid(old_hwD, grids[0], method) is old_hwD
 
 
 def test_an_unknown_filter_is_refused_whatever_the_grid():

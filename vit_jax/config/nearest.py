@@ -16,6 +16,7 @@ _WORDS = {  # what is to be written here, and what others call it
     "model.depth": "layers num_layers num_hidden_layers",
     "model.num_heads": "heads num_attention_heads",
     "model.mlp_dim": "intermediate_size",
+    "model.position_resize": "interpolate_pos_encoding interpolate_antialias interpolate_offset",
     "model.pool": "pool_type global_pool",
     "model.compute_dtype": "dtype precision mixed_precision amp fp16 bf16",
     "model.remat": "gradient_checkpointing grad_checkpointing",

@@ -20,6 +20,7 @@ Reference = NewType("Reference", str)
 Pool = Literal["token", "gap", "map", "token_gap"]
 HeadForm = Literal["mlp", "linear"]
 PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none", "relative"]
+PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"]
 PositionLayers = Literal["stem", "every", "shared"]
 BlockForm = Literal["axial"]
 Gelu = Literal["tanh", "exact", "quick"]
@@ -154,9 +155,10 @@ class AdaptConfig:
     head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"
     """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2), zero_keep_hidden keeps the
     hidden layer, keep changes nothing."""
-    position_resize: Literal["corners", "bilinear", "bicubic", "lanczos3"] = "corners"
-    """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code; the
-    others: as timm and other PyTorch code."""
+    position_resize: PositionResize = "corners"
+    """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code;
+    bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic without antialiasing, as Hugging
+    Face; dinov2: the same with DINOv2's offset of 0.1."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
     """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
     code does for patches of 14 pixels at 384."""

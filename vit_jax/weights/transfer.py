@@ -6,10 +6,7 @@ Legend: h w rows and columns of patches, S sequence length, D width.
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import pytree
@@ -18,12 +15,8 @@ from vit_jax.positions import fixed_positions
 from vit_jax.references import is_reference
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
+from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
 from vit_jax.weights.report import ArrayStatus
-
-PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3"]
-"""corners: bilinear between samples whose corners stay corners, as the released code does (scipy's order-1 zoom).
-The others see samples as the middles of cells, as image libraries and PyTorch ports do, and smooth when they shrink."""
-
 
 _NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
 
@@ -76,7 +69,9 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
         old, new = (_grid_of(name, a.grid) for a in (source, target))
         if old != new:
             given[name] = _resize(name, given[name], old, new, position_resize)
-            statuses.append(ArrayStatus.of(name, given[name], f"resized from {old[0]}x{old[1]} to {new[0]}x{new[1]}"))
+            grids = f"{old[0]}x{old[1]} to {new[0]}x{new[1]}"
+            how = f"resized from {grids} ({position_resize}, {EQUALS[position_resize]})"
+            statuses.append(ArrayStatus.of(name, given[name], how))
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
         raise ValueError(f"{fault}:{pytree.listed(lines)}")
@@ -157,59 +152,6 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
-
-
-def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
-    """Resizes a table of positions to a grid, float32 (rows, columns, D), by a method of `PositionResize`.
-
-    Where the grid stays, so do the very numbers.
-    """
-    if method not in get_args(PositionResize):
-        raise ValueError(
-            f"Unknown way to resize positions {method!r}: use one of {', '.join(get_args(PositionResize))}."
-        )
-    if table_hwD.shape[:2] == tuple(grid):
-        return table_hwD
-    if method == "corners":
-        rows, columns = (_corner_weights(old, new) for old, new in zip(table_hwD.shape[:2], grid, strict=True))
-        resized = np.einsum("Hh,Ww,hwD->HWD", rows, columns, table_hwD.astype(np.float64), optimize=True)
-        return resized.astype(np.float32)
-    name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
-    return np.asarray(jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name))
-
-
-def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    """The same for a flat table in raster order, whose rows before the patches (a class token's) stay as they are."""
-    first = len(table_SD) - old[0] * old[1]
-    resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
-    return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
-
-
-def _corner_weights(old: int, new: int) -> np.ndarray:
-    """(new, old): each new sample's weights on the old ones; the first and the last keep their places."""
-    places = np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1)
-    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
-
-
-def resize_offsets(table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    """The same for relative positions, whose rows are offsets in raster order and then a class token's, which stay.
-
-    Offsets are resized as the grid of rows by columns that they are. Several of the new ones may be one in raster
-    order: that is their mean, each counted as often as two patches have it.
-    """
-    (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
-    resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)
-    sums_Rh = np.zeros((new_places_HW.max() + 1, table_Rh.shape[1]))
-    np.add.at(sums_Rh, new_places_HW, pairs_HW[..., None] * resized_HWh.astype(np.float64))
-    means_Rh = sums_Rh / np.bincount(new_places_HW.ravel(), pairs_HW.ravel())[:, None]
-    return np.concatenate([means_Rh.astype(np.float32), table_Rh[places_hw.max() + 1 :]])
-
-
-def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of every offset by rows and columns: its row in a table, and how many pairs of patches have it."""
-    rows, columns = (np.arange(1 - length, length) for length in grid)
-    pairs = np.multiply.outer(grid[0] - abs(rows), grid[1] - abs(columns))
-    return np.add.outer(rows * grid[1], columns) + grid[0] * grid[1] - 1, pairs
 
 
 _TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")

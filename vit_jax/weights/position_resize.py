@@ -1,0 +1,105 @@
+"""Learned positions on another grid of patches.
+
+Legend: h w rows and columns of patches, S sequence length, D width, R rows of a table of offsets.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config.schema import PositionResize
+
+EQUALS: dict[str, str] = {
+    "corners": "as the released code",
+    "bilinear": "antialiased, as PyTorch",
+    "bicubic": "antialiased, as timm",
+    "lanczos3": "antialiased",
+    "huggingface": "as Hugging Face's ViT, CLIP, SigLIP and DINOv2",
+    "dinov2": "as the original code of DINOv2",
+}
+"""The library whose numbers each method equals, for reports.
+
+corners is bilinear between samples whose corners stay corners (scipy's order-1 zoom). The others see samples as the
+middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialiasing.
+"""
+
+
+def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
+    """Resize a table of positions to a grid, float32 (rows, columns, D), by a method of `PositionResize`.
+
+    Values are unchanged where the grid is.
+    """
+    if method not in get_args(PositionResize):
+        raise ValueError(
+            f"Unknown way to resize positions {method!r}: use one of {', '.join(get_args(PositionResize))}."
+        )
+    if table_hwD.shape[:2] == tuple(grid):
+        return table_hwD
+    if method in _WEIGHTS:
+        rows, columns = map(_WEIGHTS[method], table_hwD.shape[:2], grid)
+        resized = np.einsum("Hh,Ww,hwD->HWD", rows, columns, table_hwD.astype(np.float64), optimize=True)
+        return resized.astype(np.float32)
+    name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
+    return np.asarray(jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name))
+
+
+def _corner_weights(old: int, new: int) -> np.ndarray:
+    """Weights (new, old) of samples whose first and last keep their places."""
+    places = np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1)
+    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
+
+
+def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
+    """Weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
+
+    Args:
+      old: number of samples.
+      new: number of samples.
+      offset: added to `new` in the scale, as DINOv2 does.
+    """
+    centre = (np.arange(new) + 0.5) * (old / (new + offset)) - 0.5
+    place = np.floor(centre).astype(int)[:, None] + np.arange(-1, 3)
+    x = np.abs(centre[:, None] - place)
+    inner, outer = (1.25 * x - 2.25) * x**2 + 1.0, ((3.75 - 0.75 * x) * x - 6.0) * x + 3.0
+    weights = np.zeros((new, old))
+    np.add.at(weights, (np.arange(new)[:, None], np.clip(place, 0, old - 1)), np.where(x <= 1.0, inner, outer))
+    return weights
+
+
+_WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "corners": _corner_weights,
+    "huggingface": _bicubic_weights,
+    "dinov2": functools.partial(_bicubic_weights, offset=0.1),
+}
+
+
+def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+    """Resize a flat table in raster order; rows before the patches, such as a class token's, stay unchanged."""
+    first = len(table_SD) - old[0] * old[1]
+    resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
+    return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
+
+
+def resize_offsets(table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+    """Resize relative positions, whose rows are offsets in raster order and then a class token's, which stay.
+
+    Offsets are resized as the grid of rows by columns that they are. Several of the new ones may be one in raster
+    order: that is their mean, each counted as often as two patches have it.
+    """
+    (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
+    resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)
+    sums_Rh = np.zeros((new_places_HW.max() + 1, table_Rh.shape[1]))
+    np.add.at(sums_Rh, new_places_HW, pairs_HW[..., None] * resized_HWh.astype(np.float64))
+    means_Rh = sums_Rh / np.bincount(new_places_HW.ravel(), pairs_HW.ravel())[:, None]
+    return np.concatenate([means_Rh.astype(np.float32), table_Rh[places_hw.max() + 1 :]])
+
+
+def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return for every offset by rows and columns its row in a table, and the number of pairs of patches with it."""
+    rows, columns = (np.arange(1 - length, length) for length in grid)
+    pairs = np.multiply.outer(grid[0] - abs(rows), grid[1] - abs(columns))
+    return np.add.outer(rows * grid[1], columns) + grid[0] * grid[1] - 1, pairs
