@@ -23,7 +23,8 @@ from vit_jax.config.schema import AttentionForm, ComputeDtype
 from vit_jax.config.variants import NUM_GROUPS
 from vit_jax.doctor.machine import Finding
 from vit_jax.models.attention import CORES, Projections, choose_form
-from vit_jax.models.norm import LayerNorm, as_rows
+from vit_jax.models.block import as_rows
+from vit_jax.models.norm import LayerNorm
 from vit_jax.models.resnet import GroupNorm
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
