@@ -105,7 +105,7 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
     for name in CORES:
         monkeypatch.setitem(CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE)
 
-    attention = Attention(small(width=384, num_heads=2, compute_dtype=dtype), rngs=nnx.Rngs(0))
+    attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
     with placed_by(Place(platform=platform) if platform else None):
         jax.eval_shape(lambda: attention(x, x))

@@ -149,7 +149,7 @@ def test_forms_of_architectures():
 
 @pytest.mark.parametrize(("remat", "forwards"), [("dots", 1), ("attention", 1), ("full", 2)])
 def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
-    attention = Attention(small(width=64, num_heads=2, compute_dtype="bfloat16"), rngs=nnx.Rngs(0), form="cudnn")
+    attention = Attention(64, 2, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0), form="cudnn")
 
     @functools.partial(jax.checkpoint, policy=REMAT_POLICIES[remat], prevent_cse=False)
     def attend(attention, x):

@@ -3,6 +3,7 @@
 Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +12,13 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.activations import is_placed, named, platform
-from vit_jax.config import Architecture
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_cudnn, attention_kernel
-from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import RelativePositions, RotaryPositions
 from vit_jax.models.product import dot_general, multiply, multiply_each
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
+PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Projections(NamedTuple):
@@ -41,37 +41,38 @@ class Projections(NamedTuple):
 class Attention(nnx.Module):
     """Multi-head attention with separate projections; softmax in float32.
 
-    `rotary` turns queries and keys by the place of their patch; `a.attention_norm` adds a norm before the last
-    projection.
+    `rotary` turns queries and keys by the place of their patch; a `norm` precedes the last projection. `biases` are the
+    projections that have one.
     """
 
     def __init__(
         self,
-        a: Architecture,
+        width: int,
+        num_heads: int,
         *,
+        dtype: jnp.dtype,
         rngs: nnx.Rngs,
         form: AttentionForm = "auto",
         positions: RelativePositions | None = None,
         rotary: RotaryPositions | None = None,
-        num_heads: int | None = None,
+        norm: nnx.Module | None = None,
+        biases: Collection[str] = PROJECTIONS,
     ):
-        has_bias = {"query": a.qkv_bias != "none", "key": a.qkv_bias == "all", "value": a.qkv_bias != "none"}
-        self.dtype = jnp.dtype(a.compute_dtype)
         self.query, self.key, self.value, self.out = (
             nnx.Linear(
-                a.width,
-                a.width,
-                use_bias=use_bias,
+                width,
+                width,
+                use_bias=name in biases,
                 kernel_init=XAVIER_UNIFORM,
-                dtype=self.dtype,
+                dtype=dtype,
                 dot_general=dot_general,
                 rngs=rngs,
             )
-            for use_bias in (*has_bias.values(), a.linear_bias)
+            for name in PROJECTIONS
         )
-        self.norm = build_norm(a) if a.attention_norm else None
-        self.num_heads, self.form = num_heads or a.num_heads, form
+        self.num_heads, self.dtype, self.form = num_heads, dtype, form
         self.positions, self.rotary = positions, rotary
+        self.norm: Any = norm
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:

@@ -17,7 +17,9 @@ from vit_jax.config import Architecture
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models.attention import Attention, LineAttention, choose_form
 from vit_jax.models.dropout import drop_examples, dropout
-from vit_jax.models.mlp import Mlp
+from vit_jax.models.mlp import Mlp as Mlp
+from vit_jax.models.mlp import build_mlp
+from vit_jax.models.norm import LayerNorm as LayerNorm
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import RelativePositions, RotaryPositions
 
@@ -32,12 +34,18 @@ def as_rows(x_BSD: jax.Array) -> jax.Array:
 
 
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
-    options: dict[str, Any] = {"rngs": rngs, "form": _asked_form(a)}
+    biases = {"all": ("query", "key", "value"), "query_value": ("query", "value"), "none": ()}[a.qkv_bias]
+    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": _asked_form(a)}
+    options["biases"] = (*biases, "out") if a.linear_bias else biases
+    if a.attention_norm:
+        options["norm"] = build_norm(a)
     if a.position_embedding == "relative":
         options["positions"] = RelativePositions(a, length or math.prod(a.grid), rngs=rngs)
     if a.rope is not None:
         options["rotary"] = RotaryPositions(a)
-    return Attention(a, **options) if length is None else LineAttention(a, length=length, **options)
+    if length is None:
+        return Attention(a.width, a.num_heads, **options)
+    return LineAttention(a.width, a.num_heads, length=length, **options)
 
 
 def _asked_form(a: Architecture) -> AttentionForm:
@@ -72,7 +80,7 @@ class Block(nnx.Module):
         self.attention_norm = build_norm(a)
         self.attention = _build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
-        self.mlp = Mlp(a, rngs=rngs)
+        self.mlp = build_mlp(a, rngs=rngs)
         scales = [None if a.layer_scale is None else nnx.Param(jnp.full(a.width, a.layer_scale)) for _ in range(2)]
         self.attention_scale, self.mlp_scale = scales
         self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0

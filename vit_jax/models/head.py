@@ -25,10 +25,11 @@ class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(a.compute_dtype)
         self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
-        self.attention = Attention(a, rngs=rngs, num_heads=a.pool_num_heads)
+        self.attention = Attention(a.width, a.pool_num_heads or a.num_heads, dtype=dtype, rngs=rngs)
         self.norm = build_norm(a)
-        self.mlp = Mlp(a, rngs=rngs, form="gelu")
+        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
     @jax.named_scope("pooling")
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ Legend: B batch, S sequence length, R = B S, D width, M MLP dimension.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,33 +58,58 @@ GELUS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class Mlp(nnx.Module):
     """Dense layers to M hidden units and back, dropout after each (ViT, App. B.1).
 
-    "gelu" is GELU(expand(x)); "swiglu" is silu(gate(x)) * expand(x), "swiglu_norm" with a norm after it (EVA-02).
+    Without a gate the hidden units are GELU(expand(x)), in the form "tanh" (released JAX code), "exact" (PyTorch ports)
+    or "quick" (CLIP); with one they are silu(gate(x)) * expand(x). A `norm` follows them.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs, form: str | None = None):
+    def __init__(
+        self,
+        width: int,
+        mlp_dim: int,
+        *,
+        form: str,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        is_gated: bool = False,
+        norm: nnx.Module | None = None,
+        use_bias: bool = True,
+    ):
         dense = functools.partial(
             nnx.Linear,
             kernel_init=XAVIER_UNIFORM,
             bias_init=NEARLY_ZERO,
-            use_bias=a.linear_bias,
-            dtype=jnp.dtype(a.compute_dtype),
+            use_bias=use_bias,
+            dtype=dtype,
             dot_general=dot_general,
             rngs=rngs,
         )
-        form = form or a.mlp
-        self.expand, self.contract = dense(a.width, a.mlp_dim), dense(a.mlp_dim, a.width)
-        self.gate = None if form == "gelu" else dense(a.width, a.mlp_dim)
-        self.norm = build_norm(a, a.mlp_dim) if form == "swiglu_norm" else None
-        self.gelu = a.gelu
+        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
+        self.gate = dense(width, mlp_dim) if is_gated else None
+        self.norm: Any = norm
+        self.form = form
 
     @jax.named_scope("mlp")
     def __call__(self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
         """Return an array of the shape of `x`, (B, S, D) or (B S, D)."""
         hidden = self._hidden(self.expand, x)
-        hidden = GELUS[self.gelu](hidden) if self.gate is None else jax.nn.silu(self._hidden(self.gate, x)) * hidden
+        hidden = GELUS[self.form](hidden) if self.gate is None else jax.nn.silu(self._hidden(self.gate, x)) * hidden
         if self.norm is not None:
             hidden = self.norm(hidden)
         return dropout(self.contract(dropout(hidden, fraction, key, site=0)), fraction, key, site=1)
 
     def _hidden(self, layer: nnx.Linear, x: jax.Array) -> jax.Array:
         return checkpoint_name(named(layer(x), "hidden_BSM" if x.ndim == 3 else "hidden_RM"), "hidden")
+
+
+def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:
+    """Return the MLP of a block."""
+    return Mlp(
+        a.width,
+        a.mlp_dim,
+        form=a.gelu,
+        dtype=jnp.dtype(a.compute_dtype),
+        rngs=rngs,
+        is_gated=a.mlp != "gelu",
+        norm=build_norm(a, a.mlp_dim) if a.mlp == "swiglu_norm" else None,
+        use_bias=a.linear_bias,
+    )
