@@ -162,6 +162,7 @@ def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
 
 MISSING = aot.missing_compiler(parse_topology("h100:1"))
 FIELDS = ("model.depth=2", "model.compute_dtype=bfloat16", "global_batch=16", "evaluation.global_batch=16")
+FIELDS += ("model.remat=dots", "model.scan_unroll=1", "sharding.parameters=replicated")
 ONE_CALL = {"fmhaSoftmax": 1, "fmhaSoftmaxBackward": 1}  # in the body of the loop over blocks
 PROGRAMS = {
     "197 tokens, full remat": (ONE_CALL | {"fmhaSoftmax": 2}, 1, "train", "model.pool=token", "model.remat=full"),

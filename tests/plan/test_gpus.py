@@ -28,6 +28,7 @@ MISSING = aot.missing_compiler(parse_topology("h100:1"))
 pytestmark = [pytest.mark.tools, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 HALF = ["--config.model.compute_dtype=bfloat16"]
 S16, L16, H14 = "pretrain_imagenet1k:ViT-S/16", "pretrain_imagenet1k:ViT-L/16", "pretrain_jft:ViT-H/14"
+LOOP = ("model.remat=dots", "model.scan_unroll=1", "optimizer.accumulation_steps=1")
 
 
 def planned(recipe, topology, *overrides):
@@ -71,7 +72,7 @@ def test_nodes_hold_replicas():
 
 @pytest.mark.newest
 def test_s16_fits_one_h100_and_its_time_is_plausible():
-    plan = planned(S16, "h100:1", "global_batch=256")
+    plan = planned(S16, "h100:1", "global_batch=256", *LOOP)
     assert plan.fits
     assert 4 < plan.memory.total / 2**30 < 10
     assert plan.memory.activations > 0.2 * plan.memory.total, "what the loop keeps"
@@ -88,7 +89,7 @@ def test_cublas_computes_biases_gelu_and_sums():
 
 
 def test_h14_with_a_thousand_images_does_not_fit_one_h100():
-    plan = planned(H14, "h100:1", "global_batch=1024", "model.remat=dots", "model.scan_unroll=1")
+    plan = planned(H14, "h100:1", "global_batch=1024", *LOOP)
     assert isinstance(plan.compiled, aot.Executable), "XLA for GPUs compiles also what does not fit"
     assert not plan.fits
     assert "DOES NOT FIT" in to_text(plan)
@@ -96,7 +97,7 @@ def test_h14_with_a_thousand_images_does_not_fit_one_h100():
 
 @pytest.mark.newest
 def test_l16_with_fsdp_gathers_and_scatters_beside_its_products():
-    plan = planned(L16, "h100:8", "sharding.parameters=fsdp", "global_batch=1024")
+    plan = planned(L16, "h100:8", "sharding.parameters=fsdp", "global_batch=1024", *LOOP)
     opcodes = {i.opcode for c in hlo.parse(plan.compiled.text).computations.values() for i in c}
     assert {"all-gather-start", "all-gather-done", "reduce-scatter-start", "reduce-scatter-done"} <= opcodes
     totals = {"all-gather": 0.0, "reduce-scatter": 0.0}
