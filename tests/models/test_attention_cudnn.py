@@ -1,4 +1,4 @@
-"""cuDNN's form of attention without a GPU: padding against XLA's form, choice, what is kept; compiled for H100s."""
+"""cuDNN's form of attention without a GPU: against XLA's form and JAX's calls, choice, what is kept, compiled."""
 
 import collections
 import functools

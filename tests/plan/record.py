@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from docs.tables import renew, table
 from tests.plan.layouts import layouts_table
+from tests.plan.record_gpus import machine_table, recipe_table
 from vit_jax.config import load_recipe
 from vit_jax.cost.memory import Memory
 from vit_jax.plan.dataset import choose_dataset
@@ -179,6 +180,8 @@ TABLES = {
     "scaling": scaling_table,
     "spread": spread_table,
     "layouts": layouts_table,
+    "gpus": machine_table,
+    "gpu recipes": recipe_table,
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plan import record
+from tests.plan import record, record_gpus
 from vit_jax.cost.memory import Memory
 
 ROWS = record.load()
@@ -27,3 +27,15 @@ def test_what_is_recorded():
     assert {case.name for case in record.HEADLINES} <= {case.name for case in COMPILED}
     small, large = (ROWS[f"L/16 on v5e:{shape}"]["step_seconds"] for shape in ("4x4", "16x16"))
     assert large <= 1.05 * small  # 256 chips are not slower than 16
+
+
+def test_what_is_recorded_for_gpus():
+    rows, cases = record_gpus.load(), (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC)
+    commands = {f"{case.name} on {gpus}": case.command(gpus) for case in cases for gpus in case.machines}
+    assert {name: row["command"] for name, row in rows.items()} == {
+        name: " ".join(["vit-jax plan", *commands[name]]) for name in rows
+    }
+    assert all(row["roofline_ms"] <= row["ms"] for row in rows.values())
+    assert {row["attention"] for row in rows.values() if row["name"] in {case.name for case in record_gpus.TABLE}} == {
+        "cudnn"
+    }
