@@ -72,7 +72,8 @@ RECIPES = (  # every recipe as it is shipped
     *(Case(f"{_IMAGENET}{name}", f"{_IMAGENET}{name}", machines=_EIGHT) for name in ("ViT-B/16", "ViT-L/16")),
     *(Case(f"{_JFT}{name}", f"{_JFT}{name}", machines=_EIGHT) for name in ("ViT-H/14", "R50x1", "R50+ViT-B/16")),
     *(Case(name, name, machines=_EIGHT) for name in ("pretrain_imagenet21k:ViT-B/16", "pretrain_s16_baseline")),
-    *(Case(name, name, machines=_EIGHT) for name in ("masked_patch", "digits", "digits_masked", "digits_transfer")),
+    *(Case(name, name, machines=_EIGHT) for name in ("digits", "digits_masked", "digits_transfer")),
+    Case("masked_patch", "masked_patch", machines=_EIGHT, dataset=(("num_examples", 303_000_000), ("num_classes", 1))),
     Case("pretrain_own", "pretrain_own", machines=_EIGHT, dataset=(("num_examples", 10_000), ("num_classes", 10))),
     *(Case(name, name, machines=_EIGHT) for name in ("finetune:ViT-B/16,cifar10", "finetune:ViT-L/16,imagenet")),
 )
