@@ -15,7 +15,7 @@ import vit_jax
 from vit_jax import cli
 from vit_jax.cli.words import split
 from vit_jax.config import load_recipe
-from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding
+from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
 from vit_jax.weights import OPTIONS
 
@@ -80,6 +80,7 @@ def test_every_argument_is_read_and_none_that_is_not_declared():
 
 def test_choices_of_weights_are_those_of_the_schema():
     allowed = {"gelu": Gelu, "standardization_epsilon_added_to": AddedTo, "position_embedding": PositionEmbedding}
+    allowed["rope"] = Rope
     choices = {name: form.split("|") for name, (form, _) in OPTIONS.items() if "|" in form}
     expected = {name: [one for one in get_args(kind) if one != "relative"] for name, kind in allowed.items()}
     assert choices == expected  # no other format has relative positions
