@@ -1,5 +1,6 @@
 """Recipes, overrides and plain dictionaries into checked configs, and back."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import PretrainConfig, from_dict, load_recipe, to_dict, to_text
+from vit_jax.config.architecture import named_architecture, read_architecture
 from vit_jax.config.load import flatten
 
 DIGITS = "configs/digits.py"
@@ -168,3 +170,10 @@ def test_missing_fields_are_those_without_a_default():
 def test_wrong_names_and_types(fields, field, rule):
     with rejects(field, rule):
         from_dict(PretrainConfig, to_dict(load()) | fields)
+
+
+@pytest.mark.parametrize("field", ["layer_norm_epsilon", "gelu", "depth"])
+def test_a_long_value_is_not_printed_whole(field):
+    with pytest.raises(ValueError, match=f"architecture.{field}='xxx") as error:
+        read_architecture(dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5})
+    assert len(str(error.value)) < 1000

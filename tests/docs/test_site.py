@@ -43,7 +43,8 @@ def test_pages_made_of_the_code(site):
     assert "The network to train: name selects its sizes" in config
     assert "config.model: ModelConfig" in config
     assert "config.evaluation.evaluators.NAME: EvaluatorConfig" in config
-    assert "pool 'token' | 'gap' | 'map' | Reference | None default None How tokens become one feature vector" in config
+    pools = "pool 'token' | 'gap' | 'map' | 'token_gap' | Reference | None"
+    assert f"{pools} default None How tokens become one feature vector" in config
     assert "vit_jax.models.vit.VisionTransformer" in (site / "python/models.html").read_text()
 
 

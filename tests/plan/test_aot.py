@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -161,3 +162,8 @@ def test_what_does_not_fit_is_a_result():
     assert plan.memory is None
     assert plan.usable_bytes == plan.topology.fabric.usable_bytes
     assert "DOES NOT FIT" in to_text(plan)
+
+
+def test_the_folder_of_schedules_is_made_again():
+    shutil.rmtree(aot._schedules())
+    assert aot._schedules().is_dir()

@@ -82,7 +82,8 @@ def test_s16_fits_one_h100_and_its_time_is_plausible():
 
 def test_cublas_computes_biases_gelu_and_sums():
     """Or kernels of their own would read and write the hidden units once more."""
-    plan = planned("pretrain_imagenet1k:ViT-B/16", "h100:1", "global_batch=32", "model.depth=2", "model.remat=none")
+    overrides = ("global_batch=32", "model.depth=2", *LOOP, "model.remat=none")
+    plan = planned("pretrain_imagenet1k:ViT-B/16", "h100:1", *overrides)
     epilogues = re.findall(r'"epilogue":"([A-Z_]+)"', plan.compiled.text)
     assert epilogues.count("BIAS_GELU_AUX") == 1, "in the loop over layers; the gradient needs the input, which is kept"
     assert len(re.findall(r'"beta":1\b', plan.compiled.text)) == 2, "of the gradients through queries, keys and values"

@@ -20,6 +20,8 @@ from vit_jax.references import is_reference
 
 T = TypeVar("T")
 
+_MOST_SHOWN = 200  # characters of a value in a message
+
 
 def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     """Loads "configs/x.py:ARGUMENT" and applies overrides such as "--config.model.width=64".
@@ -229,7 +231,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         if value in known:
             return value
         meant = meant_value(value, known)
-        raise ValueError(f"config.{name}={value!r} is not allowed: {_describe(hint)} is needed.{meant}")
+        raise ValueError(f"config.{name}={_shown(value)} is not allowed: {_describe(hint)} is needed.{meant}")
     option = next(option for option in options if option is not type(None))
     if typing.get_origin(option) is tuple:
         kinds = typing.get_args(option)
@@ -242,11 +244,17 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
             return tuple(_check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
     elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:  # also whole numbers that no float can hold
-            raise ValueError(f"config.{name}={value!r} is not allowed: a finite number is needed.")
+            raise ValueError(f"config.{name}={_shown(value)} is not allowed: a finite number is needed.")
         return float(value)
     elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"config.{name}={value!r} has the wrong type: {_describe(hint)} is needed.")
+    raise ValueError(f"config.{name}={_shown(value)} has the wrong type: {_describe(hint)} is needed.")
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a file as it can be printed: of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _check_plain(name: str, value: Any) -> Any:

@@ -166,9 +166,16 @@ def _read_bundles() -> dict[str, int]:
     return found
 
 
-@functools.cache
 def _schedules() -> pathlib.Path:
-    """The folder to which this process's compiler writes schedules: about 50 MB for a step, removed at the end."""
+    """Return the folder to which this process's compiler writes schedules; make it again if it was cleaned up."""
+    folder = _schedule_folder()
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _schedule_folder() -> pathlib.Path:
+    """Return a temporary folder, about 50 MB for a step, which is removed at the end."""
     folder = tempfile.mkdtemp(prefix="vit_jax_schedules_")
     remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(remove)
