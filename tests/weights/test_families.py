@@ -33,6 +33,16 @@ def apply(weights, images):
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)(jnp.asarray(images, jnp.float32))
 
 
+def test_without_its_config_a_file_of_a_current_family_gives_a_warning(tmp_path):
+    file = write("timm/clip", tmp_path) / "model.safetensors"
+    (tmp_path / "config.json").unlink()
+    assert any("WARNING: without the config.json" in note for note in load_weights(file, num_heads=2).notes)
+    file = write("timm/dinov3", tmp_path) / "model.safetensors"
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match="does not state its rotary positions: give the folder"):
+        load_weights(file, num_heads=2)
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in FAST else [pytest.mark.slow]) for case in GOLDEN]
 )

@@ -177,6 +177,12 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
     if fields.get("class_tokens") == int(facts.pool in ("token", "token_gap")):
         fields["class_tokens"] = None  # as the pooling has it
     a = bounded_architecture(fields | choice)
+    if a.parts.keys() - {"position_tokens"} and not stated:
+        assumptions.append(
+            f"WARNING: without the config.json of these weights, gelu={a.gelu}, layer_norm_epsilon="
+            f"{a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, which other families do not have. Give the "
+            "folder with both files."
+        )
     return a, rows if a.position_tokens == "patches" else 0, assumptions
 
 
