@@ -72,7 +72,7 @@ def test_why_a_process_ended(tmp_path, text, problem):
 
 
 def test_a_process_that_takes_too_long(monkeypatch):
-    """What it has printed counts."""
+    """Results that it has printed count."""
 
     def run(command, stdout, timeout, **_):
         stdout.write('{"batch": 32}\n')

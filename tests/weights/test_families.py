@@ -47,7 +47,7 @@ def test_without_its_config_a_file_of_a_current_family_gives_a_warning(tmp_path)
     "case", [pytest.param(case, marks=[] if case in FAST else [pytest.mark.slow]) for case in GOLDEN]
 )
 def test_the_features_are_those_of_the_library(case, tmp_path):
-    """Of pixels in [0, 1], so that the normalisation of pixels is compared too."""
+    """The input is pixels in [0, 1], so that their normalisation is compared too."""
     golden = GOLDEN[case]
     weights = load_weights(write(case, tmp_path))
     output = apply(weights, 2 * pixels(golden["size"]) - 1)

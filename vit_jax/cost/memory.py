@@ -32,7 +32,7 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """Of the training state."""
+        """Bytes of the training state."""
         return self.parameters + self.optimizer + self.average
 
     @property

@@ -36,7 +36,7 @@ JPEG_SIZE, JPEG_QUALITY, NOISE = (375, 500), 90, 20.0  # about 100 kB, as ImageN
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What is examined: networks for accelerators, or a small one."""
+    """Networks to examine: for accelerators, or a small one."""
 
     about: str
     networks: tuple[str, ...]
@@ -121,7 +121,7 @@ def checks(workdir: pathlib.Path | None) -> list[Callable[[], Finding]]:
 
 
 def hardware(scale: Scale) -> Finding:
-    """What the checks below examine."""
+    """Subject of the checks below."""
     return Finding("hardware", scale.about)
 
 

@@ -22,7 +22,7 @@ LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of 
 
 
 class Planned(NamedTuple):
-    """What a plan says; the figures are None where there is none, and `basis` is then the reason."""
+    """Figures of a plan; None without a plan, and `basis` is then the reason."""
 
     basis: str  # such as "compiled for h100:1"
     seconds: float | None = None  # of a step
