@@ -208,6 +208,12 @@ def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
     np.testing.assert_allclose(found, [[mean] * 3, [std] * 3], rtol=1e-12)
 
 
+def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
+    assert "gelu" not in read(tmp_path, {**HUGGINGFACE, "use_gated_mlp": True, "hidden_act": "silu"}).fields
+    with pytest.raises(ValueError, match="its gated MLPs have the activation 'gelu': ours have silu only"):
+        read(tmp_path, {**HUGGINGFACE, "use_gated_mlp": True, "hidden_act": "gelu"})
+
+
 @pytest.mark.parametrize("mean", [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]])
 def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
     with pytest.raises(ValueError, match="must be three finite numbers each"):

@@ -85,7 +85,8 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         config = {**config, **(typed(config, tower, dict) or {})}
     labels = config.get("id2label")
     is_gated = typed(config, "hidden_act", str) in ("silu", "swish") or config.get("use_swiglu_ffn") is True
-    is_gated = is_gated or config.get("use_gated_mlp") is True
+    if config.get("use_gated_mlp") is True and not is_gated:
+        raise ValueError(f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only.")
     fields = {
         "image_size": pair(config.get("image_size")),
         "patch_size": pair(config.get("patch_size")),
