@@ -35,24 +35,12 @@ def fold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> 
       parameters: with the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
       normalisation: of the pixels that the parameters were trained on.
     """
-    scale = 1 / (2 * np.asarray(normalisation.std, np.float64))
-    shift = (0.5 - np.asarray(normalisation.mean, np.float64)) / np.asarray(normalisation.std, np.float64)
-    return _changed(parameters, scale, shift)
-
-
-def unfold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> dict[str, np.ndarray]:
-    """Return the parameters from which `fold` makes the given ones."""
-    scale = 2 * np.asarray(normalisation.std, np.float64)
-    return _changed(parameters, scale, 2 * np.asarray(normalisation.mean, np.float64) - 1)
-
-
-def _changed(parameters: Mapping[str, np.ndarray], scale_C: np.ndarray, shift_C: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the embedding of y = scale x + shift as an embedding of x, in the dtype of the kernel."""
+    mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
+    scale_C, shift_C = 1 / (2 * std_C), (0.5 - mean_C) / std_C  # of pixels in [-1, 1] to normalised ones
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
     bias_D = np.einsum("hwCD,C->D", kernel_hwCD, shift_C) + parameters.get(BIAS, 0.0)
     dtype = parameters[KERNEL].dtype
-    changed = {KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
-    return {**parameters, **changed}
+    return {**parameters, KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
 
 
 def parse_normalisation(mean: object, std: object) -> Normalisation:

@@ -169,8 +169,6 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
     if sidecar.normalisation != OURS:
         a, parameters, note = _folded(a, parameters, sidecar.normalisation)
         notes.append(note)
-        if preprocessing is not None and a.patch_bias:
-            preprocessing = {**preprocessing, "normalisation": sidecar.normalisation._asdict()}
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None
