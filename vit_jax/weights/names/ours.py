@@ -21,7 +21,6 @@ Shape = tuple[int, ...]
 _BLOCK = re.compile(r"encoder/blocks/(\d+)/(.+)")
 _UNIT = re.compile(r"((?:body|stem)/stage\d+)/unit(\d+)/(.+)")
 _PROJECTION = re.compile(r".*attention/(?:(?:query|key|value)/(?:kernel|bias)|(out)/kernel)")
-_CLASS_TOKEN = re.compile(r"class_token/(\d+)")
 _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 
@@ -38,7 +37,7 @@ def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
 def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
     """Name and shape of every parameter, layers taken apart."""
     return {
-        apart: _with_heads(name, _part(name, np.broadcast_to(np.float32(0), shape), place).shape, a.num_heads)
+        apart: _with_heads(name, shape if place is None else shape[1:], a.num_heads)
         for name, shape in stacked_shapes(a).items()
         for apart, place in _names_apart(name, shape)
     }
@@ -54,8 +53,6 @@ def stacked_name(name: str) -> tuple[str, int | None]:
     if match := _UNIT.fullmatch(name):
         unit = int(match[2])
         return f"{match[1]}/{'first' if unit == 1 else 'rest'}/{match[3]}", None if unit == 1 else unit - 2
-    if match := _CLASS_TOKEN.fullmatch(name):
-        return "class_token", int(match[1])
     return name, None
 
 
@@ -64,7 +61,7 @@ def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[
     parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name, array in apart.items():
         stacked, place = stacked_name(name)
-        parameter = _part(stacked, parameters[stacked], place)
+        parameter = parameters[stacked] if place is None else parameters[stacked][place]
         parameter[...] = array.reshape(parameter.shape)
     return parameters
 
@@ -75,15 +72,8 @@ def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, n
         apart: part.reshape(_with_heads(name, part.shape, num_heads))
         for name, array in parameters.items()
         for apart, place in _names_apart(name, array.shape)
-        for part in [_part(name, array, place)]
+        for part in [array if place is None else array[place]]
     }
-
-
-def _part(name: str, array: np.ndarray, place: int | None) -> np.ndarray:
-    """Return a view of one layer, or of one class token."""
-    if place is None:
-        return array
-    return array[:, place : place + 1] if name == "class_token" else array[place]
 
 
 def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
@@ -102,7 +92,5 @@ def _names_apart(name: str, shape: Shape) -> Iterator[tuple[str, int | None]]:
         yield from ((f"encoder/blocks/{place}/{rest}", place) for place in range(shape[0]))
     elif match and match[2] == "rest":
         yield from ((f"{match[1]}/unit{place + 2}/{match[3]}", place) for place in range(shape[0]))
-    elif name == "class_token" and shape[1] > 1:
-        yield from ((f"{name}/{place}", place) for place in range(shape[1]))
     else:
         yield (f"{match[1]}/unit1/{match[3]}" if match else name), None
