@@ -26,7 +26,7 @@ _CLASSIC_VIT = {**_CLASSIC, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.
 
 
 class Family(NamedTuple):
-    """Names that some classes of the library share; `{block}` stands for a block, with its number as group 1."""
+    """Names that some classes of the library share."""
 
     prefixes: tuple[str, ...]  # of the network in a file; the first is used in names here
     patches: str  # a name by which files are recognised, with one of a block
@@ -66,7 +66,7 @@ FAMILIES = {
         },
         _TOKENS,
         newer=_CLASSIC_VIT,
-        ignored=r"decoder\.|mask_token$|embeddings\.mask_token$",
+        ignored=r"decoder\.|(embeddings\.)?mask_token$",
     ),
     "dinov2": Family(
         ("", "dinov2.", "dinov2_with_registers."),
@@ -137,7 +137,7 @@ FAMILIES = {
             "pooling/attention/(?:query|key|value)/kernel": "DTh->(Th)D",
             "pooling/attention/(?:query|key|value)/bias": "Th->(Th)",
         },
-        ignored=r"text_model\.|text_projection|logit_(scale|bias)$|embeddings\.position_ids$|.*\.position_ids$",
+        ignored=r"text_model\.|text_projection|logit_(scale|bias)$|.*\.position_ids$",
     ),
 }
 
@@ -224,10 +224,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         fixed_positions="none" if family == "dinov3" else "sincos2d",
         defaults={"gelu": "exact", "layer_norm_epsilon": epsilon},
     )
-    parts = dict(found.parts)
-    if f"{FAMILIES['clip'].prefixes[0]}pre_layrnorm.weight" in shapes:
-        parts["embedding_norm"] = "tokens"
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
     pool = "token_gap" if family == "dinov2" and width == 2 * found.width else found.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    return dataclasses.replace(found, parts=parts, pool=pool, absent=absent)
+    return dataclasses.replace(found, pool=pool, absent=absent)

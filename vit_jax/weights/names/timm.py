@@ -166,10 +166,8 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     if found.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
     changes = {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
-    if "patch_embed.norm.weight" in shapes:
+    if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
-    elif "norm_pre.weight" in shapes:
-        changes["embedding_norm"] = "tokens"
     rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
     has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys()
     return dataclasses.replace(found, parts={**found.parts, **changes}, needs_rope=has_rope)

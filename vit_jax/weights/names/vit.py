@@ -39,8 +39,8 @@ def vit_facts(
     def find(ours: str) -> Shape | None:
         return shapes.get(name_of(rules, ours))
 
-    def has(*ours: str) -> bool:
-        return all(find(name) is not None for name in ours)
+    def has(ours: str) -> bool:
+        return find(ours) is not None
 
     width, _, *patch_size = shape_of(shapes, name_of(rules, "embedding/kernel"), 4)
     first_layer = name_of(rules, f"{_BLOCK}/attention_norm/scale")
@@ -56,7 +56,7 @@ def vit_facts(
         "layer_scale": 1.0 if has(f"{_BLOCK}/attention_scale") else None,
         "mlp": gated if has(f"{_BLOCK}/mlp/gate/kernel") else "gelu",
         "norm": "layer" if has(f"{_BLOCK}/attention_norm/bias") else "rms",
-        "embedding_norm": None,
+        "embedding_norm": "tokens" if has("embedding_norm/scale") else None,
         "final_norm": "pooled" if pooled_norm else "tokens" if has("encoder/norm/scale") else "none",
         "attention_norm": has(f"{_BLOCK}/attention/norm/scale"),
         "patch_bias": has("embedding/bias"),
