@@ -6,6 +6,8 @@ The numbers are from data sheets; a collective is modelled as a ring on every ax
 import dataclasses
 import math
 
+from vit_jax.cost.chips import find_chip
+
 GIB = 2**30
 GIGA = 1e9
 
@@ -104,6 +106,12 @@ def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabr
         return num_bytes / speed + HOP_SECONDS * group.stride
     part = 1 - 1 / (group.num_switched * math.prod(group.lengths))
     return PASSES[operation] * num_bytes * part / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
+
+
+def fabric_of(device_kind: str) -> Fabric | None:
+    """Return the fabric of a device, by the name that jax has for it, or None."""
+    chip = find_chip(device_kind)
+    return next((fabric for fabric in FABRICS if chip is not None and find_chip(fabric.device_kind) is chip), None)
 
 
 def find_fabric(kind: str) -> Fabric | None:

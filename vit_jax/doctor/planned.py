@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.cost.chips import find_chip
-from vit_jax.cost.fabrics import FABRICS
+from vit_jax.cost.fabrics import fabric_of
 from vit_jax.files import first_line
 from vit_jax.plan.topology import parse_topology
 
@@ -35,8 +34,7 @@ class Planned(NamedTuple):
 
 def topology_of(devices: Sequence[Any]) -> str | None:
     """Return the name that `--topology=` has for all devices of a machine; None where `plan` does not know it."""
-    chip = find_chip(devices[0].device_kind)
-    fabric = next((each for each in FABRICS if chip is not None and find_chip(each.device_kind) is chip), None)
+    fabric = fabric_of(devices[0].device_kind)
     if fabric is None:
         return None
     lengths = [len(devices)]

@@ -19,7 +19,7 @@ from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConf
 from vit_jax.config.load import flatten
 from vit_jax.config.schema import Policy
 from vit_jax.cost.chips import find_chip
-from vit_jax.cost.fabrics import FABRICS, GIB
+from vit_jax.cost.fabrics import GIB, fabric_of
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.files import expanded
 from vit_jax.sharding import AXES, count_slices, shard_tree
@@ -112,8 +112,8 @@ def usable_bytes(device: Any) -> int:
         return UNKNOWN_BYTES
     if device.platform == "gpu":
         return int(GPU_FRACTION * chip.memory_bytes)
-    reported = (fabric.usable_bytes for fabric in FABRICS if fabric.device_kind in chip.device_kinds)
-    return next(reported, chip.memory_bytes)
+    fabric = fabric_of(device.device_kind)
+    return chip.memory_bytes if fabric is None else fabric.usable_bytes
 
 
 def _with_policy(architecture: Architecture, config: RunConfig) -> Architecture:
