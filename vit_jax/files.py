@@ -48,6 +48,11 @@ def printable_lines(message: str) -> str:
     return "\n".join(map(printable, message.split("\n")))
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text with at most this number of characters, and "…" in the place of the others."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def first_line(error: BaseException) -> str:
     """Of an error's message the first line that has words; the error's class where none has."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from vit_jax.config import durations, schema
 from vit_jax.config.nearest import absent, meant_value, nearest
 from vit_jax.config.recipes import names_in
+from vit_jax.files import shortened
 from vit_jax.references import is_reference
 
 T = TypeVar("T")
@@ -253,8 +254,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a value of a file as it can be printed: of bounded length."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return shortened(repr(value), _MOST_SHOWN)
 
 
 def _check_plain(name: str, value: Any) -> Any:

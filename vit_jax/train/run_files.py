@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.schema import MULTILABEL_RESULTS
-from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, write_atomically
+from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, shortened, write_atomically
 
 CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -147,7 +147,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _shown(name: str) -> str:
-    return printable(name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…")
+    return printable(shortened(name, MAX_SHOWN))
 
 
 def _require_amounts(values: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import expanded, write_atomically
+from vit_jax.files import expanded, shortened, write_atomically
 from vit_jax.train.lock import FILE as LOCK_FILE
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.run_files import (
@@ -216,8 +216,7 @@ def require_same_config(path: pathlib.Path, config: Any) -> None:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    text = repr(values.get(name, "not set"))
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return shortened(repr(values.get(name, "not set")), MAX_SHOWN)
 
 
 def _with_defaults(stored: Any, kind: type) -> Any:

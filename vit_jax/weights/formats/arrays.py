@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
 
+from vit_jax.files import shortened
 from vit_jax.references import CodeNotAllowed
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -60,7 +61,7 @@ def _reason(error: BaseException) -> str:
 
 def shown(name: str) -> str:
     """A name from a file as it can be printed: quoted, escaped and of bounded length."""
-    return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…")
+    return repr(shortened(name, _SHOWN_CHARACTERS))
 
 
 class StoredArray(NamedTuple):
