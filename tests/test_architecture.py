@@ -298,7 +298,7 @@ LOOP_IMPORT = "from vit_jax.train.loop import train"
 FIELDS = "class ModelConfig:\n    width: int\n    gelu: str = 'tanh'\nclass RunConfig:\n    seed: int\n    total: str\n"
 RECIPE = "import dataclasses\nfrom vit_jax.config import schema\nfrom vit_jax.config.schema import ModelConfig\n"
 CASES = [  # a check, sources, and how many complaints
-    (rank_violations, {"vit_jax/models/vit.py": "import vit_jax.data.mixup"}, 1),  # a sibling
+    (rank_violations, {"vit_jax/models/vit.py": "import vit_jax.data.mixing"}, 1),  # a sibling
     (rank_violations, {"vit_jax/config/load.py": "from vit_jax import pytree"}, 1),  # a sibling of rank 0
     (rank_violations, {"vit_jax/evals/fewshot.py": "from vit_jax.train import state"}, 1),  # a higher rank
     (rank_violations, {"vit_jax/plan/memory.py": "from vit_jax.bench import step"}, 1),

@@ -29,8 +29,8 @@ def test_every_word_means_a_field_and_is_none():
         ("learning_rate", ["schedule.learning_rate"]),  # under its section
         ("wdith", ["model.width"]),
         ("input.mixup", ["input.mixup_alpha"]),
-        ("input.cutmix", []),
-        ("input.random_erasing", ["input.augmentations"]),
+        ("input.cutmix", ["input.cutmix_alpha"]),
+        ("input.random_erasing", ["input.erasing_fraction"]),
         ("save_total_limit", ["checkpoint.keep_latest"]),
         ("eval_batch_size", ["evaluation.global_batch"]),
         ("fsdp", ["sharding.parameters"]),
@@ -46,7 +46,7 @@ def test_a_word_for_what_this_kind_of_run_has_not():
     assert "resume_from" not in nearest("resume", FINETUNING)
 
 
-def test_cutmix_is_not_mixup():
-    for name in ("cutmix", "CutMix-Alpha"):
-        with rejects(f"There is no field 'input.{name}'", "CutMix is not included.*input.augmentations"):
+def test_a_feature_that_is_not_included():
+    for name in ("cutmix_minmax", "CutMix-MinMax"):
+        with rejects(f"There is no field 'input.{name}'", "Use input.cutmix_alpha alone"):
             from_dict(InputConfig, {name: 1.0}, "input.")

@@ -31,9 +31,11 @@ FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objec
 FRACTIONS += ("input.holdout_fraction", "polyak.factor", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
 NOT_NEGATIVE = ("optimizer.weight_decay", "schedule.learning_rate", "schedule.end_learning_rate", "input.mixup_alpha")
 NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randaugment_magnitude", "input.num_workers")
-NOT_NEGATIVE += ("input.max_unreadable", "checkpoint.keep_best", "seed", "stop_early.min_delta")
+NOT_NEGATIVE += ("input.cutmix_alpha", "input.max_unreadable", "checkpoint.keep_best", "seed", "stop_early.min_delta")
 AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
 AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps", "stop_early.patience")
+AT_LEAST_ONE += ("input.repeats",)
+SHARES = ("input.cutmix_fraction", "input.erasing_fraction", "input.color_jitter", "input.test_crop_fraction")
 POSITIVE = ("input.test_crop_fraction", "input.max_image_megapixels")
 POSITIVE += ("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "logging.hang_seconds")
 
@@ -56,7 +58,7 @@ def change(fields, base=PRETRAINING):
         *((name, -1, "negative") for name in NOT_NEGATIVE),
         *((name, 0, "at least 1") for name in AT_LEAST_ONE),
         *((name, 0.0, "positive") for name in POSITIVE),
-        ("input.test_crop_fraction", 1.1, r"\[0, 1\]"),
+        *((name, 1.1, r"\[0, 1\]") for name in SHARES),
         ("optimizer.layer_decay", 1.1, "at most 1"),
         ("polyak.factor", 0.0, "between 0 and 1"),
     ],
@@ -107,6 +109,8 @@ def test_limits_are_allowed():
         {"input.test_crop_fraction": 0.5},
         {"input.randaugment_arithmetic": "saturating"},
         {"input.mixup_alpha": 0.4, "objective.kind": "masked_patch"},
+        {"input.cutmix_alpha": 1.0, **MASKED},
+        {"input.cutmix_fraction": 0.2, "input.cutmix_alpha": 1.0, "input.mixup_alpha": 0.0},
         {"objective.label_smoothing_fraction": 0.1, **MASKED},
         {"objective.corrupted_fraction": 0.3},
         {"logging.profile_num_steps": 3},

@@ -77,3 +77,21 @@ def test_shifts_are_uniform_and_fill_with_zeros():
     found = [crops.random_shift(rng, image, 1) for _ in range(900)]
     assert set(np.unique(found)) == {0, 200, 255}
     assert_uniform([np.argwhere(moved[..., 0] == 255)[0] for moved in found], (0, 1, 2), (1, 2, 3))
+
+
+def test_simple_crop_mirrors_the_border():
+    """A pixel holds its own place; four pixels beyond the border repeat those inside, without the outermost."""
+    image = np.stack(np.broadcast_arrays(np.arange(6)[:, None], np.arange(9)[None, :], 0), axis=-1).astype(np.uint8)
+    padded = np.pad(image, [(4, 4), (4, 4), (0, 0)], mode="reflect")
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(2000):
+        crop = crops.simple_crop(rng, image, (6, 6))
+        matches = [
+            (top, left)
+            for top in range(9)
+            for left in range(12)
+            if np.array_equal(crop, padded[top : top + 6, left : left + 6])
+        ]
+        assert matches
+        found.update(matches)
+    assert found == {(top, left) for top in range(9) for left in range(12)}

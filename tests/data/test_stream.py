@@ -160,6 +160,27 @@ def test_all_rows_are_read_before_the_first_is_decoded(monkeypatch):
         assert did == ["read"] * 5 + ["decode"] * 5
 
 
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_repeated_augmentation(is_balanced):
+    """A batch has each chosen record three times, differently augmented."""
+
+    def batches(repeats, rows=None, start_step=0):
+        rows = np.arange(BATCH) if rows is None else rows
+        size = BATCH if repeats == 3 else BATCH // 3
+        stream = TrainStream(SOURCE, TRAIN, 7, size, rows[:size], start_step, STEPS, is_balanced, repeats)
+        return [stream[i] for i in range(len(stream))]
+
+    repeated, once = batches(3), batches(1)
+    for batch, single in zip(repeated, once, strict=True):
+        copies = batch.record_index.reshape(3, -1)
+        assert np.array_equal(copies, np.tile(single.record_index, (3, 1)))  # so neighbours are different records
+        images = batch.image.reshape(3, BATCH // 3, -1)
+        assert not (images[0] == images[1]).all(axis=1).any()
+    assert len({image.tobytes() for batch in repeated for image in batch.image}) > 0.99 * BATCH * STEPS
+    assert_same(batches(3, start_step=5), repeated[5:])
+    assert_same(batches(3, rows=np.arange(5, 9)), [HostBatch(*(a[5:9] for a in batch)) for batch in repeated])
+
+
 def test_unreadable_images_are_masked_and_keep_their_place(broken):
     for batch in run(source=broken, num_steps=9):
         rubbish = np.isin(batch.record_index, [5, 8])

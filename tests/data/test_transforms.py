@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.rejections import rejects
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import augment
+from vit_jax.data import randaugment
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 
@@ -25,6 +25,7 @@ CROPS = [
     {"train_crop": "shift", "shift_pixels": 4},
     {"train_crop": "resize", "train_resize_pixels": 24},
     {"train_crop": "resize_short_side", "train_resize_pixels": 31},
+    {"train_crop": "simple"},
 ]
 
 
@@ -64,6 +65,18 @@ def test_randomness_comes_from_the_generator_alone_and_the_record_stays(train):
     assert np.array_equal(IMAGE, before)
 
 
+def test_augmentations_beside_randaugment_are_applied_and_the_record_stays(train, monkeypatch):
+    before = IMAGE.copy()
+    fields = ({"three_augment": True}, {"color_jitter": 0.4}, {"erasing_fraction": 1.0})
+    every = {name: value for options in fields for name, value in options.items()}
+    found = [train(IMAGE, **WHOLE, **options) for options in (*fields, every)]
+    assert not any(np.array_equal(image, IMAGE) for image in found)
+    assert np.array_equal(IMAGE, before)
+    rng = np.random.default_rng(0)
+    erased = [not np.array_equal(train(IMAGE, rng, **WHOLE, erasing_fraction=0.25), IMAGE) for _ in range(400)]
+    assert 60 < sum(erased) < 140  # 4.6 standard deviations
+
+
 def test_half_of_the_images_are_flipped(train):
     rng = np.random.default_rng(0)
     flipped = [np.array_equal(train(IMAGE, rng, **WHOLE | {"flip": True}), IMAGE[:, ::-1]) for _ in range(400)]
@@ -72,7 +85,7 @@ def test_half_of_the_images_are_flipped(train):
 
 
 def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train, monkeypatch):
-    monkeypatch.setattr(augment, "OPERATIONS", (augment.solarize,))
+    monkeypatch.setattr(randaugment, "OPERATIONS", (randaugment.solarize,))
     fields = {**WHOLE, "randaugment_layers": 1, "randaugment_magnitude": 10}
     assert np.array_equal(train(IMAGE, **fields), 255 - IMAGE)
     assert np.array_equal(train(IMAGE, randaugment_arithmetic="saturating", **fields), IMAGE)

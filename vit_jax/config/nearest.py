@@ -25,7 +25,12 @@ _WORDS = {  # what is to be written here, and what others call it
     "input.image_size": "img_size input_size resolution size res crop_size",
     "input.flip": "hflip horizontal_flip",
     "input.mixup_alpha": "mixup",
-    "input.augmentations": "color_jitter colour_jitter jitter random_erasing reprob re_prob cutout",
+    "input.cutmix_alpha": "cutmix",
+    "input.cutmix_fraction": "mixup_switch_prob cutmix_prob",
+    "input.erasing_fraction": "random_erasing reprob re_prob",
+    "input.color_jitter": "colour_jitter jitter",
+    "input.repeats": "aug_repeats repeated_aug num_repeats",
+    "input.augmentations": "cutout hue gaussian_blur grayscale",
     "input.crop_area_fraction": "crop_scale random_resized_crop rrc_scale",
     "input.test_interpolation": "interpolation resample val_interpolation",
     "input.test_crop_fraction": "crop_pct crop_ratio crop_percent",
@@ -80,8 +85,7 @@ _VALUES = {
     "optax.contrib:muon": "muon",
 }
 _ABSENT = {  # names that others use for features that are not included, and what to do instead
-    "CutMix is not included. Use input.mixup_alpha for mixup, or input.augmentations, which takes user-defined "
-    "functions of one image.": "cutmix cutmix_alpha cutmix_minmax cutmix_prob",
+    "The area of CutMix has no limits. Use input.cutmix_alpha alone.": "cutmix_minmax",
 }
 _MEANT_VALUE = {word: value for value, words in _VALUES.items() for word in words.split()}
 MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}

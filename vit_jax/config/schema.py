@@ -206,9 +206,10 @@ class InputConfig:
     """Number of training images, chosen by the seed; a larger choice contains the smaller ones. None: all."""
     train_examples_per_class: int | None = None
     """Number of training images of each class, chosen by the seed. None: all."""
-    train_crop: Literal["inception", "resize", "resize_short_side", "shift", "none"] = "inception"
+    train_crop: Literal["inception", "resize", "resize_short_side", "simple", "shift", "none"] = "inception"
     """Crop in training: a random area (inception); resize both sides or the short side to train_resize_pixels, then a
-    random crop; resize to image_size, then a random shift; or only resize to image_size (none)."""
+    random crop; resize the short side to image_size, mirror 4 pixels at each border, then a random crop (simple, DeiT
+    III); resize to image_size, then a random shift; or only resize to image_size (none)."""
     train_resize_pixels: int | None = None
     """Pixels of the sides before a random crop, for train_crop="resize" and "resize_short_side" (BiT-HyperRule)."""
     crop_area_fraction: tuple[float, float] = (0.05, 1.0)
@@ -225,11 +226,22 @@ class InputConfig:
     """Strength of each RandAugment operation, from 0 to 10 or more (AugReg uses 10, 15 and 20)."""
     randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"
     """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at the limits."""
+    three_augment: bool = False
+    """Apply one of grayscale, solarize and Gaussian blur to each training image (ThreeAugment, DeiT III)."""
+    color_jitter: float = 0.0
+    """Largest change of brightness, contrast and saturation, in random order (DeiT III: 0.3). 0: off."""
     augmentations: tuple[Reference, ...] = ()
-    """User-defined augmentations after RandAugment: each a function of (image uint8 HWC, numpy generator)."""
+    """User-defined augmentations after those above: each a function of (image uint8 HWC, numpy generator)."""
     mixup_alpha: float = 0.0
     """Both parameters of the beta distribution that mixes two images and their labels (AugReg: 0, 0.2, 0.5, 0.8).
     0: off."""
+    cutmix_alpha: float = 0.0
+    """Both parameters of the beta distribution of the area that CutMix takes from another image (DeiT III: 1).
+    0: off."""
+    cutmix_fraction: float = 0.5
+    """Fraction of steps with CutMix instead of mixup, where both are on."""
+    erasing_fraction: float = 0.0
+    """Fraction of training images of which a random rectangle becomes noise (random erasing). 0: off."""
     test_resize: Literal["short_side", "direct"] = "short_side"
     """Resize in evaluation: the short side, then a central crop; or both sides directly, without a crop."""
     test_crop_fraction: float = 0.875
@@ -237,6 +249,9 @@ class InputConfig:
     test_interpolation: Interpolation | None = None
     """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
     sample without antialiasing for "direct", as the released code."""
+    repeats: int = 1
+    """Number of augmented copies of each chosen image in a batch (repeated augmentation, DeiT: 3); the batch then holds
+    global_batch / repeats images. An epoch counts copies."""
     cache_records: bool = False
     """Keep encoded images in memory; for datasets that fit."""
     exif_orientation: bool = False

@@ -28,10 +28,12 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
     (0, 1, False, "input.holdout_fraction optimizer.momentum optimizer.beta1 optimizer.beta2 polyak.factor"),
     (0, 1, True, "input.test_crop_fraction"),
     (0, None, True, "optimizer.weight_decay schedule.learning_rate schedule.end_learning_rate input.mixup_alpha"),
+    (0, None, True, "input.cutmix_alpha"),
+    (0, 1, True, "input.cutmix_fraction input.erasing_fraction input.color_jitter"),
     (0, None, True, "input.shift_pixels input.randaugment_layers input.randaugment_magnitude input.max_unreadable"),
     (0, None, True, "input.num_workers checkpoint.keep_best seed stop_early.min_delta"),
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
-    (1, None, True, "sharding.num_replicas sharding.num_model_shards stop_early.patience"),
+    (1, None, True, "sharding.num_replicas sharding.num_model_shards stop_early.patience input.repeats"),
 )
 _POSITIVE = (
     *("input.test_crop_fraction", "input.max_image_megapixels"),
@@ -99,7 +101,8 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             "objective.kind='masked_patch'",
         ),
         ("objective", ("label_smoothing_fraction", "class_weights"), not hides, "objective.kind='classification'"),
-        ("input", ("mixup_alpha",), not hides, "objective.kind='classification'"),
+        ("input", ("mixup_alpha", "cutmix_alpha"), not hides, "objective.kind='classification'"),
+        ("input", ("cutmix_fraction",), inputs.mixup_alpha > 0 < inputs.cutmix_alpha, "mixup_alpha and cutmix_alpha"),
         ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
         ("stop_early", ("min_delta",), config.stop_early.patience is not None, "stop_early.patience"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),

@@ -1,175 +1,69 @@
-"""RandAugment as AugReg used it: 16 operations on uint8 (H, W, 3), fast through OpenCV and lookup tables.
+"""Augmentations of DeiT III and others beside RandAugment: ThreeAugment, colour jitter and random erasing.
 
-Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original are kept:
-Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and Contrast takes the number
-of pixels / 256 for the mean grey. In "wrapping" arithmetic, Solarize's threshold and Posterize's shift are bytes as
-they were there, so that from magnitude 10 on Solarize begins anew at 0. Unlike it, blends round to the nearest level.
+All take and return uint8 (H, W, 3), RGB. The image is not modified unless the docstring says so.
 """
 
-from collections.abc import Callable, Mapping
+import math
 
 import cv2
 import numpy as np
 
-GREY = (128, 128, 128)
-LEVELS = np.arange(256)
+BLUR_PIXELS = (0.1, 2.0)  # least and largest standard deviation of the blur of ThreeAugment
+SOLARIZE_FROM = 128
+ERASED_AREA = (0.02, 1 / 3)  # of the image
+ERASED_ASPECT = (0.3, 1 / 0.3)  # height / width
+ERASING_ATTEMPTS = 10
+_LEVELS = np.arange(256, dtype=np.float32)
+_SOLARIZED = np.where(_LEVELS < SOLARIZE_FROM, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
-Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
-"""Takes random numbers, an image uint8 (H, W, 3) and magnitude / 10; returns an image of the same shape."""
 
+def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    """Return the image in grey, solarized or blurred, each with equal chance.
 
-def randaugment(
-    rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float, arithmetic: str = "wrapping"
-) -> np.ndarray:
-    """Applies `layers` operations of a magnitude, 0 to 10 or more, each drawn from all of them with equal chance.
-
-    `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
+    Source: DeiT III (2204.07118), section 3.
     """
-    for choice in rng.integers(len(OPERATIONS), size=layers):
-        operation = OPERATIONS[choice]
-        if arithmetic == "saturating":
-            operation = SATURATING.get(operation, operation)
-        image = operation(rng, image, magnitude / 10)
+    match int(rng.integers(3)):
+        case 0:
+            return to_grey(image)
+        case 1:
+            return cv2.LUT(image, _SOLARIZED)
+        case _:
+            return cv2.GaussianBlur(image, (0, 0), rng.uniform(*BLUR_PIXELS), borderType=cv2.BORDER_REPLICATE)
+
+
+def to_grey(image: np.ndarray) -> np.ndarray:
+    """Return the luma (0.299 R + 0.587 G + 0.114 B) in all three channels."""
+    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+
+
+def color_jitter(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+    """Blend with black, with the image's mean luma and with grey, in random order, as torchvision's `ColorJitter`.
+
+    Each blend is factor * image + (1 - factor) * other, with the factor uniform in [1 - strength, 1 + strength].
+    """
+    for operation in rng.permutation(3):
+        factor = rng.uniform(1 - strength, 1 + strength)
+        if operation == 2:
+            image = cv2.addWeighted(image, factor, to_grey(image), 1 - factor, 0)
+        else:
+            other = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() if operation else 0.0
+            table = np.clip(np.rint(other + factor * (_LEVELS - other)), 0, 255).astype(np.uint8)
+            image = cv2.LUT(image, table)
     return image
 
 
-def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Stretches each channel to 0 to 255; a channel of one value stays."""
-    low, high = image.min(axis=(0, 1)).astype(int), image.max(axis=(0, 1)).astype(int)
-    span = np.maximum(high - low, 1)
-    stretched = np.clip((LEVELS[:, None] - low) * 255 // span, 0, 255)
-    return _look_up(image, np.where(high > low, stretched, LEVELS[:, None]))
+def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    """Replace a random rectangle by uniform noise. Writes into the image.
 
-
-def equalize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Flattens the histogram of each channel, by the rule of PIL's ImageOps."""
-    return _look_up(image, np.stack([_equalizing_table(image, channel) for channel in range(3)], axis=1))
-
-
-def invert(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """255 minus every value."""
-    return cv2.bitwise_not(image)
-
-
-def rotate(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Turns by 30 degrees x strength about the centre."""
+    Source: Random Erasing (1708.04896), with the largest area of timm (1/3; the paper has 0.4).
+    """
     height, width = image.shape[:2]
-    matrix = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), _signed(rng, 30.0 * strength), 1.0)
-    return _warp(image, matrix)
-
-
-def posterize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Keeps the highest int(4 x strength) bits, at least one: all at magnitude 20, above 22 again one."""
-    shift = min((8 - int(4 * strength)) % 256, 7)  # a byte, of which TF takes no more than 7
-    return _look_up(image, LEVELS >> shift << shift)
-
-
-def solarize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Inverts values from int(256 x strength) modulo 256 on: at magnitudes 0, 10 and 20 all of them."""
-    return _look_up(image, np.where(int(256 * strength) % 256 > LEVELS, LEVELS, 255 - LEVELS))
-
-
-def posterize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Keeps the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
-    shift = max(8 - int(4 * strength), 0)
-    return _look_up(image, LEVELS >> shift << shift)
-
-
-def solarize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Inverts values from int(256 x strength) on; no value is above 255, so from magnitude 10 on nothing changes."""
-    return _look_up(image, np.where(int(256 * strength) > LEVELS, LEVELS, 255 - LEVELS))
-
-
-def color(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from grey to the image, and beyond to stronger colours."""
-    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-    return _blend(grey, image, strength)
-
-
-def contrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from an even grey of (number of pixels) / 256, 196 at 224 x 224, to the image and beyond."""
-    grey = min(image.shape[0] * image.shape[1] // 256, 255)
-    return _look_up(image, _blended_levels(grey, strength))
-
-
-def brightness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from black to the image and beyond."""
-    return _look_up(image, _blended_levels(0, strength))
-
-
-def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from a smoothed image, whose outermost pixels are not smoothed, to the image and beyond."""
-    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-    smooth = image.copy()
-    smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
-    return _blend(smooth, image, strength)
-
-
-def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Covers a square of 2 x int(40 x strength) pixels around a random point with grey."""
-    half = int(40 * strength)
-    row, column = (int(value) for value in rng.integers(image.shape[:2]))
-    image = image.copy()
-    image[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = GREY
+    for _ in range(ERASING_ATTEMPTS):
+        area = rng.uniform(*ERASED_AREA) * height * width
+        aspect = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
+        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < rows < height and 0 < columns < width:
+            top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
+            image[top : top + rows, left : left + columns] = rng.integers(256, size=(rows, columns, 3), dtype=np.uint8)
+            break
     return image
-
-
-def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Adds int(110 x strength) to values below 128."""
-    return _look_up(image, np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS))
-
-
-def _moving(matrix: Callable[[float], list[list[float]]], most: float) -> Operation:
-    """Moves pixels by the matrix of `most` x strength, in either direction."""
-    return lambda rng, image, strength: _warp(image, np.array(matrix(_signed(rng, most * strength))))
-
-
-shear_x = _moving(lambda slope: [[1, slope, 0], [0, 1, 0]], most=0.3)  # rows, by their distance from the top
-shear_y = _moving(lambda slope: [[1, 0, 0], [slope, 1, 0]], most=0.3)  # columns, by their distance from the left
-translate_x = _moving(lambda pixels: [[1, 0, pixels], [0, 1, 0]], most=100.0)  # at every image size
-translate_y = _moving(lambda pixels: [[1, 0, 0], [0, 1, pixels]], most=100.0)
-
-OPERATIONS: tuple[Operation, ...] = (
-    *(autocontrast, equalize, invert, rotate, posterize, solarize, color, contrast),
-    *(brightness, sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
-)
-SATURATING: Mapping[Operation, Operation] = {posterize: posterize_saturating, solarize: solarize_saturating}
-
-
-def _signed(rng: np.random.Generator, value: float) -> float:
-    return value if rng.random() < 0.5 else -value
-
-
-def _enhancement(strength: float) -> float:
-    """0 gives the degenerate image, 1 the original; above 1 their difference is exaggerated."""
-    return 1.8 * strength + 0.1
-
-
-def _blend(degenerate: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
-    factor = _enhancement(strength)
-    return cv2.addWeighted(image, factor, degenerate, 1 - factor, 0)
-
-
-def _blended_levels(degenerate: int, strength: float) -> np.ndarray:
-    return np.clip(np.rint(degenerate + _enhancement(strength) * (LEVELS - degenerate)), 0, 255)
-
-
-def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Nearest neighbour, grey outside; the matrix takes pixels of the result to pixels of the image."""
-    size = (image.shape[1], image.shape[0])
-    flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT, borderValue=GREY)
-
-
-def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """A table (256,) for all channels or (256, 3) for each."""
-    return cv2.LUT(image, table.astype(np.uint8).reshape(1, 256, -1))
-
-
-def _equalizing_table(image: np.ndarray, channel: int) -> np.ndarray:
-    counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).astype(np.int64).ravel()
-    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
-    if step == 0:
-        return LEVELS
-    below = np.cumsum(counts) - counts
-    return np.minimum((below + step // 2) // step, 255)

@@ -13,6 +13,7 @@ import numpy as np
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # width / height
 TF_ATTEMPTS = 100
 TORCHVISION_ATTEMPTS = 10
+SIMPLE_BORDER = 4  # pixels
 
 
 class Box(NamedTuple):
@@ -90,6 +91,15 @@ def random_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, in
     """A part of `size` (height, width) of an image (H, W, 3) that is at least as large; every place equally likely."""
     height, width = image.shape[:2]
     return cut(image, _place(rng, height, width, *size))
+
+
+def simple_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a random part of `size` (height, width) of an image that covers it, mirrored by 4 pixels at each border.
+
+    Source: DeiT III (2204.07118), "simple random crop".
+    """
+    border = SIMPLE_BORDER
+    return random_crop(rng, cv2.copyMakeBorder(image, *(border,) * 4, cv2.BORDER_REFLECT_101), size)
 
 
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:

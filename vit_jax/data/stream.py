@@ -112,6 +112,7 @@ class TrainStream(Stream):
       start_step: the step that is due.
       num_steps: of the complete run.
       is_balanced: every class as often as any other, not every record.
+      repeats: augmented copies of each chosen record in a batch, as far apart as they can be; divides `global_batch`.
     """
 
     source: Source
@@ -122,6 +123,7 @@ class TrainStream(Stream):
     start_step: int
     num_steps: int
     is_balanced: bool = False
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
@@ -131,8 +133,10 @@ class TrainStream(Stream):
         return self.num_steps - self.start_step
 
     def _example(self, i: int, row: int) -> tuple[int, Plan]:
-        epoch, index = self._record_of((self.start_step + i) * self.global_batch + int(self.rows[row]))
-        rng = augmentation_rng(self.seed, epoch, index)
+        num_records = self.global_batch // self.repeats  # of a batch
+        copy, place = divmod(int(self.rows[row]), num_records)
+        epoch, index = self._record_of((self.start_step + i) * num_records + place)
+        rng = augmentation_rng(self.seed, epoch * self.repeats + copy, index)
         return index, lambda record, out: self.transform.plan(record, rng, out)
 
     def _record_of(self, position: int) -> tuple[int, int]:

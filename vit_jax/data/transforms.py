@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig, Interpolation
-from vit_jax.data import augment, crops, images, resampling
+from vit_jax.data import augment, crops, images, randaugment, resampling
 from vit_jax.data.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.references import called, resolve
@@ -25,7 +25,9 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Decode, crop, flip, RandAugment, and a user's own augmentations: references, resolved once in each process.
+    """Decode, crop, flip, augment: RandAugment, ThreeAugment, colour jitter, user-defined functions, random erasing.
+
+    References to user-defined augmentations are resolved once in each process.
 
     Raises:
       ValueError: an augmentation cannot be imported or called.
@@ -63,9 +65,15 @@ class TrainTransform:
             image = cv2.flip(image, 1, dst=image if image is out else None)
         if layers := self.config.randaugment_layers:
             magnitude, arithmetic = self.config.randaugment_magnitude, self.config.randaugment_arithmetic
-            image = augment.randaugment(rng, image, layers, magnitude, arithmetic)
+            image = randaugment.randaugment(rng, image, layers, magnitude, arithmetic)
+        if self.config.three_augment:
+            image = augment.three_augment(rng, image)
+        if self.config.color_jitter:
+            image = augment.color_jitter(rng, image, self.config.color_jitter)
         for reference in self.config.augmentations:
             image = _augmented(reference, image, rng)
+        if self.config.erasing_fraction and rng.random() < self.config.erasing_fraction:
+            image = augment.erase(rng, image if image is out else image.copy())  # it may be the stored record
         return image
 
     def _plan_crop(
@@ -88,6 +96,8 @@ class TrainTransform:
         if pixels is not None:
             resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
+        if crop == "simple":
+            return crops.simple_crop(rng, images.resize_to_cover(image, config.image_size), config.image_size)
         image = images.resize_bilinear(image, config.image_size)
         return crops.random_shift(rng, image, config.shift_pixels) if crop == "shift" else image
 

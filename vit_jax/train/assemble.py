@@ -335,6 +335,7 @@ def open_train_batches(
         start_step,
         assembly.steps.total,
         config.input.sampling == "balanced",
+        config.input.repeats,
     )
     inputs = config.input
     log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)

@@ -15,7 +15,7 @@ from vit_jax import pytree
 from vit_jax.activations import platform
 from vit_jax.arrays import Batch, Corruption, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
-from vit_jax.data.mixup import mixup
+from vit_jax.data.mixing import mix
 from vit_jax.evals.multilabel import score
 from vit_jax.evals.sums import means_of
 from vit_jax.objectives import Objective
@@ -67,8 +67,8 @@ def make_train_step(
     def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
         image = normalise(batch.image_BHWC, architecture.compute_dtype)
         label_BK, mask_B = batch.label_BK(architecture.num_classes), batch.mask_B
-        if config.input.mixup_alpha > 0:
-            image, label_BK, mask_B = mixup(key, image, label_BK, mask_B, config.input.mixup_alpha)
+        if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
+            image, label_BK = mix(key, image, label_BK, mask_B, config.input)
         if class_weights:
             mean = sum(class_weights) / len(class_weights)
             mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])

@@ -1,0 +1,77 @@
+"""Mixup and CutMix on the device, inside the jitted train step.
+
+Every example is mixed with the one before it, all with one weight per pixel. The label has the mean of that weight.
+
+Legend: B batch, H W height and width, C channels, K classes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config.schema import InputConfig
+
+
+def mix(
+    key: jax.Array, image_BHWC: jax.Array, label_BK: jax.Array, mask_B: jax.Array, config: InputConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Mix images and labels by mixup, CutMix, or one of them at random in each step.
+
+    An example whose mask or whose partner's mask is 0 is left unmixed: the zeros of an unreadable image
+    would otherwise darken a good one and give it a label of an invisible image.
+
+    Args:
+      key: of this step.
+      image_BHWC: floating point, in any range; its dtype is kept.
+      label_BK: float32 class probabilities.
+      mask_B: float32, 1 for an example that counts.
+      config: with `mixup_alpha`, `cutmix_alpha` or both above 0.
+
+    Returns:
+      Image and label of the same shapes and dtypes.
+    """
+    if config.cutmix_alpha == 0:
+        weight = mixup_weight(key, config.mixup_alpha)
+    else:
+        box_key, mixup_key, choice_key = jax.random.split(key, 3)
+        weight = cutmix_weight(box_key, config.cutmix_alpha, *image_BHWC.shape[1:3])
+        if config.mixup_alpha > 0:
+            is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
+            weight = jnp.where(is_cutmix, weight, mixup_weight(mixup_key, config.mixup_alpha))
+    is_paired_B = (mask_B > 0) & (jnp.roll(mask_B, 1) > 0)
+    return _blend(image_BHWC, weight, is_paired_B), _blend(label_BK, weight.mean(), is_paired_B)
+
+
+def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
+    """Return one weight a ~ Beta(alpha, alpha), a >= 1/2, float32 ().
+
+    Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here one a step.
+    """
+    weight = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
+    return jnp.maximum(weight, 1 - weight)
+
+
+def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
+    """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
+
+    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha). Its centre is uniform over the image,
+    and what leaves the image is cut off.
+
+    Source: CutMix (1905.04899), Algorithm 1.
+    """
+    area_key, row_key, column_key = jax.random.split(key, 3)
+    side = jnp.sqrt(1 - jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32))
+
+    def is_inside(key: jax.Array, pixels: int) -> jax.Array:
+        centre, half = jax.random.randint(key, (), 0, pixels), (side * pixels).astype(jnp.int32) // 2
+        place = jnp.arange(pixels)
+        return (centre - half <= place) & (place < centre + half)
+
+    inside_HW = is_inside(row_key, height)[:, None] & is_inside(column_key, width)
+    return (~inside_HW).astype(jnp.float32)[:, :, None]
+
+
+def _blend(value: jax.Array, weight: jax.Array, is_paired_B: jax.Array) -> jax.Array:
+    """Return weight * value + (1 - weight) * that of the example before, where both count."""
+    is_paired = is_paired_B.reshape(-1, *(1,) * (value.ndim - 1))
+    weight = jnp.where(is_paired, weight, jnp.float32(1))
+    return weight.astype(value.dtype) * value + (1 - weight).astype(value.dtype) * jnp.roll(value, 1, axis=0)
