@@ -11,7 +11,7 @@ import numpy as np
 BLUR_PIXELS = (0.1, 2.0)  # least and largest standard deviation of the blur of ThreeAugment
 SOLARIZE_FROM = 128
 ERASED_AREA = (0.02, 1 / 3)  # of the image
-ERASED_ASPECT = (0.3, 1 / 0.3)  # height / width
+ERASED_ASPECT = 1 / 0.3  # longer by shorter side, at most
 ERASING_ATTEMPTS = 10
 _LEVELS = np.arange(256, dtype=np.float32)
 _SOLARIZED = np.where(_LEVELS < SOLARIZE_FROM, _LEVELS, 255 - _LEVELS).astype(np.uint8)
@@ -60,7 +60,7 @@ def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
     height, width = image.shape[:2]
     for _ in range(ERASING_ATTEMPTS):
         area = rng.uniform(*ERASED_AREA) * height * width
-        aspect = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
+        aspect = ERASED_ASPECT ** rng.uniform(-1, 1)  # height / width
         rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < rows < height and 0 < columns < width:
             top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
