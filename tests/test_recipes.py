@@ -6,6 +6,7 @@ The golden texts hold the defaults of the schema, and of each recipe the values 
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import re
@@ -74,6 +75,8 @@ RECIPES = {
     "pretrain_own.py:ViT-S/16,examples=100000": Dataset(100_000, 100),
     "pretrain_own.py:R50x1": Dataset(10_000, 20),
     **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
+    **{f"pretrain_augreg.py:{model}": IMAGENET_21K for model in ("B/16", "B/16,aug=medium1", "R26+S/32")},
+    "pretrain_augreg.py:S/16,data=i1k": IMAGENET,
     **{f"digits.py{model}": DIGITS for model in ("", ":R14x0.5", ":R14x0.5+ViT-mu/4")},
 }
 
@@ -243,3 +246,50 @@ def test_resolution_fits_the_patches() -> None:
         config = load(f"finetune.py:{recipe}")
         assert (config.input.image_size, config.model.uncovered_border) == ((pixels, pixels), border)
         assert architecture_of(config, 10).grid == (pixels // parse_name(config.model.name).patch[0],) * 2
+
+
+AUGREG = json.loads((ROOT / "tests/golden/augreg.json").read_text())
+
+
+@pytest.mark.parametrize("data", AUGREG["aug_setting"])
+def test_augreg_is_as_released(data):
+    for model, aug in AUGREG["aug_setting"][data].items():
+        config = load_recipe(f"pretrain_augreg:{model},data={data}")
+        inputs, optimizer, released = config.input, config.optimizer, AUGREG["optimizer"]
+        randaugment = (inputs.randaugment_layers, inputs.randaugment_magnitude)
+        assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
+        assert inputs.mixup_alpha == AUGREG["mixup"][aug]
+        assert (config.global_batch, config.total) == (AUGREG["batch_size"], f"{AUGREG['epochs']} epochs")
+        assert config.model.head_bias_init == AUGREG["head_bias"][data]
+        assert (config.schedule.learning_rate, config.schedule.warmup) == (released["lr"], "10000 steps")
+        assert optimizer.weight_decay * released["lr"] == pytest.approx(released["wd"])
+        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["mu_dtype"])
+
+
+@pytest.mark.parametrize("name", AUGREG["released"])
+def test_augreg_by_the_name_of_a_released_file(name):
+    model, depth = AUGREG["released"][name]
+    aug = re.search(r"aug_(\w+)-wd_([\d.]+)-do_([\d.]+)-sd_([\d.]+)", name)
+    configs = [load_recipe(f"pretrain_augreg:{form}") for form in (name, f"{name}--imagenet2012-steps_20k.npz")]
+    assert configs[0] == configs[1]
+    config = configs[0]
+    assert config.model.name == model
+    assert architecture_of(config, 21_843).depth == depth
+    assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
+    assert config.optimizer.weight_decay == float(aug[2])
+    assert (config.model.dropout_fraction, config.model.stochastic_depth_fraction) == (float(aug[3]), float(aug[4]))
+
+
+@pytest.mark.parametrize(
+    ("argument", "field", "rule"),
+    [
+        ("H/14", "model=H/14", "R50+L/32"),
+        ("B/16,data=jft", "data=jft", "i21k, i1k"),
+        ("B/16,aug=weak", "aug=weak", "medium2"),
+        ("R+Ti/16,data=i1k", "aug=", "no choice"),
+        ("B_16-i21k-300ep-lr_0.01-aug_none-wd_0.1-do_0.0-sd_0.0", "lr_0.01", "0.001"),
+    ],
+)
+def test_augreg_rejections(argument, field, rule):
+    with rejects(field, re.escape(rule)):
+        load_recipe(f"pretrain_augreg:{argument}")
