@@ -51,7 +51,7 @@ def test_the_features_are_those_of_the_library(case, tmp_path):
     golden = GOLDEN[case]
     weights = load_weights(write(case, tmp_path))
     output = apply(weights, 2 * pixels(golden["size"]) - 1)
-    compared = {"logits": output.logits_BK, "features": output.pooled_BD}
+    compared = {"logits": output.logits_BK, "features": output.pooled_BD, "hidden": output.features_BD}
     names = compared.keys() & golden.keys()
     assert names
     for name in names:

@@ -150,7 +150,7 @@ def test_metadata_that_describes_nothing_or_something_else_is_refused(metadata, 
     ("name", "words"),
     [
         ("blocks.0.attn.q_norm.weight", "norms of queries and keys"),
-        ("dist_token", "distillation token"),
+        ("blocks.0.attn.relative_position_bias_table", "relative positions"),
     ],
 )
 def test_what_our_networks_do_not_compute_is_refused_in_words(name, words):

@@ -20,7 +20,7 @@ from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
 from vit_jax.weights.folding import OURS, Normalisation, fold
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
-from vit_jax.weights.names import stack, stacked_shapes
+from vit_jax.weights.names import distilled, stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.published import PUBLISHED
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
@@ -161,6 +161,9 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
             class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
         apart, statuses, notes = _read(file, found)
     a = found.architecture
+    if found.is_distilled:
+        apart = distilled.join(apart)
+        notes.append(distilled.NOTE)
     if found.folded_rows:
         rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows

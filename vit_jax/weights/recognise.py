@@ -46,6 +46,7 @@ class Recognised:
     names: Mapping[str, str]  # the format's own name → name in the file; everything that must be read
     ignored: Sequence[str]  # names in the file that are not part of the network
     folded_rows: int  # leading rows of the table of positions that belong to class tokens, and are added to these
+    is_distilled: bool  # arrays of a distillation token and its head are to be joined with those of the class token
     assumptions: Sequence[str]  # a sentence for each thing that the file does not state
 
 
@@ -71,7 +72,7 @@ def recognise(
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    folded, absent, assumptions = 0, frozenset[str](), list[str]()
+    folded, absent, is_distilled, assumptions = 0, frozenset[str](), False, list[str]()
     if metadata:
         architecture = stored_architecture(metadata)
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
@@ -79,15 +80,15 @@ def recognise(
         with _with_names_of(name):
             facts = FORMATS[name].facts(shapes)
         architecture, folded, assumptions = _complete(facts, dict(stated or {}), given)
-        absent = facts.absent
-    entries = FORMATS[name].entries(architecture, shapes, absent)
+        absent, is_distilled = facts.absent, facts.is_distilled
+    entries = FORMATS[name].entries(architecture, shapes, absent, is_distilled=is_distilled)
     if folded:
         rows = architecture.grid[0] * architecture.grid[1] + folded
         long = (1, rows, architecture.width)
         entries = [dataclasses.replace(e, part=long) if e.ours == ("positions/table",) else e for e in entries]
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
-    return Recognised(label, architecture, entries, names, ignored, folded, assumptions)
+    return Recognised(label, architecture, entries, names, ignored, folded, is_distilled, assumptions)
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 Needs torch, timm, transformers and safetensors, and nothing of vit_jax:
 
-python tests/weights/reference/run_families.py tests/golden/families.json
+python tests/weights/reference/run_families.py tests/golden/families.json [CASE ...]
+
+With cases, such as timm/mae, it replaces these and keeps the others.
 """
 
 import json
@@ -10,6 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Collection
 
 import numpy as np
 import timm
@@ -28,6 +31,7 @@ TIMM = {  # case: name of the model, image size, other arguments
     "dinov2": ("vit_small_patch14_dinov2", 42, {}),
     "dinov2_reg": ("vit_small_patch14_reg4_dinov2", 42, {}),
     "dinov2_giant": ("vit_giant_patch14_dinov2", 42, {}),
+    "deit_distilled": ("deit_small_distilled_patch16_224", 48, {"num_classes": 3}),
     "deit3": ("deit3_small_patch16_224", 48, {"num_classes": 3}),
     "siglip": ("vit_base_patch32_siglip_256", 64, {}),
     "clip": ("vit_base_patch32_clip_quickgelu_224", 64, {"num_classes": 7}),
@@ -54,6 +58,9 @@ REGISTERS = {"num_register_tokens": 4}
 HUGGINGFACE = {  # case: class, configuration, its arguments
     "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", MLP | DECODER),
     "ijepa": ("IJepaForImageClassification", "IJepaConfig", {**MLP, "num_labels": 3}),
+    "deit": ("DeiTForImageClassification", "DeiTConfig", {**MLP, "num_labels": 3}),
+    "deit_distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {**MLP, "num_labels": 3}),
+    "deit_pooler": ("DeiTModel", "DeiTConfig", MLP),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 3}),
     "dinov2_reg": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {}),
     "dinov2_giant": ("Dinov2Model", "Dinov2Config", {"use_swiglu_ffn": True}),
@@ -76,7 +83,7 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
-    blocks = r"^((?:vision_model\.|vit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
+    blocks = r"^((?:vision_model\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
     found = {name: re.match(blocks, name) for name in shapes}
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]
@@ -91,7 +98,8 @@ def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: li
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            found = {"features": features} | ({"logits": model(x)} if model.num_classes else {})
+            found = {} if hasattr(model, "head_dist") else {"features": features}  # the mean of two tokens
+            found |= {"logits": model(x)} if model.num_classes else {}
         elif case.endswith("_both"):
             output = model.get_image_features(x)
             output = getattr(output, "pooler_output", output)
@@ -101,17 +109,20 @@ def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: li
             found = {"features": model.vit(x, noise=order).last_hidden_state[:, 0]}
         else:
             output = model(x)
-            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": "features"}
+            pooled = "hidden" if case.endswith("_pooler") else "features"  # behind a layer with tanh
+            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled}
             found = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
     rows = {name: array.tolist() for name, array in found.items()}
     return {name: [[float(f"{number:.7g}") for number in row] for row in array] for name, array in rows.items()}
 
 
-def record(path: pathlib.Path) -> None:
-    cases = {}
+def record(path: pathlib.Path, chosen: Collection[str]) -> None:
+    cases = json.loads(path.read_text())["cases"] if chosen else {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for case, (model_name, size, arguments) in TIMM.items():
+            if chosen and f"timm/{case}" not in chosen:
+                continue
             arguments = {**SIZES, "img_size": size, **arguments}
             model = timm.create_model(model_name, **arguments).eval()
             fill(model)
@@ -123,6 +134,8 @@ def record(path: pathlib.Path) -> None:
             shapes = short_names(folder / "model.safetensors")
             cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
         for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
+            if chosen and f"huggingface/{case}" not in chosen:
+                continue
             sizes = {} if case.endswith("_both") else HF_SIZES
             config = getattr(transformers, config_name)(**sizes, **arguments)
             model = getattr(transformers, class_name)(config).eval()
@@ -146,4 +159,4 @@ def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    record(pathlib.Path(sys.argv[1]))
+    record(pathlib.Path(sys.argv[1]), sys.argv[2:])

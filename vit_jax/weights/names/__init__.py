@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
-from vit_jax.weights.names import bit, huggingface, released, timm
+from vit_jax.weights.names import bit, distilled, huggingface, released, timm
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
@@ -32,7 +32,12 @@ class Format(NamedTuple):
     suffix: str  # of a file
 
     def entries(
-        self, a: Architecture, shapes: Mapping[str, Shape] | None = None, absent: Collection[str] = ()
+        self,
+        a: Architecture,
+        shapes: Mapping[str, Shape] | None = None,
+        absent: Collection[str] = (),
+        *,
+        is_distilled: bool = False,
     ) -> list[Entry]:
         """Return the arrays that a file holds of a network, without parameters that are `absent` there.
 
@@ -40,6 +45,7 @@ class Format(NamedTuple):
           ValueError: a parameter has no name in this format.
         """
         ours = {name: shape for name, shape in unstacked_shapes(a).items() if name not in absent}
+        ours = distilled.split_shapes(ours) if is_distilled else ours
         return make_entries(self.rules(a, shapes or {}), ours)
 
 

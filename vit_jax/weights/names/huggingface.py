@@ -142,8 +142,14 @@ FAMILIES = {
 }
 
 
-def rules(family: str, *, is_packed: bool = False) -> list[Rule]:
-    """Return the names of a family; with `is_packed` gate and hidden layer of the MLP are one array."""
+def rules(family: str, *, is_packed: bool = False, distilled: str = "") -> list[Rule]:
+    """Return the names of a family.
+
+    Args:
+      family: of `FAMILIES`.
+      is_packed: gate and hidden layer of the MLP are one array.
+      distilled: our name of a distillation token, as `_distillation` gives it.
+    """
     names = FAMILIES[family]
     prefix = names.prefixes[0]
 
@@ -156,9 +162,12 @@ def rules(family: str, *, is_packed: bool = False) -> list[Rule]:
     layers = dict(names.layers)
     if is_packed:
         layers |= {".mlp/expand": layers[".mlp/gate"], ".mlp/contract": ".mlp.weights_out"}
-    arrays = [Rule(ours(name), theirs(other), names.layouts.get(name, "")) for name, other in names.arrays.items()]
+    singles = {**names.arrays, **({distilled: "embeddings.distillation_token"} if distilled else {})}
+    arrays = [Rule(ours(name), theirs(other), names.layouts.get(name, "")) for name, other in singles.items()]
     found = {ours(name): theirs(other) for name, other in layers.items()}
     head = {"head/linear": "visual_projection" if family == "clip" else "classifier"}
+    if distilled == "distillation_token":
+        head = {"head/linear": "cls_classifier", "head/distillation": "distillation_classifier"}
     return [*arrays, *pytorch_rules({"embedding": f"{prefix}{names.patches}", **found, **head})]
 
 
@@ -175,7 +184,14 @@ def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
 def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
     family = (family_of(shapes) if shapes else None) or "vit"
-    return rules(family, is_packed=family == "dinov2" and a.mlp == "swiglu")
+    return rules(family, is_packed=family == "dinov2" and a.mlp == "swiglu", distilled=_distillation(shapes))
+
+
+def _distillation(shapes: Mapping[str, Shape]) -> str:
+    """Return our name of a distillation token; "" without one. One that no head reads is a register."""
+    if "vit.embeddings.distillation_token" not in shapes:
+        return ""
+    return "distillation_token" if "distillation_classifier.weight" in shapes else "register_tokens"
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
@@ -211,14 +227,14 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return what the file determines; not the number of heads. ValueError as for `shape_of`."""
     family = family_of(shapes)
     assert family is not None
-    if name := next((name for name in shapes if name.endswith("distillation_token")), None):
-        raise ValueError(f"it has a distillation token, which our networks do not compute: {name}")
-    head = "visual_projection" if family == "clip" else "classifier"
+    distilled = _distillation(shapes)
+    head = "cls_classifier" if distilled == "distillation_token" else "classifier"
+    head = "visual_projection" if family == "clip" else head
     epsilon = {"vit": 1e-12, "dinov3": 1e-5}.get(family, 1e-6)
     is_packed = family == "dinov2" and "encoder.layer.0.mlp.weights_in.weight" in shapes
     found = vit_facts(
         shapes,
-        rules(family, is_packed=is_packed),
+        rules(family, is_packed=is_packed, distilled=distilled),
         num_classes=classes_of(shapes, f"{head}.weight", 0, f"{head}.bias"),
         head="mlp" if f"{POOLER}.weight" in shapes else "linear",
         fixed_positions="none" if family == "dinov3" else "sincos2d",

@@ -16,7 +16,6 @@ from vit_jax.weights.names.vit import vit_facts
 
 REFUSED = {  # what a name shows of the network
     r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
-    r"(dist_token|head_dist\..*)$": "a distillation token",
     r".*(relative_position|rel_pos)": "relative positions",
     r".*running_mean$": "batch norm",
     r"stem\.conv1\.": "a root of several convolutions",
@@ -89,6 +88,7 @@ def _vit_rules(style: Style) -> list[Rule]:
         f"{block}/mlp/contract": r"blocks.\1.mlp.fc2",
         "encoder/norm": "norm",
         "pooled_norm": "fc_norm",
+        "head/distillation": "head_dist",
         "pooling/attention/query": "attn_pool.q",
         "pooling/attention/(?:key|value)": "attn_pool.kv",
         "pooling/attention/out": "attn_pool.proj",
@@ -98,6 +98,7 @@ def _vit_rules(style: Style) -> list[Rule]:
     }
     single = {
         "class_token": "cls_token",
+        "distillation_token": "dist_token",
         "register_tokens": "reg_token",
         "positions/table": "pos_embed",
         "pooling/probe": "attn_pool.latent",

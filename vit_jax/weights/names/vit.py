@@ -46,7 +46,8 @@ def vit_facts(
     first_layer = name_of(rules, f"{_BLOCK}/attention_norm/scale")
     positions = name_of(rules, "positions/table")
     registers = find("register_tokens")
-    tokens = int(has("class_token"))
+    is_distilled = has("distillation_token")
+    tokens = int(has("class_token")) + int(is_distilled)
     pooled_norm = has("pooled_norm/scale")
     biases = [has(f"{_BLOCK}/attention/{name}/bias") for name in ("query", "key")]
     gated = "swiglu_norm" if has(f"{_BLOCK}/mlp/norm/scale") else "swiglu"
@@ -76,5 +77,6 @@ def vit_facts(
         position_rows=shapes[positions][-2] if len(shapes.get(positions, ())) > 1 else None,
         defaults=defaults,
         parts=parts,
+        is_distilled=is_distilled,
         **others,
     )
