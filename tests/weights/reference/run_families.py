@@ -31,6 +31,8 @@ TIMM = {  # case: name of the model, image size, other arguments
     "dinov2": ("vit_small_patch14_dinov2", 42, {}),
     "dinov2_reg": ("vit_small_patch14_reg4_dinov2", 42, {}),
     "dinov2_giant": ("vit_giant_patch14_dinov2", 42, {}),
+    "tipsv2": ("vit_base_patch14_reg1_tipsv2", 42, {}),
+    "tipsv2_giant": ("vit_giant_patch14_reg1_tipsv2", 42, {}),
     "deit_distilled": ("deit_small_distilled_patch16_224", 48, {"num_classes": 3}),
     "deit3": ("deit3_small_patch16_224", 48, {"num_classes": 3}),
     "siglip": ("vit_base_patch32_siglip_256", 64, {}),
