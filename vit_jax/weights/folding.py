@@ -43,6 +43,22 @@ def fold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> 
     return {**parameters, KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
 
 
+def unfold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> dict[str, np.ndarray]:
+    """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
+
+    The result always has a bias. Where the input of `fold` had none, it is zero up to the rounding of the folded bias.
+
+    Args:
+      parameters: with the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
+      normalisation: of the pixels that the result takes.
+    """
+    mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
+    kernel_hwCD = parameters[KERNEL].astype(np.float64)
+    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + parameters.get(BIAS, 0.0)
+    dtype = parameters[KERNEL].dtype
+    return {**parameters, KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
+
+
 def parse_normalisation(mean: object, std: object) -> Normalisation:
     """Return mean and standard deviation as a configuration states them.
 
