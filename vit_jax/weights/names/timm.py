@@ -54,7 +54,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         scale=Style().scale if a.rope is None else r"gamma_\2",
         splits_qkv=a.mlp == "swiglu_norm",
         splits_bias=a.qkv_bias == "query_value",
-        splits_gate=a.mlp == "swiglu_norm" or a.norm == "rms" or a.rope == "centred",
+        splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
         embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
     )
 
