@@ -1,5 +1,6 @@
 """Networks of current families, as timm and transformers compute them; `reference/run_families.py` recorded these."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -12,8 +13,10 @@ from safetensors.numpy import save_file
 from tests.weights.reference.families import full_names, pixels, values
 from vit_jax.models import build_model
 from vit_jax.weights.folding import unfold
+from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.load import load_weights
-from vit_jax.weights.names import FORMATS, unstack
+from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
+from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())["cases"]
@@ -75,3 +78,57 @@ def test_the_table_of_timm_gives_the_names_and_values_of_the_file_back(case, tmp
     assert written.keys() == expected.keys()
     for name, array in expected.items():  # a bias is a difference: it is exact to the rounding of its terms
         np.testing.assert_allclose(written[name], array, rtol=0, atol=1e-6 * np.abs(array).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("case", [case for case in GOLDEN if case.startswith("timm/")])
+def test_a_network_written_for_timm_reads_back_equal(case, tmp_path):
+    """With our metadata, and as timm reads it: from config.json alone."""
+    (tmp_path / "theirs").mkdir()
+    weights = load_weights(write(case, tmp_path / "theirs"))
+    save_weights(weights, tmp_path / "ours", "timm")
+    config = json.loads((tmp_path / "ours/config.json").read_text())
+    theirs = GOLDEN[case]["config"]["pretrained_cfg"]
+    ours = config["pretrained_cfg"]
+    assert ours["input_size"] == [3, *[GOLDEN[case]["size"]] * 2]
+    for field in ("mean", "std", "num_classes", "interpolation"):
+        assert ours[field] == theirs[field]
+    names = full_names(GOLDEN[case]["shapes"], depth=2).keys()
+    for has_metadata in (True, False):
+        read = load_weights(tmp_path / "ours")
+        assert dataclasses.replace(read.architecture, name="") == dataclasses.replace(weights.architecture, name="")
+        assert read.preprocessing == weights.preprocessing
+        for name, array in weights.parameters.items():  # folded twice: two roundings
+            np.testing.assert_allclose(read.parameters[name], array, rtol=0, atol=3e-7 * np.abs(array).max(initial=0))
+        if has_metadata:
+            with open_arrays(tmp_path / "ours/model.safetensors") as file:
+                arrays = {name: file.read(name) for name in file.arrays}
+            assert arrays.keys() == names
+            save_file(arrays, tmp_path / "ours/model.safetensors")
+
+
+def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    weights = load_weights(write("timm/clip", tmp_path / "theirs"))
+    trained = {**weights.parameters, "embedding/bias": weights.parameters["embedding/bias"] + np.float32(1e-3)}
+    with pytest.raises(ValueError, match=r"patch_bias=True: .* Write vit_jax instead"):
+        save_weights(dataclasses.replace(weights, parameters=trained), tmp_path / "ours", "timm")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "part"),
+    [
+        ("mae", {"attention_norm": True}, "attention_norm=True"),
+        ("mae", {"norm": "rms"}, "norm='rms', mlp='gelu'"),
+        ("mae", {"pool": "token_gap"}, "pool='token_gap'"),
+        ("siglip", {"mlp": "swiglu"}, "pool='map', mlp='swiglu'"),
+        ("dinov3", {"qkv_bias": "all"}, "qkv_bias='all'"),
+        ("dinov3", {"position_embedding": "learned_1d"}, "position_embedding='learned_1d'"),
+        ("pe_core", {"gelu": "tanh"}, "gelu='tanh'"),
+    ],
+)
+def test_networks_that_no_class_of_timm_computes_are_rejected(case, changes, part, tmp_path):
+    architecture = load_weights(write(f"timm/{case}", tmp_path)).architecture
+    refuse_unwritable("timm", architecture)
+    with pytest.raises(ValueError, match=rf"cannot hold .*: it is not written with {part}\."):
+        refuse_unwritable("timm", dataclasses.replace(architecture, **changes))

@@ -6,7 +6,7 @@ and learning rate act on it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,20 +43,51 @@ def fold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> 
     return {**parameters, KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
 
 
-def unfold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> dict[str, np.ndarray]:
+def unfold(
+    parameters: Mapping[str, np.ndarray], normalisation: Normalisation, *, has_bias: bool = True
+) -> dict[str, np.ndarray]:
     """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
 
-    The result always has a bias. Where the input of `fold` had none, it is zero up to the rounding of the folded bias.
+    Where the input of `fold` had no bias, the result's is zero up to the rounding of the folded bias.
 
     Args:
       parameters: with the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
       normalisation: of the pixels that the result takes.
+      has_bias: of the result; False drops a bias that is zero up to rounding.
+
+    Raises:
+      ValueError: a bias that is not zero would be dropped.
     """
     mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
-    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + parameters.get(BIAS, 0.0)
+    given_D = parameters.get(BIAS, np.zeros(kernel_hwCD.shape[-1]))
+    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + given_D
     dtype = parameters[KERNEL].dtype
-    return {**parameters, KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
+    result = {**parameters, KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
+    if has_bias:
+        return result
+    terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(given_D)
+    if (np.abs(bias_D) > np.finfo(np.float32).eps * terms_D).any():
+        raise ValueError(
+            "patch_bias=True: the format has no patch bias before a norm of all tokens, and this one is not zero "
+            "without the normalisation of pixels, for example after fine-tuning. Write vit_jax instead."
+        )
+    return {name: array for name, array in result.items() if name != BIAS}
+
+
+def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisation:
+    """Return the normalisation that the preprocessing of weights states; ours if it states none.
+
+    Raises:
+      ValueError: as for `parse_normalisation`.
+    """
+    stated = [(preprocessing or {}).get(name) for name in Normalisation._fields]
+    return OURS if stated == [None, None] else parse_normalisation(*stated)
+
+
+def describe_normalisation(normalisation: Normalisation) -> dict[str, Any]:
+    """Return what the preprocessing of weights states of it: nothing of ours."""
+    return {} if normalisation == OURS else {name: list(value) for name, value in normalisation._asdict().items()}
 
 
 def parse_normalisation(mean: object, std: object) -> Normalisation:

@@ -8,6 +8,7 @@ from typing import Any
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
+from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
@@ -21,6 +22,7 @@ _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
     for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 }
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
+_TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 _HALF = [0.5, 0.5, 0.5]  # mean and deviation that bring pixels from [0, 1] to [-1, 1]
 
 
@@ -36,10 +38,9 @@ def write_library_config(
     A configuration of other weights is replaced or removed. Preprocessing that is not known is not written, so that
     readers of the folder choose it instead of trusting a guess.
     """
-    if preprocessing is not None and not {"resize", "crop_fraction"} <= preprocessing.keys():
-        preprocessing = None
     is_timm = format_name == "timm"
     config = timm_config(a, class_names, preprocessing) if is_timm else huggingface_config(a, class_names)
+    preprocessing = preprocessing if is_known(preprocessing) else None
     processor = None if is_timm or preprocessing is None else _huggingface_processor(a, preprocessing)
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
         if value is None:
@@ -54,6 +55,11 @@ def write_library_config(
     if processor is not None and preprocessing["crop_fraction"] != 1.0:
         return ("Hugging Face's processor resizes the full image; this network was tested on central crops.",)
     return ()
+
+
+def is_known(preprocessing: Mapping[str, Any] | None) -> bool:
+    """Return True if it is stated how images are resized and cropped."""
+    return {"resize", "crop_fraction"} <= (preprocessing or {}).keys()
 
 
 def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> dict[str, Any]:
@@ -102,12 +108,14 @@ def timm_config(
     elif a.family == "hybrid":
         name, arguments = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None, _timm_arguments(a)
     else:
-        name, arguments = "vit_base_patch16_224", _timm_arguments(a)
+        name, arguments = timm_model(a)[0], _timm_arguments(a) | _timm_parts(a)
     if name is None:
         return None
-    pretrained: dict[str, Any] = {"input_size": [3, *a.image_size], "mean": _HALF, "std": _HALF}
+    pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
+    pretrained: dict[str, Any] = {"input_size": [3, *a.image_size], "mean": [*pixels.mean], "std": [*pixels.std]}
     pretrained["num_classes"] = a.num_classes
-    if preprocessing is not None:
+    if is_known(preprocessing):
+        assert preprocessing is not None
         crop_mode = "squash" if preprocessing["resize"] == "direct" else "center"
         interpolation = preprocessing.get("interpolation") or "bilinear"
         pretrained |= {
@@ -121,22 +129,71 @@ def timm_config(
     return config | ({"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {})
 
 
+def timm_model(a: Architecture) -> tuple[str, float]:
+    """Return the name of a model of timm that computes as this ViT, but for sizes, and the epsilon of its norms."""
+    if a.rope == "centred":
+        return "vit_base_patch16_dinov3", 1e-5
+    if a.rope == "grid":
+        return "eva02_base_patch14_224", 1e-6
+    if a.rope == "index":
+        return "vit_pe_core_base_patch16_224" if a.pool == "map" else "vit_pe_spatial_base_patch16_512", 1e-5
+    if a.norm == "rms":
+        return "aimv2_large_patch14_224", 1e-5
+    if a.mlp == "swiglu":
+        return "vit_giant_patch14_dinov2", 1e-6
+    return ("vit_base_patch16_clip_224", 1e-5) if a.layer_norm_epsilon == 1e-5 else ("vit_base_patch16_224", 1e-6)
+
+
+def _timm_parts(a: Architecture) -> dict[str, Any]:
+    """Return the arguments of timm's classes for parts that the paper's ViT does not have."""
+    common = {"init_values": a.layer_scale, "qkv_bias": a.qkv_bias != "none"}
+    if a.rope is None:
+        return common | {
+            "reg_tokens": a.registers,
+            "pre_norm": a.embedding_norm == "tokens",
+            "final_norm": a.final_norm != "none",
+            "fc_norm": a.final_norm == "pooled",
+            "proj_bias": a.linear_bias,
+            **({"embed_norm_layer": None} if a.norm == "rms" and a.embedding_norm is None else {}),
+        }
+    reference = {"centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": list(a.grid)}}
+    pool = {"attn_pool_num_heads": a.pool_num_heads or a.num_heads, "attn_pool_mlp_ratio": _ratio(a)}
+    return common | {
+        "num_reg_tokens": a.registers,
+        "qkv_fused": a.mlp != "swiglu_norm",
+        "swiglu_mlp": a.mlp != "gelu",
+        "swiglu_align_to": int(a.rope == "centred"),  # not 0 gives gate and value one array each
+        "scale_mlp": a.mlp == "swiglu_norm",
+        "scale_attn_inner": a.attention_norm,
+        "use_abs_pos_emb": a.position_embedding != "none",
+        "use_post_transformer_norm": a.final_norm == "tokens",
+        "use_fc_norm": a.final_norm == "pooled",
+        **reference[a.rope],
+        **(pool if a.pool == "map" else {}),
+    }
+
+
+def _ratio(a: Architecture) -> float:
+    """Return a ratio of MLP and width from which timm computes `mlp_dim`: it multiplies and rounds down."""
+    # Packed SwiGLU of VisionTransformer counts gate and value as one. The quotient alone can end one below.
+    mlp_dim = 2 * a.mlp_dim if a.mlp == "swiglu" and a.rope is None and a.norm == "layer" else a.mlp_dim
+    ratio = mlp_dim / a.width
+    return ratio if int(a.width * ratio) == mlp_dim else (mlp_dim + 0.5) / a.width
+
+
 def _timm_arguments(a: Architecture) -> dict[str, Any]:
-    ratio = a.mlp_dim / a.width
+    plain = {"pos_embed": "learn", "act_layer": _TIMM_ACTIVATIONS[a.gelu]} if a.mlp == "gelu" else {}
     return {
         "img_size": list(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
         "embed_dim": a.width,
         "depth": a.depth,
         "num_heads": a.num_heads,
-        # timm multiplies the width by it and rounds down: the quotient alone can end one below `mlp_dim`.
-        "mlp_ratio": ratio if int(a.width * ratio) == a.mlp_dim else (a.mlp_dim + 0.5) / a.width,
-        "class_token": a.pool == "token",
+        "mlp_ratio": _ratio(a),
+        "class_token": a.num_class_tokens > 0,
         **({"no_embed_class": True} if a.position_tokens == "patches" else {}),
         "global_pool": _TIMM_POOLS[a.pool],
-        "fc_norm": False,
-        "pos_embed": "learn",
-        "act_layer": "gelu" if a.gelu == "exact" else "gelu_tanh",
+        **({"fc_norm": False, **plain} if a.rope is None else {}),
     }
 
 

@@ -18,7 +18,7 @@ from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
-from vit_jax.weights.folding import OURS, Normalisation, fold
+from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation, fold, stored_normalisation
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import distilled, stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
@@ -159,6 +159,9 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
             shapes = stacked_shapes(found.architecture)
             _require_all(found, file)
             class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
+            # Only timm's arrays take normalised pixels in files of ours; the others are folded.
+            in_file = stored_normalisation(preprocessing) if file.metadata and found.format == "timm" else OURS
+            normalisation = in_file if file.metadata else sidecar.normalisation
         apart, statuses, notes = _read(file, found)
     a = found.architecture
     if found.is_distilled:
@@ -169,9 +172,11 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         apart["class_token"] = apart["class_token"] + rows
         notes.append("The position of the class token was added to it, since registers have none.")
     parameters = stack(apart, shapes)
-    if sidecar.normalisation != OURS:
-        a, parameters, note = _folded(a, parameters, sidecar.normalisation)
+    if normalisation != OURS:
+        a, parameters, note = _folded(a, parameters, normalisation)
         notes.append(note)
+        if not a.has_resnet:  # kept, so that the network can be written with the pixels of its library
+            preprocessing = {**(preprocessing or {}), **describe_normalisation(normalisation)}
     if class_names and len(class_names) != a.num_classes:
         notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
         class_names = None

@@ -1,5 +1,6 @@
 """Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
 
+import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ from vit_jax.files import expanded, make_folder, write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
+from vit_jax.weights.folding import OURS, stored_normalisation, unfold
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
-from vit_jax.weights.library_config import write_library_config
+from vit_jax.weights.library_config import timm_model, write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, unstack
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, stacked_shapes, unstack
 from vit_jax.weights.recognise import format_defaults
 from vit_jax.weights.report import ArrayStatus, Report
 from vit_jax.weights.sidecar import WEIGHTS
@@ -57,17 +59,35 @@ def save_weights(
     written = transfer.with_position_table(weights, of_patches=format_name == "timm")
     a = written.architecture
     refuse_unwritable(format_name, a)
+    if format_name == "timm" and a.family == "vit":
+        written = _with_library_pixels(written)
+        a = written.architecture
     entries = FORMATS[format_name].entries(a)
     apart = unstack(written.parameters, a.num_heads)
     arrays = {entry.name: entry.write(apart) for entry in entries}
     into_folder = into_folder and format_name in LIBRARIES
-    notes = _differences(format_name, entries, weights.architecture, has_config=into_folder)
+    stated = LIBRARIES[format_name] if into_folder else ()
+    if into_folder and format_name == "timm" and a.layer_norm_epsilon == timm_model(a)[1]:
+        stated = (*stated, "layer_norm_epsilon")
+    notes = _differences(format_name, entries, weights.architecture, stated)
     if into_folder:
         path.mkdir(parents=True, exist_ok=True)
         notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
         write_card(written, format_name, path)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
     return [_status(entry, arrays[entry.name], weights) for entry in entries] + statuses, notes
+
+
+def _with_library_pixels(weights: Weights) -> Weights:
+    """Return the ViT for pixels that are normalised as its library does it, with timm's patch bias or none."""
+    a, normalisation = weights.architecture, stored_normalisation(weights.preprocessing)
+    has_bias = a.embedding_norm != "tokens"
+    if normalisation == OURS and a.patch_bias == has_bias:
+        return weights
+    architecture = dataclasses.replace(a, patch_bias=has_bias)
+    unfolded = unfold(weights.parameters, normalisation, has_bias=has_bias)
+    parameters = {name: unfolded[name] for name in stacked_shapes(architecture)}
+    return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
 
 
 def names_folder(path: str | pathlib.Path) -> bool:
@@ -104,15 +124,14 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
     return True
 
 
-def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, *, has_config: bool) -> list[str]:
-    """What the format holds or its readers compute otherwise than this network; a configuration states some of it."""
+def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
+    """What the format holds or its readers compute otherwise than this network, except fields that are `stated`."""
     defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
-    stated = LIBRARIES[format_name] if has_config else ()
     notes = []
-    if a.has_transformer and a.position_embedding != "learned_1d":
+    if a.has_transformer and a.position_embedding != "learned_1d" and a.rope is None:
         notes.append(
             f"The positions ({a.position_embedding}) are written as a learned table, the form of {format_name} "
             "files: it computes the same, and further training changes the table too."

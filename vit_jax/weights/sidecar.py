@@ -108,20 +108,20 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
     arguments = typed(config, "model_args", dict) or {}
     input_size = typed(pretrained, "input_size", list)
     size = pair(arguments.get("img_size")) or pair(input_size[-2:] if input_size else None)
-    width = typed(arguments, "embed_dim", int)
+    width, name = typed(arguments, "embed_dim", int), str(config.get("architecture"))
     fields = {
         "image_size": size,
         "patch_size": pair(arguments.get("patch_size")),
         "num_classes": typed(config, "num_classes", int),
         "width": width,
         "depth": typed(arguments, "depth", int),
-        "mlp_dim": _product(width, typed(arguments, "mlp_ratio", float, int)),
+        # The ratio of packed SwiGLU counts gate and value as one: the file decides.
+        "mlp_dim": None if "_giant_patch14_" in name else _product(width, typed(arguments, "mlp_ratio", float, int)),
         "num_heads": typed(arguments, "num_heads", int),
         "gelu": _gelu(typed(arguments, "act_layer", str)),
         "pool": POOLS.get(str(config.get("global_pool"))),
         "pool_num_heads": typed(arguments, "attn_pool_num_heads", int),
     }
-    name = str(config.get("architecture"))
     parts = next((parts for pattern, parts in _TIMM_PARTS if re.search(pattern, name)), {})
     fields = {**fields, **{part: value for part, value in parts.items() if fields.get(part) is None}}
     preprocessing, notes = of_timm(pretrained, size)

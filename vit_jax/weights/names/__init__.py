@@ -89,8 +89,8 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets of pre-activation units only")
     if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
         reasons.append("it holds pure ViTs with a class token only")
-    if a.parts and not (name == "timm" and a.parts == {"position_tokens": "patches"}):
-        parts = ", ".join(f"{part}={value!r}" for part, value in a.parts.items())
+    if lacking := timm.unknown_parts(a) if name == "timm" else a.parts:
+        parts = ", ".join(f"{part}={value!r}" for part, value in lacking.items())
         reasons.append(f"it is not written with {parts}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")
