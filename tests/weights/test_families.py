@@ -18,9 +18,13 @@ from vit_jax.weights.load import load_weights
 from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
+from vit_jax.weights.transfer import fit
 
-GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())["cases"]
+RECORDED = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())
+GOLDEN, RESIZED = RECORDED["cases"], RECORDED["resized"]
 FAST = ("timm/dinov3", "timm/clip", "huggingface/dinov2", "huggingface/siglip_both")
+# transformers resizes the table of DINOv2 with registers with antialiasing, of all others without.
+ANTIALIASED = ("timm/", "huggingface/dinov2_reg")
 
 
 def write(case, folder):
@@ -49,14 +53,8 @@ def test_without_its_config_a_file_of_a_current_family_gives_a_warning(tmp_path)
         load_weights(file, num_heads=2)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in FAST else [pytest.mark.slow]) for case in GOLDEN]
-)
-def test_the_features_are_those_of_the_library(case, tmp_path):
-    """The input is pixels in [0, 1], so that their normalisation is compared too."""
-    golden = GOLDEN[case]
-    weights = load_weights(write(case, tmp_path))
-    output = apply(weights, 2 * pixels(golden["size"]) - 1)
+def require_equal(output, golden):
+    """Compare what is recorded: 1e-5 of the largest value is rounding in float32."""
     compared = {"logits": output.logits_BK, "features": output.pooled_BD, "hidden": output.features_BD}
     names = compared.keys() & golden.keys()
     assert names
@@ -132,3 +130,27 @@ def test_networks_that_no_class_of_timm_computes_are_rejected(case, changes, par
     refuse_unwritable("timm", architecture)
     with pytest.raises(ValueError, match=rf"cannot hold .*: it is not written with {part}\."):
         refuse_unwritable("timm", dataclasses.replace(architecture, **changes))
+
+
+def cases(recorded, fast):
+    return [pytest.param(case, marks=[] if case in fast else [pytest.mark.slow]) for case in recorded]
+
+
+@pytest.mark.parametrize("case", cases(GOLDEN, FAST))
+def test_the_features_are_those_of_the_library(case, tmp_path):
+    """The input is pixels in [0, 1], so that their normalisation is compared too."""
+    golden = GOLDEN[case]
+    weights = load_weights(write(case, tmp_path))
+    require_equal(apply(weights, 2 * pixels(golden["size"]) - 1), golden)
+
+
+@pytest.mark.parametrize("case", cases(RESIZED, FAST[2:]))
+def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_path):
+    """More rows of patches and fewer columns than in the file, by the rule of the library; rotary positions follow."""
+    golden = RESIZED[case]
+    weights = load_weights(write(case, tmp_path))
+    target = dataclasses.replace(weights.architecture, image_size=tuple(golden["size"]))
+    rule = "bicubic" if case.startswith(ANTIALIASED) else "huggingface"
+    parameters = fit(weights, target, position_resize=rule).parameters
+    resized = dataclasses.replace(weights, architecture=target, parameters=parameters)
+    require_equal(apply(resized, 2 * pixels(*golden["size"]) - 1), golden)

@@ -14,9 +14,9 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(1 + 0.1 * drawn if NORM.search(name) else 0.2 * drawn, np.float32)
 
 
-def pixels(size: int) -> np.ndarray:
-    """Return images (B, H, W, 3) in [0, 1]."""
-    return np.random.default_rng(0).uniform(size=(2, size, size, 3))
+def pixels(height: int, width: int | None = None) -> np.ndarray:
+    """Return images (B, H, W, 3) in [0, 1], square without a width."""
+    return np.random.default_rng(0).uniform(size=(2, height, width or height, 3))
 
 
 def full_names(shapes: dict[str, list[int]], depth: int) -> dict[str, tuple[int, ...]]:

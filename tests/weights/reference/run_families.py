@@ -7,6 +7,7 @@ python tests/weights/reference/run_families.py tests/golden/families.json [CASE 
 With cases, such as timm/mae, it replaces these and keeps the others.
 """
 
+import inspect
 import json
 import pathlib
 import re
@@ -94,8 +95,12 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     }
 
 
-def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: list[float]) -> dict[str, list]:
-    images = ((pixels(size) - mean) / std).astype(np.float32)
+def run(
+    model: torch.nn.Module, case: str, size: tuple[int, ...], mean: list[float], std: list[float]
+) -> dict[str, list]:
+    images = ((pixels(*size) - mean) / std).astype(np.float32)
+    has_table = "interpolate_pos_encoding" in inspect.signature(getattr(model, "vit", model).forward).parameters
+    is_resized = {"interpolate_pos_encoding": True} if len(size) == 2 and (has_table or case.endswith("_both")) else {}
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
@@ -103,14 +108,14 @@ def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: li
             found = {} if hasattr(model, "head_dist") else {"features": features}  # the mean of two tokens
             found |= {"logits": model(x)} if model.num_classes else {}
         elif case.endswith("_both"):
-            output = model.get_image_features(x)
+            output = model.get_image_features(x, **is_resized)
             output = getattr(output, "pooler_output", output)
             found = {"logits" if case.startswith("clip") else "features": output}
         elif case == "mae":
-            order = torch.arange(9.0)[None].repeat(len(x), 1)  # no patch is hidden or moved
-            found = {"features": model.vit(x, noise=order).last_hidden_state[:, 0]}
+            order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(len(x), 1)  # no patch moves
+            found = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
         else:
-            output = model(x)
+            output = model(x, **is_resized)
             pooled = "hidden" if case.endswith("_pooler") else "features"  # behind a layer with tanh
             names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled}
             found = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
@@ -119,7 +124,8 @@ def run(model: torch.nn.Module, case: str, size: int, mean: list[float], std: li
 
 
 def record(path: pathlib.Path, chosen: Collection[str]) -> None:
-    cases = json.loads(path.read_text())["cases"] if chosen else {}
+    known = json.loads(path.read_text()) if chosen else {}
+    cases, resized = known.get("cases", {}), known.get("resized", {})
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for case, (model_name, size, arguments) in TIMM.items():
@@ -132,9 +138,15 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
             config = json.loads((folder / "config.json").read_text())
             pretrained = config["pretrained_cfg"]
-            output = run(model, case, size, pretrained["mean"], pretrained["std"])
+            normalisation = pretrained["mean"], pretrained["std"]
+            output = run(model, case, (size,), *normalisation)
             shapes = short_names(folder / "model.safetensors")
             cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
+            if "ref_feat_shape" in arguments:  # the original code counts patches; timm does so at its reference grid
+                model.rope.ref_feat_shape = [4, 2]
+            new = (size // 3 * 4, size // 3 * 2) if size != 64 else (96, 32)
+            model.set_input_size(new)
+            resized[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
         for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
             if chosen and f"huggingface/{case}" not in chosen:
                 continue
@@ -146,10 +158,13 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             config = json.loads((folder / "config.json").read_text())
             shapes = short_names(folder / "model.safetensors")
             file_values(model, folder / "model.safetensors")
-            output = run(model, case, 48, [0.5] * 3, [0.5] * 3)
+            output = run(model, case, (48,), [0.5] * 3, [0.5] * 3)
             cases[f"huggingface/{case}"] = {"config": config, "size": 48, "shapes": shapes, **output}
+            resized[f"huggingface/{case}"] = {"size": (64, 32), **run(model, case, (64, 32), [0.5] * 3, [0.5] * 3)}
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
-    path.write_text(json.dumps({"versions": versions, "cases": cases}, separators=(",", ":")) + "\n")
+    path.write_text(
+        json.dumps({"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")) + "\n"
+    )
 
 
 def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:
