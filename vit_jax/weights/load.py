@@ -171,6 +171,9 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows
         notes.append("The position of the class token was added to it, since registers have none.")
+    if any(name.endswith(".qkv.bias_mask") for name in found.ignored):
+        apart |= {name: np.zeros_like(array) for name, array in apart.items() if name.endswith("/attention/key/bias")}
+        notes.append("The biases of keys are zero, as the file's bias_mask has it.")
     parameters = stack(apart, shapes)
     if normalisation != OURS:
         a, parameters, note = _folded(a, parameters, normalisation)

@@ -19,7 +19,7 @@ import numpy as np
 import timm
 import torch
 import transformers
-from families import pixels, values
+from families import full_names, pixels, values
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from timm.models._hub import save_config_for_hf
@@ -49,6 +49,57 @@ TIMM = {  # case: name of the model, image size, other arguments
     "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
     "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
     "aimv2": ("aimv2_large_patch14_224", 42, {}),
+}
+ORIGINAL = {  # case: name of timm's model, image size, other arguments, names of timm → the authors', ignored arrays
+    "clip": (
+        "vit_base_patch32_clip_quickgelu_224",
+        64,
+        {"num_classes": 7},
+        {
+            "patch_embed.proj": "visual.conv1",
+            "cls_token": "visual.class_embedding",
+            "pos_embed": "visual.positional_embedding",
+            "norm_pre": "visual.ln_pre",
+            r"^norm\.": "visual.ln_post.",
+            r"^blocks\.": "visual.transformer.resblocks.",
+            r"norm(\d)": r"ln_\1",
+            r"attn\.qkv\.": "attn.in_proj_",
+            r"attn\.proj": "attn.out_proj",
+            "fc1": "c_fc",
+            "fc2": "c_proj",
+            r"head\.weight": "visual.proj",
+        },
+        {"positional_embedding": [5, 8], "text_projection": [8, 7], "logit_scale": [], "ln_final.weight": [8]},
+    ),
+    "aimv2": (
+        "aimv2_large_patch14_224",
+        42,
+        {},
+        {
+            r"patch_embed\.": "preprocessor.patchifier.",
+            "pos_embed": "preprocessor.pos_embed",
+            r"^blocks\.": "trunk.blocks.",
+            r"^norm\.": "trunk.post_trunk_norm.",
+            r"\.norm(\d)": r".norm_\1",
+            "fc1_x": "fc3",
+            "fc1_g": "fc1",
+        },
+        {},
+    ),
+    "dinov3_plus": (
+        "vit_small_plus_patch16_dinov3_qkvb",
+        48,
+        {},
+        {
+            r"gamma_(\d)": r"ls\1.gamma",
+            "reg_token": "storage_tokens",
+            "q_bias": "qkv.bias",
+            "fc1_g": "w1",
+            "fc1_x": "w2",
+        }
+        | {"fc2": "w3"},
+        {"mask_token": [1, 32], "rope_embed.periods": [4], "blocks.{n}.attn.qkv.bias_mask": [96]},
+    ),
 }
 HF_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 16}
 MLP = {"intermediate_size": 64}
@@ -147,6 +198,16 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             new = (size // 3 * 4, size // 3 * 2) if size != 64 else (96, 32)
             model.set_input_size(new)
             resized[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
+        for case, (model_name, size, arguments, names, others) in ORIGINAL.items():
+            if chosen and f"original/{case}" not in chosen:
+                continue
+            arguments = {**SIZES, "img_size": size, **arguments}
+            model = timm.create_model(model_name, **arguments).eval()
+            shapes = original_state(model, names, others)
+            save_config_for_hf(model, folder / "config.json", model_args=arguments)
+            config = json.loads((folder / "config.json").read_text())
+            output = run(model, case, (size,), config["pretrained_cfg"]["mean"], config["pretrained_cfg"]["std"])
+            cases[f"original/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
         for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
             if chosen and f"huggingface/{case}" not in chosen:
                 continue
@@ -165,6 +226,26 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
     path.write_text(
         json.dumps({"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")) + "\n"
     )
+
+
+def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Give a model of timm the values of a file of the authors, by timm's own conversion; return the file's shapes."""
+    shapes = {}
+    for name, array in model.state_dict().items():
+        shape = list(array.shape)
+        for pattern, other in names.items():
+            name = re.sub(pattern, other, name)
+        if name in ("visual.class_embedding", "visual.positional_embedding", "visual.proj"):
+            shape = {"class": shape[2:], "posit": shape[1:], "proj": shape[::-1]}[name[7:12]]
+        if name.endswith("qkv.bias"):
+            shape = [3 * shape[0]]
+        if not name.endswith("v_bias") and name != "head.bias":
+            shapes[name] = shape
+    shapes = {name.replace("s.0.", "s.{n}."): shape for name, shape in shapes.items() if "s.1." not in name} | others
+    state = {name: torch.from_numpy(values(name, shape)) for name, shape in full_names(shapes, depth=2).items()}
+    convert = sys.modules[type(model).__module__].checkpoint_filter_fn
+    model.load_state_dict(convert(state, model))
+    return shapes
 
 
 def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.weights.names import originals
 from vit_jax.weights.names.entry import Facts, Rule, classes_of, counts, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
@@ -51,6 +52,7 @@ class Style(NamedTuple):
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
     splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
     embedding_norm: str = "norm_pre"
+    is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
 
 
 def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
@@ -62,6 +64,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
             splits_bias="blocks.0.attn.q_bias" in shapes,
             splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
             embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
+            is_flat=len(shapes.get("cls_token", ())) == 1,
         )
     assert a is not None
     return Style(
@@ -142,6 +145,12 @@ def _vit_rules(style: Style) -> list[Rule]:
         Rule(f"{block}/attention/{part}/bias", rf"blocks.\1.attn.{name}", "Th->(Th)")
         for part, name in split_biases.items()
     ]
+    flat = [
+        Rule("class_token", "cls_token", "abD->(abD)"),
+        Rule("positions/table", "pos_embed", "aSD->(aS)D"),
+        Rule("head/linear/kernel", "proj"),
+    ]
+    biases += flat if style.is_flat else []
     return [*scales, *biases, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
 
 
@@ -163,8 +172,13 @@ def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callabl
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """The names as they are; None for another format; ValueError for a network of timm's that ours does not compute."""
-    names = set(names)
+    """Return timm's names → names in the file; None for another format.
+
+    Raises:
+      ValueError: a network of timm's that ours does not compute.
+    """
+    given = originals.canonical(names) or {name: name for name in names}
+    names = set(given)
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
         return None
@@ -173,7 +187,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             raise ValueError(f"it has {part}, which our networks do not compute: {name}")
     if is_resnet and "norm.weight" not in names:
         raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
-    return {name: name for name in names}
+    return given
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
@@ -187,7 +201,9 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     found = vit_facts(
         shapes,
         _vit_rules(style),
-        num_classes=classes_of(shapes, "head.weight", 0, "head.bias"),
+        num_classes=classes_of(shapes, "proj", -1, "")
+        if style.is_flat
+        else classes_of(shapes, "head.weight", 0, "head.bias"),
         family="hybrid" if is_hybrid else "vit",
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
@@ -202,7 +218,8 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         changes["embedding_norm"] = "patches"
     rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
     has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys()
-    return dataclasses.replace(found, parts={**found.parts, **changes}, needs_rope=has_rope)
+    absent = frozenset(["head/linear/bias"]) if style.is_flat else frozenset[str]()
+    return dataclasses.replace(found, parts={**found.parts, **changes}, needs_rope=has_rope, absent=absent)
 
 
 def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
