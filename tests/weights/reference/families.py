@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-NORM = re.compile(r"(norm\w*|ln_\w+)\.weight$")
+NORM = re.compile(r"((norm\w*|ln_\w+)\.weight|/scale)$")
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:

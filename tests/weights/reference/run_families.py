@@ -14,6 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import timm
@@ -100,6 +101,23 @@ ORIGINAL = {  # case: name of timm's model, image size, other arguments, names o
         | {"fc2": "w3"},
         {"mask_token": [1, 32], "rope_embed.periods": [4], "blocks.{n}.attn.qkv.bias_mask": [96]},
     ),
+}
+NORM = {"scale": [32], "bias": [32]}
+HEADS = {"kernel": [32, 2, 16], "bias": [2, 16]}
+ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS, "out": {"kernel": [2, 16, 32], "bias": [32]}}
+HIDDEN = {"Dense_0": {"kernel": [32, 128], "bias": [128]}, "Dense_1": {"kernel": [128, 32], "bias": [32]}}
+ENCODER = {"LayerNorm_0": NORM, "MultiHeadDotProductAttention_0": ATTENTION, "LayerNorm_1": NORM, "MlpBlock_0": HIDDEN}
+POOLING = {"probe": [1, 1, 32], "MultiHeadDotProductAttention_0": ATTENTION, "LayerNorm_0": NORM, "MlpBlock_0": HIDDEN}
+BIG_VISION = {  # SigLIP's file, of images of 64 pixels
+    "img": {
+        "embedding": {"kernel": [32, 32, 3, 32], "bias": [32]},
+        "pos_embedding": [1, 4, 32],
+        "Transformer": {"encoderblock_{n}": ENCODER, "encoder_norm": NORM},
+        "MAPHead_0": POOLING,
+    },
+    "txt": {"head": {"kernel": [8, 32], "bias": [32]}},
+    "t": [1],
+    "b": [1],
 }
 HF_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 16}
 MLP = {"intermediate_size": 64}
@@ -208,6 +226,14 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             config = json.loads((folder / "config.json").read_text())
             output = run(model, case, (size,), config["pretrained_cfg"]["mean"], config["pretrained_cfg"]["std"])
             cases[f"original/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
+        if not chosen or "big_vision/siglip" in chosen:
+            model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
+            shapes = flat(BIG_VISION, "params")
+            arrays = {name: values(name, shape) for name, shape in full_names(shapes, depth=2).items()}
+            np.savez(folder / "siglip.npz", **arrays)
+            model.load_pretrained(str(folder / "siglip.npz"))
+            output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
+            cases["big_vision/siglip"] = {"size": 64, "shapes": shapes, **output}
         for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
             if chosen and f"huggingface/{case}" not in chosen:
                 continue
@@ -246,6 +272,12 @@ def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[s
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(state, model))
     return shapes
+
+
+def flat(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
+    if isinstance(tree, list):
+        return {name: tree}
+    return {key: shape for part, inner in tree.items() for key, shape in flat(inner, f"{name}/{part}").items()}
 
 
 def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:
