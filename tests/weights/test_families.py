@@ -13,9 +13,10 @@ from safetensors.numpy import save_file
 from tests.weights.reference.families import full_names, pixels, values
 from vit_jax.models import build_model
 from vit_jax.weights.folding import unfold
-from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.formats import StoredArray, open_arrays
 from vit_jax.weights.load import load_weights
 from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
+from vit_jax.weights.recognise import recognise
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
 from vit_jax.weights.transfer import fit
@@ -157,3 +158,36 @@ def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_p
     parameters = fit(weights, target, position_resize=rule).parameters
     resized = dataclasses.replace(weights, architecture=target, parameters=parameters)
     require_equal(apply(resized, 2 * pixels(*golden["size"]) - 1), golden)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("vision_model.embeddings.patch_embedding.weight", (32, 768)),  # transformers
+        ("embeds.proj.weight", (32, 768)),  # timm
+        ("params/img/embedding/kernel", (768, 32)),  # big_vision
+    ],
+)
+def test_naflex_is_rejected_with_a_network_to_use_instead(name, shape):
+    others = ("vision_model.encoder.layers.0.layer_norm1.weight", "embeds.pos_embed")
+    arrays = {name: StoredArray(shape, np.dtype(np.float32))}
+    arrays |= {other: StoredArray((32,), np.dtype(np.float32)) for other in others if other[:5] == name[:5]}
+    with pytest.raises(ValueError, match=r"NaFlex .*\(.*(weight|kernel)\).*use weights of SigLIP 2 for one resolution"):
+        recognise(arrays, {})
+
+
+def test_the_border_that_no_patch_covers_is_left_out_of_so400m(tmp_path):
+    write("huggingface/siglip", tmp_path)
+    config = GOLDEN["huggingface/siglip"]["config"] | {"image_size": 54}  # 3x3 patches of 16 pixels, as 384 are 27x27
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = load_weights(tmp_path)
+    assert weights.architecture.image_size == (48, 48)
+    assert any("54x54 images, where patches of 16x16 pixels leave out a border" in note for note in weights.notes)
+
+
+@pytest.mark.parametrize(("activation", "gelu"), [("quick_gelu", "quick"), ("gelu", "exact")])
+def test_the_gelu_of_clip_is_that_of_its_config(activation, gelu, tmp_path):
+    write("huggingface/clip", tmp_path)
+    config = GOLDEN["huggingface/clip"]["config"] | {"hidden_act": activation}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_weights(tmp_path).architecture.gelu == gelu

@@ -26,12 +26,17 @@ _UNPICKLE = (
     "which runs code when it is opened and is therefore not read. If you trust it, load it with its own library "
     "and save it as .safetensors"
 )
+_OF_TORCH = (
+    ': python -c "import torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for k, v in '
+    "torch.load('FILE', 'cpu', weights_only=True).items()}, 'model.safetensors')\" (if the weights are an entry of the "
+    "file, such as ['model'] or ['state_dict'], add it behind the parenthesis of torch.load)"
+)
 # What a file starts with, in order, and what it then is.
 _OTHERS = {
     rb"\s*<(!doctype|html|\?xml|head)": "a web page, as a failed download leaves it. Fetch the file again",
     rb"version https://git-lfs": "a git-lfs pointer instead of the file it points to. Run git lfs pull",
-    rb"PK\x03\x04.*/data\.pkl": f"a PyTorch file, {_UNPICKLE}",
-    rb"\x80[\x02-\x05]": f"a Python pickle, perhaps of PyTorch, {_UNPICKLE}",
+    rb"PK\x03\x04.*/data\.pkl": f"a PyTorch file, {_UNPICKLE}{_OF_TORCH}",
+    rb"\x80[\x02-\x05]": f"a Python pickle, perhaps of PyTorch, {_UNPICKLE}{_OF_TORCH}",
     rb"\x89HDF": "an HDF5 file, as Keras writes it. Save its arrays with numpy.savez",
     rb"\x93NUMPY": "one array (.npy) without a name. Save arrays by name with numpy.savez",
     rb"[\x81-\x8f][\xa0-\xbf]|[\xde\xdf]": "msgpack, as Flax writes it. Save its arrays with numpy.savez",

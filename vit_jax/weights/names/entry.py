@@ -15,6 +15,10 @@ import numpy as np
 
 from vit_jax.weights.names.ours import Shape, stacked_name
 
+NAFLEX = (
+    "it is a NaFlex model, whose patch embedding is a linear layer over images of any aspect ratio ({}), which our "
+    "networks do not compute: use weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224"
+)
 STACKED = "stacked"  # a layout: all layers in one array, on a new leading axis
 
 

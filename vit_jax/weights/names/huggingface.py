@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.names.entry import Facts, Rule, classes_of, invert, pytorch_rules
+from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, invert, pytorch_rules
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
 
@@ -224,9 +224,12 @@ def _classic_name(name: str, table: Family, prefix: str) -> str:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return what the file determines; not the number of heads. ValueError as for `shape_of`."""
+    """Return what the file determines; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
     family = family_of(shapes)
     assert family is not None
+    patches = f"{FAMILIES[family].prefixes[0]}{FAMILIES[family].patches}.weight"
+    if family == "clip" and len(shapes[patches]) == 2:
+        raise ValueError(NAFLEX.format(patches))
     distilled = _distillation(shapes)
     head = "cls_classifier" if distilled == "distillation_token" else "classifier"
     head = "visual_projection" if family == "clip" else head

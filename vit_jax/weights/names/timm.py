@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import Facts, Rule, classes_of, counts, pytorch_rules, shape_of
+from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
 
@@ -179,6 +179,8 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """
     given = originals.canonical(names) or {name: name for name in names}
     names = set(given)
+    if {"embeds.proj.weight", "embeds.pos_embed"} <= names:
+        raise ValueError(NAFLEX.format("embeds.proj.weight"))
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
         return None
