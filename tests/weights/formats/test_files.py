@@ -218,7 +218,7 @@ def test_a_header_length_that_looks_like_another_format(tmp_path, length):
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
-        (archive([("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]), "a PyTorch file"),
+        (archive([("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]), "weights_only=True).items()"),
         (pickle.dumps({"x": 1}), "a Python pickle"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 40, "HDF5"),
         (numbers([1, 2]), "one array (.npy)"),
