@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.weights.reference.families import full_names, pixels, values
+from vit_jax.api.build import from_weights
 from vit_jax.models import build_model
+from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.folding import unfold
 from vit_jax.weights.formats import StoredArray, open_arrays
 from vit_jax.weights.load import load_weights
@@ -191,3 +193,19 @@ def test_the_gelu_of_clip_is_that_of_its_config(activation, gelu, tmp_path):
     config = GOLDEN["huggingface/clip"]["config"] | {"hidden_act": activation}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_weights(tmp_path).architecture.gelu == gelu
+
+
+def test_fine_tuned_and_loaded_networks_keep_the_pixels_of_their_library(tmp_path):
+    """CLIP has no patch bias in timm, so that it cannot be written without them."""
+    (tmp_path / "theirs").mkdir()
+    weights = load_weights(write("timm/clip", tmp_path / "theirs"))
+    mean = GOLDEN["timm/clip"]["config"]["pretrained_cfg"]["mean"]
+    model = from_weights(weights)
+    model.save(tmp_path / "workdir")
+    model.save(f"{tmp_path}/timm/", to="timm")
+    for folder in ("workdir", "timm"):
+        assert load_weights(tmp_path / folder).preprocessing["mean"] == mean
+    fitted = fit(weights, dataclasses.replace(weights.architecture, num_classes=2))
+    described = describe_preparation(model.transform, fitted.normalisation)
+    assert described["mean"] == mean
+    assert not {"mean", "std"} & describe_preparation(model.transform).keys()

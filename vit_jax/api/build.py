@@ -13,6 +13,7 @@ from vit_jax.api.images import build_transform, stored_transform
 from vit_jax.api.model import Model, numbers_of
 from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
 from vit_jax.models import build_model
+from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights, load_weights
 from vit_jax.weights.transfer import fit, without_head
 
@@ -175,6 +176,7 @@ def from_weights(
         notes=tuple(notes),
         training=weights.training,
         is_multilabel=weights.is_multilabel and num_classes is None,
+        normalisation=stored_normalisation(weights.preprocessing),
     )
 
 

@@ -24,6 +24,7 @@ from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
 from vit_jax.weights.description import TrainingData, describe_preparation
+from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.report import Report
 from vit_jax.weights.saving import save
@@ -47,6 +48,7 @@ class Model:
       notes: what was assumed, changed or is odd about them.
       training: the data of the run that made them; None where that is not known.
       is_multilabel: trained on images that may have several labels: the probability of each class is its own.
+      normalisation: of the pixels of the library that the weights come from, which is folded into them.
     """
 
     module: nnx.Module
@@ -57,6 +59,7 @@ class Model:
     notes: tuple[str, ...] = ()
     training: TrainingData | None = None
     is_multilabel: bool = False
+    normalisation: Normalisation = OURS
 
     def __repr__(self) -> str:
         a = self.architecture
@@ -80,7 +83,7 @@ class Model:
             architecture=self.architecture,
             parameters={name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()},
             class_names=None if self.class_names == numbers_of(len(self.class_names)) else self.class_names,
-            preprocessing=None if self.transform is None else describe_preparation(self.transform),
+            preprocessing=None if self.transform is None else describe_preparation(self.transform, self.normalisation),
             source=self.source,
             training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
         )

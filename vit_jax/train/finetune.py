@@ -63,7 +63,8 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
             ) -> dict[str, Any]:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-                return train(run, data, workdir, first_state, interruption, split=split, steps_after=steps_after)
+                words: dict[str, Any] = {"split": split, "steps_after": steps_after}
+                return train(run, data, workdir, first_state, interruption, normalisation=fitted.normalisation, **words)
 
             chosen, trials = config, None
             if config.search.learning_rates:

@@ -29,6 +29,7 @@ from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers
+from vit_jax.weights.folding import OURS, Normalisation
 
 FirstState = Callable[[CheckpointReader, dict[str, Any]], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
@@ -45,6 +46,7 @@ def train(
     split: str = "test",
     steps_after: int = 0,
     further: Sequence[Evaluation] = (),
+    normalisation: Normalisation = OURS,
 ) -> dict[str, Any]:
     """Trains to the last step, or until it stops early, from wherever `first_state` begins; returns `summary.json`.
 
@@ -57,6 +59,7 @@ def train(
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
       steps_after: of the runs that follow in the same command, for the time that is shown.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
+      normalisation: of the pixels that the given weights were trained on, for the metadata.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
@@ -70,7 +73,7 @@ def train(
     folder, keeping = workdir.folder, config.checkpoint
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
-        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data)
+        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}

@@ -25,6 +25,7 @@ from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe, describe_preparation
+from vit_jax.weights.folding import OURS, Normalisation
 
 # Those whose behaviour a run depends on.
 SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
@@ -130,10 +131,10 @@ def _figure(name: str, value: float) -> str:
     return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
-def checkpoint_metadata(run: Assembly, data: Datasets) -> dict[str, Any]:
+def checkpoint_metadata(run: Assembly, data: Datasets, normalisation: Normalisation = OURS) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
-    preprocessing = describe_preparation(build_evaluation_transform(config.input))
+    preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(
         data=located(config.data),

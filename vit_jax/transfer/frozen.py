@@ -16,6 +16,7 @@ from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.transfer.datasets import Pair
 from vit_jax.transfer.features import Extractor
 from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.transfer import with_classifier
 
@@ -180,7 +181,7 @@ def run_probes(
 def classifier_weights(weights: Weights, extractor: Extractor, pair: Pair, classifier: Classifier) -> Weights:
     """Return weights whose last layer is the classifier of "pre_logits", for images prepared as the extractor does."""
     assert extractor.layer == "pre_logits", "the caller checks it"
-    preparation = describe_preparation(extractor.transform)
+    preparation = describe_preparation(extractor.transform, stored_normalisation(weights.preprocessing))
     fitted = with_classifier(weights, *classifier.to_linear(), pair.train.class_names)
     return dataclasses.replace(fitted, preprocessing=preparation, training=pair.training)
 

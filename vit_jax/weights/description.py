@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config.architecture import Architecture, read_architecture
 from vit_jax.config.load import references
 from vit_jax.references import StoredReference
+from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation
 
 if TYPE_CHECKING:
     from vit_jax.data.transforms import EvaluationTransform
@@ -61,8 +62,13 @@ def describe(
     }
 
 
-def describe_preparation(how: "EvaluationTransform") -> dict[str, Any]:
-    """Describe how images are prepared, as the metadata of weights have it."""
+def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, Any]:
+    """Describe how images are prepared, as the metadata of weights have it.
+
+    Args:
+      how: from a stored image to pixels in [-1, 1].
+      normalisation: of the library that the weights come from, which is folded into them.
+    """
     return {
         "image_size": list(how.image_size),
         "resize": how.resize,
@@ -72,6 +78,7 @@ def describe_preparation(how: "EvaluationTransform") -> dict[str, Any]:
         "pixel_range": [-1.0, 1.0],
         "exif_orientation": how.exif_orientation,
         "value_range": None if how.value_range is None else list(how.value_range),
+        **describe_normalisation(normalisation),
     }
 
 

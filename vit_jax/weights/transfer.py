@@ -13,6 +13,7 @@ from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.positions import fixed_positions
 from vit_jax.references import is_reference
+from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
@@ -27,6 +28,7 @@ class Fitted:
 
     parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
     statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
+    normalisation: Normalisation = OURS  # of the pixels that the weights were trained on, folded into them
 
     def summary(self) -> str:
         """How many were copied, and the names of those that were not."""
@@ -78,7 +80,7 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     reported = {status.name for status in statuses}
     fitted = {name: given[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
-    return Fitted(fitted, (*statuses, *copied))
+    return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing))
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
