@@ -10,7 +10,12 @@ from tests.inference.samples import sample_pixels, sample_weights, to_png, write
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import RESNET, weights_of
 from vit_jax.analysis import pictures
+from vit_jax.analysis.data_sheet import caption
+from vit_jax.arrays import Batch
+from vit_jax.config import load_recipe
 from vit_jax.extras import install_command
+from vit_jax.train.assemble import open_datasets, train_stream
+from vit_jax.train.step import mix_batch, step_keys
 from vit_jax.weights.saving import OWN, save_weights
 
 DRAWN = ("filters", "positions", "distance", "rollout", "heads", "similar", "pca")
@@ -140,3 +145,38 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     code, _, err = run(["inspect", "nothing", "--output=o"])
     assert code == 2
     assert install_command("figures") in err
+
+
+def test_sheets_of_the_data_of_a_recipe(tmp_path):
+    """The sheets show the batch of the first step: the same mixture of pixels and labels as the training step has."""
+    words = ["--config=digits", "--config.input.mixup_alpha=0", "--config.input.cutmix_alpha=1.0", "--shown=6"]
+    words += ["--config.objective.label_smoothing_fraction=0.1"]
+    out = succeed(["inspect", "data", *words, f"--output={tmp_path}/o"])
+    assert out.split() == [f"{tmp_path}/o/{name}.{form}" for name in ("train", "test") for form in ("png", "npz")]
+    for name in ("train", "test"):
+        assert (tmp_path / f"o/{name}.png").read_bytes().startswith(b"\x89PNG")
+    train, test = (np.load(tmp_path / f"o/{name}.npz") for name in ("train", "test"))
+    config = load_recipe("digits", words[1:-2] + words[-1:])
+    source = open_datasets(config).train
+    host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
+    batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
+    image, label, _ = mix_batch(config, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0])
+    np.testing.assert_array_equal(train["image"], np.clip((np.asarray(image, np.float32)[:6] + 1) / 2, 0, 1))
+    np.testing.assert_allclose(train["label"], 0.9 * np.asarray(label)[:6] + 0.01, rtol=1e-5)
+    assert np.array_equal(train["record"], host.record_index[:6])
+    assert ((train["label"] > 0.05).sum(axis=1) == 2).any()
+    assert test["label"].max(axis=1).tolist() == [1.0] * 6
+
+
+def test_data_without_a_dataset_is_rejected(tmp_path):
+    code, _, err = run(["inspect", "data", "--config=pretrain_own", f"--output={tmp_path}/o"])
+    assert code == 2
+    assert "config.data is not set" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_captions():
+    names = ("cat", "dog", "a name of many letters that a sheet has no room for")
+    assert caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73, cat 0.27"
+    assert caption(np.array([0.0, 1.0, 0.0]), names) == "dog 1.00"
+    assert len(caption(np.array([0.0, 0.0, 1.0]), names)) < 30

@@ -94,7 +94,7 @@ def test_commands_of_the_documents_are_taken(document):
     for line in lines:
         if not line.startswith("vit-jax ") or re.search(r"…|\[OPTIONS\]", line):
             continue
-        _, verb, *words = shlex.split(line, comments=True)
+        verb, *words = cli.join_verb(shlex.split(line, comments=True)[1:])
         split(words, cli.VERBS[verb].arguments, verb)
 
 

@@ -26,6 +26,7 @@ OUTPUTS = {  # by verb, the words before the output, and the options that name a
     "plot": (["no-such-run"], ["output=a.png"]),
     "report": (["no-such-run"], ["output=a.html"]),
     "inspect": ([WEIGHTS], ["output=a/"]),
+    "inspect-data": (["--config=no-such-recipe"], ["output=a/"]),
     "prepare": (["folder:no-such-folder", "--short_side=8"], ["output=a/"]),
     "plan": (["--config=no-such-recipe", "--topology=v5e:2x2"], ["hlo=a.txt"]),
 }

@@ -19,7 +19,7 @@ from vit_jax.config.nearest import did_you_mean
 _TRAINING = (training.pretrain, training.finetune, training.lr_range)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_PICTURES = (study.study, runs.plot, runs.report, analysis.inspect)
+_PICTURES = (study.study, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
 _LISTS = (catalogue.models, catalogue.recipes, training.show)
 _OTHERS = (planning.plan, training.prepare, training.bench, training.doctor)
 _ALL = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS
@@ -64,7 +64,7 @@ def _open_streams() -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    verb, *rest = words if words else ["help"]
+    verb, *rest = join_verb(words) if words else ["help"]
     if verb == "--version":
         print(f"vit_jax {__version__}, JAX {importlib.metadata.version('jax')}, Python {platform.python_version()}")
     elif verb in _HELP and not rest:
@@ -81,8 +81,14 @@ def _run(words: Sequence[str]) -> None:
             _find(verb)(rest)
 
 
+def join_verb(words: Sequence[str]) -> list[str]:
+    """Return the words with a verb of two words as one: "inspect data" is "inspect-data"."""
+    joined = "-".join(words[:2])
+    return [joined, *words[2:]] if joined in VERBS else list(words)
+
+
 def _overview() -> str:
-    verbs = "".join(f"  {name:<10}{verb.summary}\n" for name, verb in VERBS.items())
+    verbs = "".join(f"  {name:<13}{verb.summary}\n" for name, verb in VERBS.items())
     return f"""\
 vit-jax: train, fine-tune and use Vision Transformers in JAX.
 

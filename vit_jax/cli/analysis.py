@@ -1,4 +1,4 @@
-"""The verb inspect: pictures of a model."""
+"""The verbs inspect and inspect data: pictures of a model, and of the images that a run trains on."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.cli.model import CHECKPOINT, READING, open_model
 from vit_jax.cli.outputs import output_folder
-from vit_jax.cli.verb import verb
+from vit_jax.cli.verb import RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, whole
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable
@@ -67,6 +67,39 @@ def inspect(given: Given) -> None:
     with make_folder(output):
         for name in drawn:
             for path, content in KINDS[name].draw(model, view).files(output / name).items():
+                write_atomically(path, content)
+                print(printable(str(path)), flush=True)
+
+
+@verb(
+    RECIPE
+    | {
+        "--output=FOLDER": "for train.png and test.png, and their numbers as .npz",
+        "[--shown=32]": "how many images a sheet has",
+    },
+    "--config=pretrain_own:ViT-Ti/16 --config.data=folder:my-images --output=pictures",
+    "--config=digits --config.input.cutmix_alpha=1.0 --shown=64 --output=pictures",
+)
+def inspect_data(given: Given) -> None:
+    """Draw the images and labels that a recipe trains and evaluates on, as the network receives them."""
+    options, overrides, _ = given
+    shown, output = whole({"shown": "32"} | options, "shown"), output_folder(options["output"])
+
+    from vit_jax.config import load_recipe
+    from vit_jax.config.validate import validate
+    from vit_jax.drawing import require_drawing
+    from vit_jax.files import make_folder, write_atomically
+
+    require_drawing()
+    config = load_recipe(options["config"], overrides)
+    validate(config)
+
+    from vit_jax.analysis.data_sheet import draw_data
+
+    pictures = draw_data(config, shown)
+    with make_folder(output):
+        for name, picture in pictures.items():
+            for path, content in picture.files(output / name).items():
                 write_atomically(path, content)
                 print(printable(str(path)), flush=True)
 

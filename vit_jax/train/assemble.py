@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from vit_jax import pytree
@@ -316,6 +317,22 @@ def _require_same_classes(data: str, train_name: str, train: Source, name: str, 
         raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
+def train_stream(config: RunConfig, source: Source, rows: np.ndarray, start_step: int, num_steps: int) -> TrainStream:
+    """Return the training batches of the config, of which this process supplies the rows."""
+    transform, is_balanced = TrainTransform(config.input), config.input.sampling == "balanced"
+    return TrainStream(
+        source,
+        transform,
+        config.seed,
+        config.global_batch,
+        rows,
+        start_step,
+        num_steps,
+        is_balanced,
+        config.input.repeats,
+    )
+
+
 @contextlib.contextmanager
 def open_train_batches(
     assembly: Assembly, source: Source, start_step: int
@@ -324,19 +341,9 @@ def open_train_batches(
 
     Threads and workers end with the context.
     """
-    config, batch, sharding = assembly.config, assembly.config.global_batch, assembly.batch_sharding
-    transform, rows = TrainTransform(config.input), local_rows(sharding, batch)
-    stream = TrainStream(
-        source,
-        transform,
-        config.seed,
-        batch,
-        rows,
-        start_step,
-        assembly.steps.total,
-        config.input.sampling == "balanced",
-        config.input.repeats,
-    )
+    config, sharding = assembly.config, assembly.batch_sharding
+    rows = local_rows(sharding, config.global_batch)
+    stream = train_stream(config, source, rows, start_step, assembly.steps.total)
     inputs = config.input
     log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
     with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:

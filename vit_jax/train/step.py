@@ -47,7 +47,7 @@ def make_train_step(
     num_micro_batches = config.optimizer.accumulation_steps or 1
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        mixup_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), state.step))
+        mixup_key, dropout_key = step_keys(config.seed, state.step)
         image, targets = _prepare(batch, mixup_key)
         sums, gradients = _accumulate(state.model, image, targets, dropout_key)
         with jax.named_scope("optimizer"):
@@ -65,10 +65,7 @@ def make_train_step(
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
 
     def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        image = normalise(batch.image_BHWC, architecture.compute_dtype)
-        label_BK, mask_B = batch.label_BK(architecture.num_classes), batch.mask_B
-        if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
-            image, label_BK = mix(key, image, label_BK, mask_B, config.input)
+        image, label_BK, mask_B = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
         if class_weights:
             mean = sum(class_weights) / len(class_weights)
             mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
@@ -121,6 +118,22 @@ def make_train_step(
         return ema.update(state.polyak, model, step, bias_correction=polyak.bias_correction, **settings)
 
     return train_step
+
+
+def step_keys(seed: int, step: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the keys of mixing and of dropout in one step."""
+    mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
+    return mixing_key, dropout_key
+
+
+def mix_batch(
+    config: RunConfig, num_classes: int, compute_dtype: Any, batch: Batch, key: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says, and the mask (B,)."""
+    image, label_BK = normalise(batch.image_BHWC, compute_dtype), batch.label_BK(num_classes)
+    if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
+        image, label_BK = mix(key, image, label_BK, batch.mask_B, config.input)
+    return image, label_BK, batch.mask_B
 
 
 def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
