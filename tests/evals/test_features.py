@@ -39,11 +39,20 @@ def test_layers_of_a_transformer():
         "pooled": output.pooled_BD,
         "token": output.pooled_BD,
         "mean": np.asarray(output.tokens_BND).mean(axis=1),
+        "token_mean": np.concatenate([output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)], axis=1),
         "block:1": output.blocks_LBSD[0, :, 0],
         f"block:{VIT.depth}": output.blocks_LBSD[-1, :, 0],
     }
     for layer, value in expected.items():
         np.testing.assert_allclose(feature(VIT, layer, pixels), np.asarray(value), rtol=1e-5, atol=1e-5)
+
+
+def test_token_and_mean_behind_registers_are_what_token_gap_pools():
+    a = dataclasses.replace(VIT, pool="token_gap", registers=2)
+    pixels = sample_pixels(2, a.image_size)
+    pooled = layers(a, pixels).pooled_BD
+    assert pooled.shape == (2, 2 * a.width)
+    np.testing.assert_allclose(feature(a, "token_mean", pixels), pooled, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -70,6 +79,8 @@ def test_block_without_class_token_and_stages():
         (VIT, "stage:1", "has 0 stages"),
         (RESNET, "block:1", "has 0 blocks"),
         (RESNET, "token", "has no class token"),
+        (RESNET, "token_mean", "has no class token"),
+        (dataclasses.replace(VIT, pool="gap"), "token_mean", "has no class token"),
     ],
 )
 def test_layers_that_are_not_there(a, layer, message):

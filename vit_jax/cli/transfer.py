@@ -26,7 +26,7 @@ _SIDES = ("train_split", "test_split", "classes", "data_dir")
 _OF_IMAGES = ("resize", "crop_fraction", "interpolation", "exif_orientation")  # of the weights' own preparation
 _OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
 _OF_FEATURES = {
-    "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, block:N or stage:N",
+    "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, token_mean, block:N or stage:N",
     "[--preprocessing=fewshot|own]": "the released protocol's, or as the weights were trained",
     "[--cache=FOLDER]": "where features are kept, or none",
     "[--json]": "print all figures as JSON",

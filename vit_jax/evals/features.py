@@ -22,6 +22,7 @@ LAYERS = {
     "pooled": "the image's representation before the head",
     "token": "the class token after the last norm",
     "mean": "the mean of the patch tokens after the last norm, or of a ResNet's last map",
+    "token_mean": "the class token and the mean of the patch tokens, side by side, after the last norm",
     "block:N": "the class token after block N, or the mean of the tokens where there is none",
     "stage:N": "the mean of the map after stage N of a ResNet or of a hybrid's",
 }
@@ -71,7 +72,9 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
     taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
     has_token = a.has_transformer and a.num_class_tokens > 0
 
-    def feature(output: ModelOutput) -> jax.Array:
+    def feature(output: ModelOutput, kind: str = kind) -> jax.Array:
+        if kind == "token_mean":
+            return jnp.concatenate([feature(output, part).astype(jnp.float32) for part in ("token", "mean")], axis=-1)
         if kind == "pre_logits":
             return output.features_BD
         if kind == "token" and a.pool == "token_gap":
@@ -180,7 +183,7 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
 
 
 def _parse(layer: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(pre_logits|pooled|token|mean)|(block|stage):([1-9][0-9]{0,3})", layer)
+    match = re.fullmatch(r"(pre_logits|pooled|token|mean|token_mean)|(block|stage):([1-9][0-9]{0,3})", layer)
     if match is None:
         raise ValueError(f"layer={layer!r}: choose one of {', '.join(LAYERS)}, where N counts from 1.")
     return match[1] or match[2], int(match[3] or 0)
@@ -190,5 +193,5 @@ def _validate(layer: str, kind: str, number: int, a: Architecture) -> None:
     limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
     if kind in limits and number > limits[kind]:
         raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
-    if kind == "token" and not (a.has_transformer and a.pool in ("token", "token_gap")):
+    if kind in ("token", "token_mean") and not (a.has_transformer and a.pool in ("token", "token_gap")):
         raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")
