@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from tests.weights.reference.families import full_names, pixels, values
 from vit_jax.api.build import from_weights
@@ -47,6 +47,45 @@ def apply(weights, images):
     abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
     leaves = [jnp.asarray(array) for array in weights.parameters.values()]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)(jnp.asarray(images, jnp.float32))
+
+
+@pytest.mark.parametrize("case", ["timm/dinov2_giant", "timm/dinov2_reg"])
+@pytest.mark.parametrize("prefix", ["", "vision_encoder."])
+def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(case, prefix, tmp_path):
+    """Original files have blocks in chunks, a mask token, and a position of the class token."""
+    expected = load_weights(write(case, tmp_path))
+    file = tmp_path / "model.safetensors"
+    arrays = load_file(file)
+    if "reg_token" in arrays:  # timm adds the position to the class token
+        first = arrays["cls_token"]
+        arrays |= {"cls_token": 0 * first, "pos_embed": np.concatenate([first, arrays["pos_embed"]], axis=1)}
+    names = {".fc1.": ".w12.", ".fc2.": ".w3."} if case.endswith("giant") else {}
+    names |= {"reg_token": "register_tokens", "blocks.": "blocks.7."}
+    others = {
+        f"{prefix}mask_token": np.zeros((1, 32), np.float32),
+        "text_encoder.ln_final.bias": np.ones(32, np.float32),
+    }
+    save_file({f"{prefix}{renamed(name, names)}": array for name, array in arrays.items()} | others, file)
+    found = load_weights(tmp_path)
+    assert found.architecture == expected.architecture
+    assert found.parameters.keys() == expected.parameters.keys()
+    for name, array in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], array, err_msg=name)
+    ignored = {status.name for status in found.statuses if status.status == "ignored (not part of this network)"}
+    assert ignored == others.keys()
+
+
+def renamed(name, names):
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name
+
+
+def test_a_distilled_deit_of_timm_without_its_heads_is_refused_in_words(tmp_path):
+    file = write("timm/deit_distilled", tmp_path) / "model.safetensors"
+    save_file({name: array for name, array in load_file(file).items() if not name.startswith("head")}, file)
+    with pytest.raises(ValueError, match=r"timm, but it is a distilled DeiT without its heads.*: bring the file"):
+        load_weights(tmp_path)
 
 
 def test_without_its_config_a_file_of_a_current_family_gives_a_warning(tmp_path):

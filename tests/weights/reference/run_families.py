@@ -123,6 +123,7 @@ HF_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
 MLP = {"intermediate_size": 64}
 TEXT = {**MLP, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
 TOWERS = {"vision_config": {**HF_SIZES, **MLP}, "text_config": TEXT}
+TIPS = {"vision_config": HF_SIZES, "text_config": TEXT}
 DECODER = {"mask_ratio": 0.0, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1}
 DECODER |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 32}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
@@ -141,6 +142,12 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", MLP),
     "siglip_both": ("SiglipModel", "SiglipConfig", TOWERS),
     "clip": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {**MLP, "projection_dim": 7}),
+    "tipsv2_both": ("Tipsv2Model", "Tipsv2Config", TIPS),
+    "tipsv2_giant_both": (
+        "Tipsv2Model",
+        "Tipsv2Config",
+        {**TIPS, "vision_config": HF_SIZES | {"use_swiglu_ffn": True}},
+    ),
     "clip_both": ("CLIPModel", "CLIPConfig", {**TOWERS, "projection_dim": 7}),
 }
 
@@ -155,7 +162,9 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
-    blocks = r"^((?:vision_model\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
+    blocks = (
+        r"^((?:vision_(?:model|encoder)\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
+    )
     found = {name: re.match(blocks, name) for name in shapes}
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]

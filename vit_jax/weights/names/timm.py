@@ -1,7 +1,8 @@
 """Names of timm's models (.safetensors): VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
 
-VisionTransformer keeps query, key and value in one array, Eva (DINOv3, EVA-02, PE) sometimes apart. Parts that timm has
-and our networks do not compute are listed, so that a file with them is rejected in plain words.
+The original DINOv2, Franca and TIPSv2 have nearly the same names. VisionTransformer keeps query, key and value in one
+array, Eva (DINOv3, EVA-02, PE) sometimes apart. Parts that timm has and our networks do not compute are listed, so that
+a file with them is rejected in plain words.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts, pytorch_rules, shape_of
+from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts, invert, pytorch_rules, shape_of
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
 
@@ -22,6 +23,14 @@ REFUSED = {  # what a name shows of the network
     r"stem\.conv1\.": "a root of several convolutions",
     r"(norm|blocks\.\d+\.norm\d)\.weight_g$": "weight norm",
 }
+RENAMED = (  # of the original DINOv2, Franca and TIPSv2, which Hugging Face's TIPSv2 keeps in files
+    (r"^vision_encoder\.", ""),
+    (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),  # blocks in chunks count through
+    (r"(?<=\.mlp\.)(w12|c_fc)\.", "fc1."),
+    (r"(?<=\.mlp\.)(w3|c_proj)\.", "fc2."),
+    (r"^register_tokens$", "reg_token"),
+)
+IGNORED = r"text_encoder\.|(vision_encoder\.)?mask_token$|temperature$"
 RESNET_DEFAULTS = {
     "group_norm_epsilon": 1e-5,
     "standardization_epsilon": 1e-8,
@@ -175,10 +184,12 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return timm's names → names in the file; None for another format.
 
     Raises:
-      ValueError: a network of timm's that ours does not compute.
+      ValueError: a network of timm's that ours does not compute, or two arrays of one name.
     """
-    given = originals.canonical(names) or {name: name for name in names}
-    names = set(given)
+    names = set(names)
+    original = originals.canonical(names)
+    renamed = {name: _timm_name(name) for name in names if not re.match(IGNORED, name)}
+    names = set(renamed.values()) if original is None else set(original)
     if {"embeds.proj.weight", "embeds.pos_embed"} <= names:
         raise ValueError(NAFLEX.format("embeds.proj.weight"))
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
@@ -189,7 +200,18 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             raise ValueError(f"it has {part}, which our networks do not compute: {name}")
     if is_resnet and "norm.weight" not in names:
         raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
-    return given
+    if "dist_token" in names and not {"head_dist.weight", "head_dist.bias"} & names:
+        raise ValueError(
+            "it is a distilled DeiT without its heads, whose features in timm are the mean of the class and the "
+            "distillation token, which our networks do not compute: bring the file with head and head_dist"
+        )
+    return invert(renamed) if original is None else original
+
+
+def _timm_name(name: str) -> str:
+    for pattern, new in RENAMED:
+        name = re.sub(pattern, new, name)
+    return name
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
