@@ -161,6 +161,43 @@ def test_what_our_networks_do_not_compute_is_refused_in_words(name, words):
         recognise(array, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("radio_model.model.patch_generator.pos_embed", "of C-RADIO: it has positions cropped .* such as DINOv2"),
+        ("vit.embeddings.detection_tokens", "of a detector .*: it has tokens or heads for boxes .*such as DeiT"),
+        ("bbox_predictor.layers.0.weight", "of a detector .* take weights for classification"),
+        (
+            "encoder.layer.0.attention.attention.relative_position_bias.relative_position_bias_table",
+            "of BEiT: .*relative",
+        ),
+        ("beit.encoder.layer.0.lambda_1", "of BEiT: "),
+        ("encoder.layers.0.ls1", r"of InternViT .* LayerScale .* docs/pretrained\.md"),
+        ("freqs", "of RoPE-ViT: it has learned or mixed rotary frequencies .* such as DINOv3"),
+        ("rope.freqs", "of RoPE-ViT: "),
+        ("vit.encoder.layer.0.output.dense.SCB", "of a quantised network: .* take the file in float32"),
+        ("vit.encoder.layer.0.output.dense.weight.absmax", "of a quantised network: "),
+    ],
+)
+def test_families_that_are_not_read_are_refused_in_words(name, words):
+    """Although all arrays of a network that is read are there."""
+    for format_name in ("timm", "huggingface"):
+        with pytest.raises(ValueError, match=f"the file is {words}") as error:
+            recognise(headers(VIT, format_name) | {name: StoredArray((16,), FLOAT32)}, {})
+        assert f"({name}), which are not read: " in str(error.value)
+
+
+def test_quantised_arrays_and_a_text_tower_alone_are_refused_in_words():
+    arrays = headers(VIT, "timm")
+    name = "blocks.0.mlp.fc1.weight"
+    with pytest.raises(
+        ValueError, match=rf"quantised network: {name} has integers \(int8\).* take the file in float32"
+    ):
+        recognise(arrays | {name: StoredArray(arrays[name].shape, np.dtype(np.int8))}, {})
+    with pytest.raises(ValueError, match=r"of a text tower alone, .* take the file with both towers"):
+        recognise({f"text_model.{name}": array for name, array in arrays.items()}, {})
+
+
 ODD = [0, -1, 1, 2, 3, 10**12, 2**70, None, "x", [], {}, True, 1.5, float("inf"), [1, 2], "sincos2d", "resnet", "map"]
 
 

@@ -7,6 +7,7 @@ caller's options give the rest, and what is still unknown is an error that names
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -34,6 +35,37 @@ _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the 
 _OF_TRANSFORMER = {"num_heads", "gelu", "layer_norm_epsilon", "position_embedding", "rope"}
 _OF_RESNET = {"group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"}
 _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFORMER, "hybrid": set()}
+_OTHERS = "take weights of a family that docs/pretrained.md lists"
+_WHOLE = "take the file in float32, float16 or bfloat16"
+_UNREAD = {  # part of a name → family, what it has, what to do
+    r"(^|\.)patch_generator\.": (
+        "C-RADIO",
+        "positions cropped from a larger table and class tokens of several teachers",
+        f"{_OTHERS}, such as DINOv2",
+    ),
+    r"(^|\.)detection_tokens$|(^|\.)mid_position_embeddings$|^(class_labels_classifier|bbox_predictor)\.": (
+        "a detector (YOLOS, DETR)",
+        "tokens or heads for boxes",
+        "take weights for classification, such as DeiT's",
+    ),
+    r"(^|\.)relative_position_bias\.|^beit\.": ("BEiT", "relative positions", _OTHERS),
+    r"encoder\.layers\.\d+\.ls1$|encoder\.layer\.\d+\.lambda_1$": (
+        "InternViT (or BEiT)",
+        "layers with LayerScale and no final norm",
+        _OTHERS,
+    ),
+    r"^freqs(_t_[xy])?$|(^|\.)rope\.freqs$": (
+        "RoPE-ViT",
+        "learned or mixed rotary frequencies",
+        f"{_OTHERS}, such as DINOv3",
+    ),
+    r"\.(SCB|absmax|nested_absmax|quant_map|weight_format)$|\.quant_state\.": (
+        "a quantised network",
+        "integers with scales in place of weights",
+        _WHOLE,
+    ),
+}
+_OF_TEXT = r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +152,7 @@ def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], so
 
 
 def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    _refuse_known(arrays)
     for name, format_ in FORMATS.items():
         with _with_names_of(name):
             names = format_.canonical(arrays)
@@ -130,6 +163,18 @@ def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         f"its {len(arrays)} arrays have names of no known format ({some}, ...). Known are the released ViT, "
         f"big_vision, Big Transfer, timm (VisionTransformer and its hybrids, ResNetV2) and Hugging Face (ViT)"
     )
+
+
+def _refuse_known(arrays: Mapping[str, Any]) -> None:
+    """Raise ValueError for a family that is known and not read."""
+    for pattern, (family, part, remedy) in _UNREAD.items():
+        if name := next((name for name in arrays if re.search(pattern, name)), None):
+            raise ValueError(f"the file is of {family}: it has {part} ({name}), which are not read: {remedy}")
+    if arrays and all(re.match(_OF_TEXT, name) for name in arrays):
+        raise ValueError("the file is of a text tower alone, which is no image network: take the file with both towers")
+    for name, array in arrays.items():
+        if name.endswith("weight") and array.dtype.kind in "iu":
+            raise ValueError(f"the file is of a quantised network: {name} has integers ({array.dtype}): {_WHOLE}")
 
 
 @contextlib.contextmanager
