@@ -49,6 +49,15 @@ def apply(weights, images):
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)(jnp.asarray(images, jnp.float32))
 
 
+@pytest.mark.parametrize("name", ["vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_ape_224"])
+def test_a_rope_vit_is_refused_by_the_name_beside_its_file(name, tmp_path):
+    write("timm/dinov3", tmp_path)
+    config = GOLDEN["timm/dinov3"]["config"] | {"architecture": name}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"config\.json.*{name}.* is a RoPE-ViT, .*: take DINOv3 or EVA-02"):
+        load_weights(tmp_path)
+
+
 @pytest.mark.parametrize("case", ["timm/dinov2_giant", "timm/dinov2_reg"])
 @pytest.mark.parametrize("prefix", ["", "vision_encoder."])
 def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(case, prefix, tmp_path):

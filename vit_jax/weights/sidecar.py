@@ -122,6 +122,8 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
         "pool": POOLS.get(str(config.get("global_pool"))),
         "pool_num_heads": typed(arguments, "attn_pool_num_heads", int),
     }
+    if re.match(r"vit_\w+_rope_", name):  # an axial one has the arrays of other networks
+        raise ValueError(f"{shown(name)} is a RoPE-ViT, whose rotary positions are not read: take DINOv3 or EVA-02.")
     parts = next((parts for pattern, parts in _TIMM_PARTS if re.search(pattern, name)), {})
     fields = {**fields, **{part: value for part, value in parts.items() if fields.get(part) is None}}
     preprocessing, notes = of_timm(pretrained, size)
