@@ -161,7 +161,8 @@ def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     some = ", ".join(list(arrays)[:4])
     raise ValueError(
         f"its {len(arrays)} arrays have names of no known format ({some}, ...). Known are the released ViT, "
-        f"big_vision, Big Transfer, timm (VisionTransformer and its hybrids, ResNetV2) and Hugging Face (ViT)"
+        f"big_vision, Big Transfer, timm (VisionTransformer and its hybrids, ResNetV2) and Hugging Face (ViT), and the "
+        f"families that docs/pretrained.md lists. Give a file of one of these"
     )
 
 
