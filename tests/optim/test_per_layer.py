@@ -108,7 +108,7 @@ def test_with_frozen_parameters_and_multipliers():
         np.testing.assert_allclose(array - before[name], step, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["optax.contrib:muon", "optax:adafactor"])
+@pytest.mark.parametrize("name", [pytest.param("optax.contrib:muon", marks=pytest.mark.slow), "optax:adafactor"])
 def test_sharded(name):
     """The state is stored stacked, under the names of the parameters, so that it is sharded as they are."""
     params, *gradients = (fill(abstract(), seed) for seed in range(STEPS + 1))

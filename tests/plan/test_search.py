@@ -85,6 +85,7 @@ def test_what_is_in_doubt_is_tried_last(monkeypatch, found):
     assert found.winner is None
 
 
+@pytest.mark.slow
 def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, found):
     found, order = search_compiled(monkeypatch, found.winner, "v5e:16x16", 4, {3})
     assert [c.config.model.remat for c in order] == ["none"] * 4

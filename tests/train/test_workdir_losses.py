@@ -31,6 +31,7 @@ def uninterrupted(config, tmp_path_factory):
     return pretrain(config, str(workdir)), workdir
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_path, capsys):
     summary, reference = uninterrupted
     shutil.copytree(reference, tmp_path / "run")
