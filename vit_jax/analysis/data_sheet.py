@@ -37,11 +37,10 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
       ValueError: as for `open_datasets`.
     """
     datasets, objective = open_datasets(config), build_classification(config.objective)
-    names, num_columns = datasets.train.class_names, min(shown, config.global_batch)
+    names, num_shown = datasets.train.class_names, min(shown, config.global_batch)
     key, _ = step_keys(config.seed, 0)
-    rows = (
-        np.arange(-1, num_columns) % config.global_batch
-    )  # each is mixed with the row before it, the first with the last
+    # Each row is mixed with the one before it, the first one with the last.
+    rows = np.arange(-1, num_shown) % config.global_batch
     trained = train_stream(config, datasets.train, rows, 0, 1)[0]
     image, label_NK, mask_N = mix_batch(config, len(names), _dtype(config), _batch(trained), key)
     if config.objective.kind == "classification":
