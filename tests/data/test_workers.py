@@ -146,3 +146,18 @@ def test_workers_load_no_jax_of_ours():
     )
     result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="segments of shared memory are not files")
+def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypatch):
+    """A worker that is killed between creating a segment and giving it a size leaves an empty one."""
+    digits = f"{os.getpid() % 0xFFFFF:05x}"
+    lock, empty = SHARED_MEMORY / f"vit_jax-{digits}.lock", SHARED_MEMORY / f"vj{digits}_0000"
+    for path in (lock, empty):
+        path.touch()
+    workers._end_run(lock)
+    assert not lock.exists()
+    assert not empty.exists()
+    gone = SHARED_MEMORY / f"vj{digits}_0001"
+    monkeypatch.setattr(workers, "_segments", lambda lock: [gone])
+    workers._end_run(lock)  # another process removed both

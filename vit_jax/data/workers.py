@@ -147,7 +147,10 @@ def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
 def _end_run(lock: pathlib.Path) -> None:
     """Removes what grain's cycles of references still hold; multiprocessing would warn of a leak."""
     for segment in _segments(lock):
-        shared_memory.SharedMemory(segment.name).unlink()
+        try:
+            shared_memory.SharedMemory(segment.name).unlink()
+        except (FileNotFoundError, ValueError):  # a worker removed it, or was killed before it gave it a size
+            segment.unlink(missing_ok=True)
     lock.unlink(missing_ok=True)
 
 
