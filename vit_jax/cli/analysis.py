@@ -3,7 +3,8 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vit_jax.cli.model import CHECKPOINT, READING, open_model
@@ -14,6 +15,7 @@ from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
+    from vit_jax.analysis.pictures import Picture
     from vit_jax.api import Model
 
 _OF_IMAGES = ("split", "data_dir", "num_images", "shown")
@@ -45,7 +47,6 @@ def inspect(given: Given) -> None:
     from vit_jax.analysis.images import View, read_view
     from vit_jax.analysis.pictures import KINDS, chosen_heads
     from vit_jax.drawing import require_drawing
-    from vit_jax.files import make_folder, write_atomically
 
     names = _names(options.get("WHAT", "all"), list(KINDS))
     with_images = {name for name in names if KINDS[name].needs_images}
@@ -64,11 +65,7 @@ def inspect(given: Given) -> None:
     view = dataclasses.replace(view, shown=numbers["shown"], heads=heads)
     for note in view.notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    with make_folder(output):
-        for name in drawn:
-            for path, content in KINDS[name].draw(model, view).files(output / name).items():
-                write_atomically(path, content)
-                print(printable(str(path)), flush=True)
+    _write(output, ((name, KINDS[name].draw(model, view)) for name in drawn))
 
 
 @verb(
@@ -88,7 +85,6 @@ def inspect_data(given: Given) -> None:
     from vit_jax.config import load_recipe
     from vit_jax.config.validate import validate
     from vit_jax.drawing import require_drawing
-    from vit_jax.files import make_folder, write_atomically
 
     require_drawing()
     config = load_recipe(options["config"], overrides)
@@ -96,10 +92,16 @@ def inspect_data(given: Given) -> None:
 
     from vit_jax.analysis.data_sheet import draw_data
 
-    pictures = draw_data(config, shown)
-    with make_folder(output):
-        for name, picture in pictures.items():
-            for path, content in picture.files(output / name).items():
+    _write(output, draw_data(config, shown).items())
+
+
+def _write(folder: Path, pictures: Iterable[tuple[str, "Picture"]]) -> None:
+    """Write each picture, by name, when it is drawn; print its files."""
+    from vit_jax.files import make_folder, write_atomically
+
+    with make_folder(folder):
+        for name, picture in pictures:
+            for path, content in picture.files(folder / name).items():
                 write_atomically(path, content)
                 print(printable(str(path)), flush=True)
 
