@@ -160,7 +160,7 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     source = open_datasets(config).train
     host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
     batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
-    image, label, _ = mix_batch(config, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0])
+    image, label = mix_batch(config, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0])
     np.testing.assert_array_equal(train["image"], np.clip((np.asarray(image, np.float32)[:6] + 1) / 2, 0, 1))
     np.testing.assert_allclose(train["label"], 0.9 * np.asarray(label)[:6] + 0.01, rtol=1e-5)
     assert np.array_equal(train["record"], host.record_index[:6])

@@ -42,9 +42,10 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
     # Each row is mixed with the one before it, the first one with the last.
     rows = np.arange(-1, num_shown) % config.global_batch
     trained = train_stream(config, datasets.train, rows, 0, 1)[0]
-    image, label_NK, mask_N = mix_batch(config, len(names), _dtype(config), _batch(trained), key)
+    batch, dtype = _batch(trained), config.model.compute_dtype
+    image, label_NK = mix_batch(config, len(names), dtype, batch, key)
     if config.objective.kind == "classification":
-        label_NK = objective.prepare(_batch(trained), label_NK, mask_N, key).label_BK
+        label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
 
     chosen = spread(len(datasets.test), shown)
     subset, transform = SubsetSource(datasets.test, chosen), build_evaluation_transform(config.input)
@@ -61,16 +62,12 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
         "test": _picture(
             f"Evaluation images: {config.data}, {config.input.test_split}",
             names,
-            np.asarray(normalise(jnp.asarray(tested.image), _dtype(config)), np.float32),
+            np.asarray(normalise(jnp.asarray(tested.image), dtype), np.float32),
             np.asarray(_batch(tested).label_BK(len(names))),
             tested.mask,
             chosen,
         ),
     }
-
-
-def _dtype(config: RunConfig) -> str:
-    return config.model.compute_dtype
 
 
 def _batch(host: HostBatch) -> Batch:

@@ -65,7 +65,8 @@ def make_train_step(
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
 
     def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        image, label_BK, mask_B = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
+        image, label_BK = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
+        mask_B = batch.mask_B
         if class_weights:
             mean = sum(class_weights) / len(class_weights)
             mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
@@ -128,12 +129,12 @@ def step_keys(seed: int, step: Any) -> tuple[jax.Array, jax.Array]:
 
 def mix_batch(
     config: RunConfig, num_classes: int, compute_dtype: Any, batch: Batch, key: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says, and the mask (B,)."""
+) -> tuple[jax.Array, jax.Array]:
+    """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says."""
     image, label_BK = normalise(batch.image_BHWC, compute_dtype), batch.label_BK(num_classes)
     if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
         image, label_BK = mix(key, image, label_BK, batch.mask_B, config.input)
-    return image, label_BK, batch.mask_B
+    return image, label_BK
 
 
 def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
