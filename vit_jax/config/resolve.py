@@ -127,11 +127,6 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
     batches = {"global_batch": (config.global_batch, shares * accumulation)}
-    if config.global_batch % config.input.repeats:
-        yield (
-            f"input.repeats={config.input.repeats}: must divide global_batch={config.global_batch}. "
-            "Choose another number."
-        )
     if config.evaluation.global_batch is not None:
         batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
     for name, (batch, divisor) in batches.items():

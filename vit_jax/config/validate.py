@@ -26,12 +26,10 @@ from vit_jax.references import allowed_code, is_reference, resolve
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set
     (0, 1, False, "model.dropout_fraction model.stochastic_depth_fraction objective.label_smoothing_fraction"),
     (0, 1, False, "input.holdout_fraction optimizer.momentum optimizer.beta1 optimizer.beta2 polyak.factor"),
-    (0, 1, True, "input.test_crop_fraction"),
+    (0, 1, True, "input.test_crop_fraction input.cutmix_fraction input.erasing_fraction input.color_jitter"),
     (0, None, True, "optimizer.weight_decay schedule.learning_rate schedule.end_learning_rate input.mixup_alpha"),
-    (0, None, True, "input.cutmix_alpha"),
-    (0, 1, True, "input.cutmix_fraction input.erasing_fraction input.color_jitter"),
     (0, None, True, "input.shift_pixels input.randaugment_layers input.randaugment_magnitude input.max_unreadable"),
-    (0, None, True, "input.num_workers checkpoint.keep_best seed stop_early.min_delta"),
+    (0, None, True, "input.num_workers checkpoint.keep_best seed stop_early.min_delta input.cutmix_alpha"),
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
     (1, None, True, "sharding.num_replicas sharding.num_model_shards stop_early.patience input.repeats"),
 )
@@ -56,6 +54,7 @@ def validate(config: RunConfig) -> None:
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),
         _wrong_input(config.input),
+        _wrong_repeats(config),
         _wrong_objective(config),
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
@@ -182,6 +181,14 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
         yield (
             f"input.train_resize_pixels={pixels}: a crop of image_size {config.image_size} does not fit; give at least "
             f"{max(config.image_size)}."
+        )
+
+
+def _wrong_repeats(config: RunConfig) -> Iterator[str]:
+    if config.global_batch % config.input.repeats:
+        yield (
+            f"input.repeats={config.input.repeats}: must divide global_batch={config.global_batch}. "
+            "Choose another number."
         )
 
 
