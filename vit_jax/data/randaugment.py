@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import cv2
 import numpy as np
 
+from vit_jax.data.augment import to_grey
+
 GREY = (128, 128, 128)
 LEVELS = np.arange(256)
 
@@ -82,8 +84,7 @@ def solarize_saturating(rng: np.random.Generator, image: np.ndarray, strength: f
 
 def color(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Blends from grey to the image, and beyond to stronger colours."""
-    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-    return _blend(grey, image, strength)
+    return _blend(to_grey(image), image, strength)
 
 
 def contrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
