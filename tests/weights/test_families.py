@@ -25,9 +25,8 @@ from vit_jax.weights.transfer import fit
 
 RECORDED = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())
 GOLDEN, RESIZED = RECORDED["cases"], RECORDED["resized"]
-WRITTEN = [
-    case for case in GOLDEN if case.startswith("timm/") and case != "timm/deit_distilled"
-]  # its heads are joined
+# The heads of a distilled network are joined when it is read, so that it is not written.
+WRITTEN = [case for case in GOLDEN if case.startswith("timm/") and case != "timm/deit_distilled"]
 FAST = ("timm/dinov3", "timm/clip", "huggingface/dinov2", "huggingface/siglip_both")
 # transformers resizes the table of DINOv2 with registers with antialiasing, of all others without.
 ANTIALIASED = ("timm/", "huggingface/dinov2_reg")

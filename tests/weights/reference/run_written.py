@@ -2,7 +2,7 @@
 
 Needs torch, timm and transformers, and nothing of vit_jax. It fails if a difference is above 1e-5 of the largest value:
 
-python tests/weights/reference/run_written.py /tmp/folders tests/golden/families.json
+python tests/weights/reference/run_written.py FOLDER tests/golden/families.json
 """
 
 import json
