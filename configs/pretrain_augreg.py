@@ -20,7 +20,18 @@ from vit_jax.config import (
     parse_argument,
 )
 
-MODELS = ("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/16", "R+Ti/16", "R26+S/32", "R50+L/32")
+MODELS = {  # augmentation by data; of ViTs the choice of the authors' configs, of hybrids that of the released weights
+    "Ti/16": {"i21k": "none", "i1k": "light1"},
+    "S/32": {"i21k": "none", "i1k": "medium1"},
+    "S/16": {"i21k": "light1", "i1k": "medium2"},
+    "B/32": {"i21k": "light2", "i1k": "medium2"},
+    "B/16": {"i21k": "light2", "i1k": "medium2"},
+    "L/16": {"i21k": "medium2", "i1k": "medium2"},
+    "R+Ti/16": {"i21k": "none"},
+    "R26+S/32": {"i21k": "light1"},
+    "R50+L/32": {"i21k": "medium1"},
+}
+DATA = ("i21k", "i1k")
 AUGMENTATIONS = {  # layers and magnitude of RandAugment, alpha of mixup
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),  # operations without a magnitude still act
@@ -29,11 +40,6 @@ AUGMENTATIONS = {  # layers and magnitude of RandAugment, alpha of mixup
     "medium2": (2, 15, 0.5),
     "strong1": (2, 20, 0.5),
     "strong2": (2, 20, 0.8),
-}
-# The choice of the authors' configs; for hybrids, which these leave out, that of the released weights.
-CHOICES = {
-    "i21k": ("none", "none", "light1", "light2", "light2", "medium2", "none", "light1", "medium1"),
-    "i1k": ("light1", "medium1", "medium2", "medium2", "medium2", "medium2"),
 }
 FILE_NAME = re.compile(  # of released weights
     r"(?P<model>\w+)-(?P<data>i\w+)-(?P<epochs>\d+)ep-lr_(?P<rate>[\d.e-]+)-aug_(?P<aug>\w+)"
@@ -54,10 +60,9 @@ def get_config(argument: str = "") -> PretrainConfig:
     model, data = chosen["model"].replace("ViT-", ""), chosen["data"]
     if model not in MODELS:
         raise ValueError(f"model={chosen['model']}: must be one of {', '.join(MODELS)}.")
-    if data not in CHOICES:
-        raise ValueError(f"data={data}: must be one of {', '.join(CHOICES)}.")
-    known = dict(zip(MODELS, CHOICES[data], strict=False))
-    aug = chosen["aug"] or known.get(model, "")
+    if data not in DATA:
+        raise ValueError(f"data={data}: must be one of {', '.join(DATA)}.")
+    aug = chosen["aug"] or MODELS[model].get(data, "")
     if aug not in AUGMENTATIONS:
         missing = "" if chosen["aug"] else " The authors name no choice for this model on ImageNet-1k."
         raise ValueError(f"aug={aug}: must be one of {', '.join(AUGMENTATIONS)}.{missing}")
