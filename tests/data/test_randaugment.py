@@ -116,7 +116,7 @@ def test_images_that_stay_as_they_are():
 
 @pytest.mark.parametrize("name", ["solarize", "posterize"])
 def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
-    """What wraps in bytes goes on to nothing, or to all: the released code differs at 0 and from 10 on."""
+    """Saturating arithmetic stops at the limits of bytes: the released code differs at 0 and from 10 on."""
     monkeypatch.setattr(randaugment, "OPERATIONS", (getattr(randaugment, name),))
     for magnitude in range(0, 41, 5):
         unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)

@@ -125,7 +125,7 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 
 
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
-    """What the format holds or its readers compute otherwise than this network, except fields that are `stated`."""
+    """Return notes on differences between this network and readers of the format, except in `stated` fields."""
     defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
