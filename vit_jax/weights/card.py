@@ -8,7 +8,9 @@ from typing import Any
 from vit_jax.config.validate import is_value_range
 from vit_jax.files import open_regular, write_atomically
 from vit_jax.tables import markdown_code, markdown_text
+from vit_jax.weights.folding import OURS, stored_normalisation
 from vit_jax.weights.load import Weights
+from vit_jax.weights.names.classes import huggingface_class
 
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
@@ -51,7 +53,8 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
         "",
     ]
     lines += [f"# {markdown_text(name)}", "", f"{markdown_text(a.name)}, {count:,} parameters, {head}.", ""]
-    lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), scaled to [-1, 1] |"]
+    scaled = _scaling(weights, format_name)
+    lines += ["| | |", "|---|---|", f"| images | RGB, {height} x {width} pixels (height x width), {scaled} |"]
     lines += [f"| preparation | {_preparation(weights.preprocessing)} |"]
     lines += [f"| photographs | {_photographs(weights.preprocessing)} |"]
     values: Any = (weights.preprocessing or {}).get("value_range")
@@ -61,13 +64,22 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
-    classes = "ViTForImageClassification" if a.num_classes else "ViTModel"
+    classes = huggingface_class(a) if format_name == "huggingface" else ""
     source = json.dumps(f"local-dir:{name}" if format_name == "timm" else name)  # a literal of Python on one line
     use = _USE[format_name].replace("CLASS", classes).format(source)
     lines += ["## Use", "", "```python", use, "```", ""]
     if format_name != "vit_jax":
         lines += ["`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option.", ""]
     return "\n".join(lines)
+
+
+def _scaling(weights: Weights, format_name: str) -> str:
+    """Return how pixels are scaled for the arrays of the file."""
+    pixels = stored_normalisation(weights.preprocessing)
+    if format_name == "vit_jax" or pixels == OURS:
+        return "scaled to [-1, 1]"
+    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in pixels)
+    return f"scaled to [0, 1], less the mean ({mean}), divided by the standard deviation ({std})"
 
 
 def _data(data: str) -> str:

@@ -1,6 +1,7 @@
 """What timm and Hugging Face want to read beside weights, so that they build the network themselves."""
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.folding import stored_normalisation
+from vit_jax.weights.names.classes import huggingface_class, huggingface_model, timm_model, whole_ratio
 from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
@@ -23,7 +25,7 @@ _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
 }
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-_HALF = [0.5, 0.5, 0.5]  # mean and deviation that bring pixels from [0, 1] to [-1, 1]
+_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # of transformers
 
 
 def write_library_config(
@@ -52,7 +54,7 @@ def write_library_config(
     if preprocessing is None:
         where = f"{CONFIG} does not state it" if is_timm else f"there is no {PREPROCESSOR}"
         return (f"How images were resized and cropped for this network is not known, so {where}.",)
-    if processor is not None and preprocessing["crop_fraction"] != 1.0:
+    if processor is not None and preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
         return ("Hugging Face's processor resizes the full image; this network was tested on central crops.",)
     return ()
 
@@ -63,39 +65,64 @@ def is_known(preprocessing: Mapping[str, Any] | None) -> bool:
 
 
 def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """`config.json` of ViTForImageClassification; of ViTModel where there are no classes."""
+    """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = list(class_names or [f"LABEL_{number}" for number in range(a.num_classes)])
+    model = huggingface_model(a)
     return {
-        "architectures": ["ViTForImageClassification" if a.num_classes else "ViTModel"],
-        "model_type": "vit",
+        "architectures": [huggingface_class(a)],
+        "model_type": model.model_type,
         "image_size": _one_or_two(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
         "num_channels": 3,
         "hidden_size": a.width,
         "num_hidden_layers": a.depth,
         "num_attention_heads": a.num_heads,
-        "intermediate_size": a.mlp_dim,
-        "hidden_act": "gelu" if a.gelu == "exact" else "gelu_pytorch_tanh",
-        "layer_norm_eps": a.layer_norm_epsilon,
-        "qkv_bias": True,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
+        "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
+        **_huggingface_parts(a, model.model_type),
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
+def _huggingface_parts(a: Architecture, model_type: str) -> dict[str, Any]:
+    registers = {"num_register_tokens": a.registers}
+    match model_type:
+        case "dinov2" | "dinov2_with_registers":
+            found = {"mlp_ratio": whole_ratio(a), "use_swiglu_ffn": a.mlp == "swiglu", "qkv_bias": a.qkv_bias == "all"}
+            return found | ({"use_mask_token": False} if model_type == "dinov2" else registers)
+        case "dinov3_vit":
+            biases = {"query_bias": a.qkv_bias != "none", "key_bias": a.qkv_bias == "all"}
+            biases |= {"value_bias": a.qkv_bias != "none", "proj_bias": a.linear_bias, "mlp_bias": a.linear_bias}
+            return {"intermediate_size": a.mlp_dim, "use_gated_mlp": a.mlp == "swiglu", **registers, **biases}
+        case "clip_vision_model":
+            return {"intermediate_size": a.mlp_dim, "projection_dim": a.num_classes or a.width}
+        case "siglip_vision_model":
+            return {"intermediate_size": a.mlp_dim}
+        case "aimv2_vision_model":
+            return {"intermediate_size": a.mlp_dim, "qkv_bias": False, "mlp_bias": False, "use_head": False}
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return {"intermediate_size": a.mlp_dim, "qkv_bias": a.qkv_bias == "all", **dropouts}
+
+
 def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    height, width = a.image_size
+    pixels = stored_normalisation(preprocessing)
+    is_cropped = preprocessing["resize"] == "short_side" and height == width
+    edge = math.floor(height / preprocessing["crop_fraction"])
+    size = {"shortest_edge": edge} if is_cropped else {"height": height, "width": width}
     return {
-        "image_processor_type": "ViTImageProcessor",
+        # Both take pixels as Pillow resizes them; the first can crop.
+        "image_processor_type": "BitImageProcessor" if is_cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": a.image_size[0], "width": a.image_size[1]},
+        "size": size,
+        **({"do_center_crop": True, "crop_size": {"height": height, "width": width}} if is_cropped else {}),
         "resample": 3 if preprocessing.get("interpolation") == "bicubic" else 2,  # Pillow's numbers; 2 is bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": _HALF,
-        "image_std": _HALF,
+        "image_mean": [*pixels.mean],
+        "image_std": [*pixels.std],
     }
 
 
@@ -108,7 +135,7 @@ def timm_config(
     elif a.family == "hybrid":
         name, arguments = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None, _timm_arguments(a)
     else:
-        name, arguments = timm_model(a)[0], _timm_arguments(a) | _timm_parts(a)
+        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_parts(a)
     if name is None:
         return None
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
@@ -127,21 +154,6 @@ def timm_config(
     config |= {"model_args": arguments, "pretrained_cfg": pretrained}
     config |= {} if class_names is None else {"label_names": list(class_names)}
     return config | ({"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {})
-
-
-def timm_model(a: Architecture) -> tuple[str, float]:
-    """Return the name of a model of timm that computes as this ViT, but for sizes, and the epsilon of its norms."""
-    if a.rope == "centred":
-        return "vit_base_patch16_dinov3", 1e-5
-    if a.rope == "grid":
-        return "eva02_base_patch14_224", 1e-6
-    if a.rope == "index":
-        return "vit_pe_core_base_patch16_224" if a.pool == "map" else "vit_pe_spatial_base_patch16_512", 1e-5
-    if a.norm == "rms":
-        return "aimv2_large_patch14_224", 1e-5
-    if a.mlp == "swiglu":
-        return "vit_giant_patch14_dinov2", 1e-6
-    return ("vit_base_patch16_clip_224", 1e-5) if a.layer_norm_epsilon == 1e-5 else ("vit_base_patch16_224", 1e-6)
 
 
 def _timm_parts(a: Architecture) -> dict[str, Any]:

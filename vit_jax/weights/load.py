@@ -159,8 +159,9 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
             shapes = stacked_shapes(found.architecture)
             _require_all(found, file)
             class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
-            # Only timm's arrays take normalised pixels in files of ours; the others are folded.
-            in_file = stored_normalisation(preprocessing) if file.metadata and found.format == "timm" else OURS
+            # Only arrays of libraries take normalised pixels in files of ours; the others are folded.
+            is_library = file.metadata and found.format in ("timm", "huggingface")
+            in_file = stored_normalisation(preprocessing) if is_library else OURS
             normalisation = in_file if file.metadata else sidecar.normalisation
         apart, statuses, notes = _read(file, found)
     a = found.architecture
@@ -170,7 +171,8 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
     if found.folded_rows:
         rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows
-        notes.append("The position of the class token was added to it, since registers have none.")
+        if rows.any():
+            notes.append("The position of the class token was added to it, since registers have none.")
     if any(name.endswith(".qkv.bias_mask") for name in found.ignored):
         apart |= {name: np.zeros_like(array) for name, array in apart.items() if name.endswith("/attention/key/bias")}
         notes.append("The biases of keys are zero, as the file's bias_mask has it.")

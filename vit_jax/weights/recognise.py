@@ -104,23 +104,28 @@ def recognise(
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    folded, absent, is_distilled, assumptions = 0, frozenset[str](), False, list[str]()
+    with _with_names_of(name):
+        facts = FORMATS[name].facts(shapes)
     if metadata:
-        architecture = stored_architecture(metadata)
+        architecture, assumptions = stored_architecture(metadata), list[str]()
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
     else:
-        with _with_names_of(name):
-            facts = FORMATS[name].facts(shapes)
-        architecture, folded, assumptions = _complete(facts, dict(stated or {}), given)
-        absent, is_distilled = facts.absent, facts.is_distilled
-    entries = FORMATS[name].entries(architecture, shapes, absent, is_distilled=is_distilled)
-    if folded:
-        rows = architecture.grid[0] * architecture.grid[1] + folded
-        long = (1, rows, architecture.width)
-        entries = [dataclasses.replace(e, part=long) if e.ours == ("positions/table",) else e for e in entries]
+        architecture, assumptions = _complete(facts, dict(stated or {}), given)
+    folded = 0
+    if architecture.position_tokens == "patches" and facts.position_rows is not None:
+        folded = max(0, facts.position_rows - math.prod(architecture.grid))
+    entries = FORMATS[name].entries(architecture, shapes, facts.absent, is_distilled=facts.is_distilled)
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
-    return Recognised(label, architecture, entries, names, ignored, folded, is_distilled, assumptions)
+    entries = with_rows(entries, architecture, folded)
+    return Recognised(label, architecture, entries, names, ignored, folded, facts.is_distilled, assumptions)
+
+
+def with_rows(entries: Sequence[Entry], a: Architecture, rows: int) -> list[Entry]:
+    """Return the entries with as many more rows in the table of positions, before those of patches."""
+    long = (1, math.prod(a.grid) + rows, a.width)
+    is_table = [rows > 0 and entry.ours == ("positions/table",) for entry in entries]
+    return [dataclasses.replace(e, part=long) if is_one else e for e, is_one in zip(entries, is_table, strict=True)]
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +191,8 @@ def _with_names_of(format_name: str) -> Iterator[None]:
         raise ValueError(f"the file has the names of {format_name}, but {error}") from error
 
 
-def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, int, list[str]]:
-    """Return the architecture, rows of the table of positions to fold into class tokens, and what was assumed."""
+def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) -> tuple[Architecture, list[str]]:
+    """Return the architecture, and what was assumed."""
     pool = stated.pop("pool", facts.pool)
     if pool != facts.pool and not {pool, facts.pool} <= {"token", "gap", "token_gap"}:
         raise ValueError(f"the configuration beside it states the pooling {pool}, the file's parameters {facts.pool}")
@@ -230,7 +235,7 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
             f"{a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, which other families do not have. Give the "
             "folder with both files."
         )
-    return a, rows if a.position_tokens == "patches" else 0, assumptions
+    return a, assumptions
 
 
 def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,19 @@ from vit_jax.weights.description import describe
 from vit_jax.weights.folding import OURS, stored_normalisation, unfold
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
-from vit_jax.weights.library_config import timm_model, write_library_config
+from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, stacked_shapes, unstack
-from vit_jax.weights.recognise import format_defaults
+from vit_jax.weights.names import (
+    FORMATS,
+    Entry,
+    distilled,
+    refuse_unwritable,
+    require_standard,
+    stacked_shapes,
+    unstack,
+)
+from vit_jax.weights.names.classes import huggingface_model, timm_model
+from vit_jax.weights.recognise import format_defaults, with_rows
 from vit_jax.weights.report import ArrayStatus, Report
 from vit_jax.weights.sidecar import WEIGHTS
 
@@ -56,18 +65,16 @@ def save_weights(
         write_card(weights, OWN, path)
         return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
     require_standard(weights.architecture, format_name)
-    written = transfer.with_position_table(weights, of_patches=format_name == "timm")
-    a = written.architecture
-    refuse_unwritable(format_name, a)
-    if format_name == "timm" and a.family == "vit":
+    of_patches = format_name == "timm" or (format_name == "huggingface" and weights.architecture.registers > 0)
+    written = transfer.with_position_table(weights, of_patches=of_patches)
+    refuse_unwritable(format_name, written.architecture)
+    if format_name in LIBRARIES and written.architecture.family == "vit":
         written = _with_library_pixels(written)
-        a = written.architecture
-    entries = FORMATS[format_name].entries(a)
-    apart = unstack(written.parameters, a.num_heads)
-    arrays = {entry.name: entry.write(apart) for entry in entries}
+    a = written.architecture
+    entries, arrays = _arrays(format_name, written)
     into_folder = into_folder and format_name in LIBRARIES
     stated = LIBRARIES[format_name] if into_folder else ()
-    if into_folder and format_name == "timm" and a.layer_norm_epsilon == timm_model(a)[1]:
+    if into_folder and format_name == "timm" and a.layer_norm_epsilon == timm_model(a).epsilon:
         stated = (*stated, "layer_norm_epsilon")
     notes = _differences(format_name, entries, weights.architecture, stated)
     if into_folder:
@@ -78,8 +85,36 @@ def save_weights(
     return [_status(entry, arrays[entry.name], weights) for entry in entries] + statuses, notes
 
 
+def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
+    """Return the entries of a file, and its arrays by name, with those that only readers need."""
+    a, format_ = weights.architecture, FORMATS[format_name]
+    is_distilled = a.num_class_tokens == 2
+    absent = _absent_bias(format_name, weights)
+    entries = format_.entries(a, absent=absent, is_distilled=is_distilled)
+    apart = unstack(weights.parameters, a.num_heads)
+    apart = distilled.split(apart) if is_distilled else apart
+    if format_name == "huggingface" and a.position_tokens == "patches":  # the class token has a row there
+        apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
+        entries = with_rows(entries, a, 1)
+    arrays = {entry.name: entry.write(apart) for entry in entries}
+    return entries, arrays | {name: np.zeros(shape, np.float32) for name, shape in format_.unused(a).items()}
+
+
+def _absent_bias(format_name: str, weights: Weights) -> Collection[str]:
+    """Return the bias of a head that has none in the library; ValueError if it is not zero."""
+    a, name = weights.architecture, "head/linear/bias"
+    if format_name != "huggingface" or not a.num_classes or huggingface_model(a).family != "clip":
+        return ()
+    if weights.parameters[name].any():
+        raise ValueError(
+            f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
+            "zero. Leave the head out (without_head), or write vit_jax."
+        )
+    return (name,)
+
+
 def _with_library_pixels(weights: Weights) -> Weights:
-    """Return the ViT for pixels that are normalised as its library does it, with timm's patch bias or none."""
+    """Return the ViT for pixels that are normalised as its library does it, with the library's patch bias or none."""
     a, normalisation = weights.architecture, stored_normalisation(weights.preprocessing)
     has_bias = a.embedding_norm != "tokens"
     if normalisation == OURS and a.patch_bias == has_bias:
@@ -126,7 +161,9 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
     """Return notes on differences between this network and readers of the format, except in `stated` fields."""
-    defaults = format_defaults(FORMATS[format_name].facts({entry.name: entry.shape for entry in entries}))
+    shapes = {entry.name: entry.shape for entry in entries}
+    names = FORMATS[format_name].canonical(shapes) or {}
+    defaults = format_defaults(FORMATS[format_name].facts({name: shapes[given] for name, given in names.items()}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]

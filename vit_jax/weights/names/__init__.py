@@ -5,11 +5,12 @@ format cannot hold is refused when it is to be written.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.names import bit, distilled, huggingface, released, timm
+from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
@@ -30,6 +31,8 @@ class Format(NamedTuple):
     # For a network, in the style of the file that is read: its shapes by canonical name; empty to write.
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
     suffix: str  # of a file
+    # Arrays that readers demand and no network of ours has; they are zeros.
+    unused: Callable[[Architecture], dict[str, Shape]] = lambda a: {}
 
     def entries(
         self,
@@ -57,7 +60,9 @@ FORMATS = {
     "released": Format(released.canonical, released.facts, _released_rules, ".npz"),
     "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
     "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
-    "huggingface": Format(huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors"),
+    "huggingface": Format(
+        huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.unused
+    ),
 }
 
 
@@ -67,6 +72,15 @@ def require_standard(a: Architecture, format_name: str) -> None:
     held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
     if parts := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
         raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
+
+
+def _lacking(name: str, a: Architecture) -> dict[str, Any]:
+    """Return the parts of a network that no model of a library computes, or that a format has no place for."""
+    if name == "timm":
+        return timm_model(a).lacking(a)
+    if name == "huggingface" and a.family == "vit":
+        return {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
+    return a.parts
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
@@ -87,10 +101,11 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets only; a ViT or a hybrid goes to released or timm")
     if a.family == "resnet" and a.residual_unit != "preactivation":
         reasons.append("it holds ResNets of pre-activation units only")
-    if name == "huggingface" and (a.family != "vit" or a.pool != "token"):
-        reasons.append("it holds pure ViTs with a class token only")
-    if lacking := timm.unknown_parts(a) if name == "timm" else a.parts:
+    if name == "huggingface" and a.family != "vit":
+        reasons.append("it holds pure ViTs only")
+    if lacking := _lacking(name, a):
         parts = ", ".join(f"{part}={value!r}" for part, value in lacking.items())
-        reasons.append(f"it is not written with {parts}")
+        hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
+        reasons.append(f"it is not written with {parts}{hint}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")

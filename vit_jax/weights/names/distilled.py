@@ -22,6 +22,14 @@ def split_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {**shapes, **{name: shape for names, shape in parts.items() for name in names}}
 
 
+def split(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters of a distilled network with the same logits; the inverse of `join` but for its biases."""
+    apart = dict(parameters)
+    apart |= zip(TOKENS, np.split(apart[TOKENS[0]], 2, axis=1), strict=True)
+    apart |= zip(KERNELS, np.split(2 * apart[KERNELS[0]], 2), strict=True)
+    return apart | dict.fromkeys(BIASES, apart[BIASES[0]])
+
+
 def join(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the parameters of our network; the input has the shapes of `split_shapes`."""
     joined = dict(parameters)

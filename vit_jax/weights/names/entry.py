@@ -186,7 +186,7 @@ class Facts:
     # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Fields of the architecture that the arrays decide: registers, biases, norms.
-    parts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
     is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
     absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.weights.names.classes import huggingface_model
 from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, invert, pytorch_rules
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
@@ -50,6 +51,10 @@ _ATTENTION = {
     ".attention/out": ".attention.output.dense",
 }
 _SCALES = {".attention_scale": ".layer_scale1.lambda1", ".mlp_scale": ".layer_scale2.lambda1"}
+_PROJECTIONS = {f".attention/{ours}": f".attention.{ours[0]}_proj" for ours in ("query", "key", "value")}
+_GATED = {".mlp/gate": "gate_proj", ".mlp/expand": "up_proj", ".mlp/contract": "down_proj"}
+_TWO_LAYERS = {".mlp/expand": ".mlp.fc1", ".mlp/contract": ".mlp.fc2"}
+_NORMS = {".attention_norm": ".norm1", ".mlp_norm": ".norm2"}
 FAMILIES = {
     "vit": Family(
         ("vit.", "", "deit.", "ijepa."),
@@ -72,15 +77,7 @@ FAMILIES = {
         ("", "dinov2.", "dinov2_with_registers."),
         "embeddings.patch_embeddings.projection",
         "encoder.layer.",
-        {
-            **_ATTENTION,
-            ".attention_norm": ".norm1",
-            ".mlp_norm": ".norm2",
-            ".mlp/gate": ".mlp.weights_in",
-            ".mlp/expand": ".mlp.fc1",
-            ".mlp/contract": ".mlp.fc2",
-            "encoder/norm": "layernorm",
-        },
+        {**_ATTENTION, **_NORMS, **_TWO_LAYERS, ".mlp/gate": ".mlp.weights_in", "encoder/norm": "layernorm"},
         {**_TOKENS, **_SCALES},
         newer=_CLASSIC,
         ignored=r"embeddings\.mask_token$",
@@ -90,15 +87,10 @@ FAMILIES = {
         "embeddings.patch_embeddings",
         "layer.",
         {
-            ".attention_norm": ".norm1",
-            ".attention/query": ".attention.q_proj",
-            ".attention/key": ".attention.k_proj",
-            ".attention/value": ".attention.v_proj",
+            **_NORMS,
+            **_PROJECTIONS,
             ".attention/out": ".attention.o_proj",
-            ".mlp_norm": ".norm2",
-            ".mlp/gate": ".mlp.gate_proj",
-            ".mlp/expand": ".mlp.up_proj",
-            ".mlp/contract": ".mlp.down_proj",
+            **{ours: f".mlp.{theirs}" for ours, theirs in _GATED.items()},
             "encoder/norm": "norm",
         },
         {**_TOKENS, **_SCALES},
@@ -111,13 +103,10 @@ FAMILIES = {
         {
             "embedding_norm": "pre_layrnorm",
             ".attention_norm": ".layer_norm1",
-            ".attention/query": ".self_attn.q_proj",
-            ".attention/key": ".self_attn.k_proj",
-            ".attention/value": ".self_attn.v_proj",
+            **{ours: theirs.replace(".attention.", ".self_attn.") for ours, theirs in _PROJECTIONS.items()},
             ".attention/out": ".self_attn.out_proj",
             ".mlp_norm": ".layer_norm2",
-            ".mlp/expand": ".mlp.fc1",
-            ".mlp/contract": ".mlp.fc2",
+            **_TWO_LAYERS,
             "encoder/norm": "post_layernorm",
             "pooling/attention/out": "head.attention.out_proj",
             "pooling/norm": "head.layernorm",
@@ -139,19 +128,36 @@ FAMILIES = {
         },
         ignored=r"text_model\.|text_projection|logit_(scale|bias)$|.*\.position_ids$",
     ),
+    "aimv2": Family(
+        ("", "vision_model."),
+        "embeddings.patch_embed",
+        "encoder.layers.",
+        {
+            "embedding_norm": "embeddings.rms_norm",
+            ".attention_norm": ".rms_norm1",
+            **_PROJECTIONS,
+            ".attention/out": ".attention.out_proj",
+            ".mlp_norm": ".rms_norm2",
+            **{ours: f".ffn.{theirs}" for ours, theirs in _GATED.items()},
+            "encoder/norm": "rms_norm",
+        },
+        {"positions/table": "embeddings.position_embedding.weight"},
+        {"positions/table": "aSD->(aS)D"},
+        ignored=r"text_model\.|(text|visual)_projection\.|logit_scale$|.*\.position_ids$",
+    ),
 }
 
 
-def rules(family: str, *, is_packed: bool = False, distilled: str = "") -> list[Rule]:
+def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: str = "") -> list[Rule]:
     """Return the names of a family.
 
     Args:
       family: of `FAMILIES`.
+      prefix: of the names of the network.
       is_packed: gate and hidden layer of the MLP are one array.
       distilled: our name of a distillation token, as `_distillation` gives it.
     """
     names = FAMILIES[family]
-    prefix = names.prefixes[0]
 
     def ours(name: str) -> str:
         return f"{_BLOCK}/{name[1:]}" if name.startswith(".") else name
@@ -183,8 +189,28 @@ def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
 
 def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
-    family = (family_of(shapes) if shapes else None) or "vit"
-    return rules(family, is_packed=family == "dinov2" and a.mlp == "swiglu", distilled=_distillation(shapes))
+    if family := family_of(shapes):
+        return _rules_of_file(family, shapes)
+    model = huggingface_model(a)
+    token = "distillation_token" if a.num_class_tokens == 2 else "register_tokens" if model.model_type == "deit" else ""
+    # ViT and CLIP's vision tower have the prefix without a classifier too.
+    prefix = model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
+    is_packed = model.family == "dinov2" and a.mlp == "swiglu"
+    return rules(model.family, prefix=prefix, is_packed=is_packed, distilled=token)
+
+
+def unused(a: Architecture) -> dict[str, Shape]:
+    """Return arrays that classes of the library have for pre-training, by name."""
+    model = huggingface_model(a)
+    prefix = model.prefix if a.num_classes else ""
+    masks: dict[str, Shape] = {"dinov2_with_registers": (1, a.width), "dinov3_vit": (1, 1, a.width)}
+    return {f"{prefix}embeddings.mask_token": masks[model.model_type]} if model.model_type in masks else {}
+
+
+def _rules_of_file(family: str, shapes: Mapping[str, Shape]) -> list[Rule]:
+    is_packed = family == "dinov2" and "encoder.layer.0.mlp.weights_in.weight" in shapes
+    prefix = FAMILIES[family].prefixes[0]
+    return rules(family, prefix=prefix, is_packed=is_packed, distilled=_distillation(shapes))
 
 
 def _distillation(shapes: Mapping[str, Shape]) -> str:
@@ -233,11 +259,10 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     distilled = _distillation(shapes)
     head = "cls_classifier" if distilled == "distillation_token" else "classifier"
     head = "visual_projection" if family == "clip" else head
-    epsilon = {"vit": 1e-12, "dinov3": 1e-5}.get(family, 1e-6)
-    is_packed = family == "dinov2" and "encoder.layer.0.mlp.weights_in.weight" in shapes
+    epsilon = {"vit": 1e-12, "dinov3": 1e-5, "aimv2": 1e-5}.get(family, 1e-6)
     found = vit_facts(
         shapes,
-        rules(family, is_packed=is_packed, distilled=distilled),
+        _rules_of_file(family, shapes),
         num_classes=classes_of(shapes, f"{head}.weight", 0, f"{head}.bias"),
         head="mlp" if f"{POOLER}.weight" in shapes else "linear",
         fixed_positions="none" if family == "dinov3" else "sincos2d",
@@ -246,4 +271,5 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
     pool = "token_gap" if family == "dinov2" and width == 2 * found.width else found.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    return dataclasses.replace(found, pool=pool, absent=absent)
+    parts = found.parts | ({"embedding_norm": "patches"} if family == "aimv2" else {})
+    return dataclasses.replace(found, pool=pool, absent=absent, parts=parts)

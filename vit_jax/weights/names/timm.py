@@ -8,7 +8,7 @@ a file with them is rejected in plain words.
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
@@ -37,20 +37,6 @@ RESNET_DEFAULTS = {
     "standardization_epsilon_added_to": "variance",
 }
 STEM = "patch_embed.backbone"
-
-
-_PLAIN = {"class_tokens": (None, 0, 1), "pool": ("token", "gap", "map")}
-_EVA = _PLAIN | {"gelu": ("exact",), "norm": ("layer",), "linear_bias": (True,), "position_tokens": ("all",)}
-_HELD: dict[str | None, dict[str, tuple[Any, ...]]] = {  # values of timm's classes, by rotary positions; else any
-    None: _PLAIN | {"mlp": ("gelu", "swiglu"), "attention_norm": (False,), "qkv_bias": ("all", "none")},
-    "centred": _EVA
-    | {"position_embedding": ("none",), "mlp": ("gelu", "swiglu"), "embedding_norm": (None,)}
-    | {"attention_norm": (False,), "qkv_bias": ("query_value", "none")},
-    "grid": _EVA | {"registers": (0,), "embedding_norm": (None,), "qkv_bias": ("query_value", "none")},
-    "index": _EVA
-    | {"registers": (0,), "mlp": ("gelu",), "embedding_norm": ("tokens",)}
-    | {"attention_norm": (False,), "qkv_bias": ("all", "none")},
-}
 
 
 class Style(NamedTuple):
@@ -83,23 +69,6 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
         embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
     )
-
-
-def unknown_parts(a: Architecture) -> dict[str, Any]:
-    """Return the parts of a network that no class of timm has, or not together, by field."""
-    if a.family != "vit":
-        return {part: value for part, value in a.parts.items() if (part, value) != ("position_tokens", "patches")}
-    found = {part: getattr(a, part) for part, held in _HELD[a.rope].items() if getattr(a, part) not in held}
-    if a.rope is None:
-        if a.norm == "rms" and a.mlp != "swiglu":  # RMSNorm is AIMv2's
-            found |= {"norm": a.norm, "mlp": a.mlp}
-        if a.embedding_norm == "patches" and a.norm != "rms":
-            found |= {"embedding_norm": a.embedding_norm, "norm": a.norm}
-        if a.pool == "map" and a.mlp != "gelu":  # one activation for blocks and pooling there
-            found |= {"pool": a.pool, "mlp": a.mlp}
-        if a.pool_num_heads not in (None, a.num_heads):
-            found |= {"pool_num_heads": a.pool_num_heads}
-    return found
 
 
 def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
