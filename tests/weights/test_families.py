@@ -36,6 +36,12 @@ UNWRITTEN = {  # no class of transformers computes these
     "timm/pe_core": "rope='index'",
     "timm/pe_lang": "rope='index'",
     "timm/pe_spatial": "rope='index'",
+    "original/pe_core": "rope='index'",
+    "original/pe_lang": "rope='index'",
+    "timm/radio": "final_norm='none'",
+    "timm/radio_v4": "final_norm='none'",
+    "timm/intern300m": "final_norm='none'",
+    "huggingface/radio": "final_norm='none'",
 }
 WRITTEN = {
     "timm": [case for case in GOLDEN if case.startswith("timm/")],
@@ -50,6 +56,7 @@ def write(case, folder):
     """Write the files that a user downloads."""
     golden = GOLDEN[case]
     arrays = {name: values(name, shape) for name, shape in full_names(golden["shapes"], depth=2).items()}
+    arrays |= {name: np.array(array) for name, array in golden.get("stored", {}).items()}
     if "config" not in golden:
         np.savez(folder / "weights.npz", **arrays)
         return folder / "weights.npz"
@@ -254,12 +261,22 @@ def test_the_features_are_those_of_the_library(case, tmp_path):
 def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_path):
     """More rows of patches and fewer columns than in the file, by the rule of the library; rotary positions follow."""
     golden = RESIZED[case]
-    weights = load_weights(write(case, tmp_path))
+    # C-RADIO's file has positions for any grid, and a part of them is taken when it is read.
+    options = {"image_size": tuple(golden["size"])} if case == "huggingface/radio" else {}
+    weights = load_weights(write(case, tmp_path), **options)
     target = dataclasses.replace(weights.architecture, image_size=tuple(golden["size"]))
     rule = "bicubic" if case.startswith(ANTIALIASED) else "huggingface"
     parameters = fit(weights, target, position_resize=rule).parameters
     resized = dataclasses.replace(weights, architecture=target, parameters=parameters)
     require_equal(apply(resized, 2 * pixels(*golden["size"]) - 1), golden)
+
+
+def test_class_tokens_that_c_radio_does_not_have_are_rejected(tmp_path):
+    file = write("huggingface/radio", tmp_path) / "model.safetensors"
+    for choice, words in ([[0, 0], "must be different numbers below 6"], [[], "chooses 0 of 6"]):
+        save_file(load_file(file) | {"radio_model.summary_idxs": np.array(choice, np.int64)}, file)
+        with pytest.raises(ValueError, match=words):
+            load_weights(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -99,5 +99,8 @@ def parse_normalisation(mean: object, std: object) -> Normalisation:
     values = [value for value in (mean, std) if isinstance(value, Sequence) and len(value) == 3]
     numbers = [float(number) for value in values for number in value if type(number) in (int, float)]
     if len(numbers) != 6 or not np.isfinite(numbers).all() or min(numbers[3:]) <= 0:
-        raise ValueError(f"mean={mean}, std={std}: must be three finite numbers each, std positive. Correct the file.")
+        raise ValueError(
+            f"mean={mean}, std={std}: must be three finite numbers each, std positive, since they are folded "
+            "into the patch embedding. Correct the file."
+        )
     return Normalisation(tuple(numbers[:3]), tuple(numbers[3:]))

@@ -18,10 +18,18 @@ from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
 from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
-from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation, fold, stored_normalisation
+from vit_jax.weights.folding import (
+    OURS,
+    Normalisation,
+    describe_normalisation,
+    fold,
+    parse_normalisation,
+    stored_normalisation,
+)
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
-from vit_jax.weights.names import distilled, stack, stacked_shapes
+from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
+from vit_jax.weights.position_resize import crop_square
 from vit_jax.weights.published import PUBLISHED
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
 from vit_jax.weights.report import ArrayStatus
@@ -164,11 +172,15 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
             in_file = stored_normalisation(preprocessing) if is_library else OURS
             normalisation = in_file if file.metadata else sidecar.normalisation
         apart, statuses, notes = _read(file, found)
+        if found.facts.is_radio:
+            with naming(str(path)):
+                normalisation = _arrange_radio(apart, file, found.architecture.grid) or normalisation
+            notes.append(radio.NOTE)
     a = found.architecture
-    if found.is_distilled:
+    if found.facts.is_distilled:
         apart = distilled.join(apart)
         notes.append(distilled.NOTE)
-    if found.folded_rows:
+    if found.folded_rows and not found.facts.is_radio:
         rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows
         if rows.any():
@@ -188,6 +200,16 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
     return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format)
+
+
+def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
+    """Make C-RADIO's arrays ours; return the normalisation that the file has, if any."""
+    choice = file.read(radio.CHOICE) if radio.CHOICE in file.arrays else np.zeros(1, np.int64)
+    apart |= radio.split_tokens(apart["class_token"], choice)
+    apart["positions/table"] = crop_square(apart["positions/table"][0], grid)[None]
+    if not set(radio.NORMALISATION) <= file.arrays.keys():
+        return None
+    return parse_normalisation(*(file.read(name).ravel().tolist() for name in radio.NORMALISATION))
 
 
 def _folded(

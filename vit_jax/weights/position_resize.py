@@ -4,6 +4,7 @@ Legend: h w rows and columns of patches, S sequence length, D width, R rows of a
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import get_args
 
@@ -68,6 +69,24 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     weights = np.zeros((new, old))
     np.add.at(weights, (np.arange(new)[:, None], np.clip(place, 0, old - 1)), np.where(x <= 1.0, inner, outer))
     return weights
+
+
+def _bilinear_weights(old: int, new: int) -> np.ndarray:
+    """Weights (new, old) of PyTorch's bilinear without antialiasing: samples are middles, the border is repeated."""
+    centre = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+    return np.maximum(0.0, 1.0 - np.abs(centre[:, None] - np.arange(old)[None]))
+
+
+def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Return positions for a grid from those of a large square, as C-RADIO does: float32 (rows * columns, D).
+
+    The square is resized to the longer side of the grid; the rows and columns at its top left corner are taken.
+    """
+    side = math.isqrt(len(table_SD))
+    weights = _bilinear_weights(side, max(grid))
+    square_hwD = table_SD.reshape(side, side, -1).astype(np.float64)
+    cropped_hwD = np.einsum("Hh,Ww,hwD->HWD", weights[: grid[0]], weights[: grid[1]], square_hwD, optimize=True)
+    return cropped_hwD.reshape(grid[0] * grid[1], -1).astype(np.float32)
 
 
 _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {

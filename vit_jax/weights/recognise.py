@@ -16,7 +16,7 @@ from vit_jax.config.schema import AddedTo, Gelu, Rope
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, released
+from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, radio, released
 from vit_jax.weights.options import OPTIONS
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -38,11 +38,12 @@ _WITHOUT_EFFECT: dict[str, set[str]] = {"vit": _OF_RESNET, "resnet": _OF_TRANSFO
 _OTHERS = "take weights of a family that docs/pretrained.md lists"
 _WHOLE = "take the file in float32, float16 or bfloat16"
 _UNREAD = {  # part of a name → family, what it has, what to do
-    r"(^|\.)patch_generator\.": (
-        "C-RADIO",
-        "positions cropped from a larger table and class tokens of several teachers",
-        f"{_OTHERS}, such as DINOv2",
+    r"^embeddings\.cls_register_token$": (
+        "C-RADIO in transformers' names of memory",
+        "all prefix tokens in one array",
+        "save it by save_pretrained, which writes C-RADIO's own names",
     ),
+    r"(^|\.)head\.output_proj\.": ("AIMv2 with attention pooling (lit, native)", "a pooling head", _OTHERS),
     r"(^|\.)detection_tokens$|(^|\.)mid_position_embeddings$|^(class_labels_classifier|bbox_predictor)\.": (
         "a detector (YOLOS, DETR)",
         "tokens or heads for boxes",
@@ -50,10 +51,15 @@ _UNREAD = {  # part of a name → family, what it has, what to do
     ),
     r"(^|\.)relative_position_bias\.|^beit\.": ("BEiT", "relative positions", _OTHERS),
     r"encoder\.layers\.\d+\.ls1$|encoder\.layer\.\d+\.lambda_1$": (
-        "InternViT (or BEiT)",
-        "layers with LayerScale and no final norm",
-        _OTHERS,
+        "InternViT or BEiT of Hugging Face",
+        "names that are not known",
+        f"{_OTHERS}, such as timm's InternViT",
     ),
+    r"\.[qk]_norm\.": ("a ViT with qk-norm", "norms of queries and keys", _OTHERS),
+    r"relative_position|\.rel_pos(_|$)": ("Swin, BEiT or a similar network", "relative positions", _OTHERS),
+    r"running_mean$": ("a network with convolutions", "batch norm", _OTHERS),
+    r"stem\.conv1\.": ("a ResNet of timm's (D)", "a root of several convolutions", "take Big Transfer's"),
+    r"norm\d?\.weight_g$": ("a network with weight norm", "directions and lengths of weights", _OTHERS),
     r"^freqs(_t_[xy])?$|(^|\.)rope\.freqs$": (
         "RoPE-ViT",
         "learned or mixed rotary frequencies",
@@ -78,7 +84,7 @@ class Recognised:
     names: Mapping[str, str]  # the format's own name → name in the file; everything that must be read
     ignored: Sequence[str]  # names in the file that are not part of the network
     folded_rows: int  # leading rows of the table of positions that belong to class tokens, and are added to these
-    is_distilled: bool  # arrays of a distillation token and its head are to be joined with those of the class token
+    facts: Facts
     assumptions: Sequence[str]  # a sentence for each thing that the file does not state
 
 
@@ -106,6 +112,7 @@ def recognise(
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
     with _with_names_of(name):
         facts = FORMATS[name].facts(shapes)
+        facts = radio.with_tokens(facts, arrays) if facts.is_radio else facts
     if metadata:
         architecture, assumptions = stored_architecture(metadata), list[str]()
         refuse_contradictions(given, dataclasses.asdict(architecture), "the file's metadata")
@@ -118,7 +125,8 @@ def recognise(
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
     entries = with_rows(entries, architecture, folded)
-    return Recognised(label, architecture, entries, names, ignored, folded, facts.is_distilled, assumptions)
+    entries = radio.with_all_tokens(entries, architecture.prefix_length) if facts.is_radio else entries
+    return Recognised(label, architecture, entries, names, ignored, folded, facts, assumptions)
 
 
 def with_rows(entries: Sequence[Entry], a: Architecture, rows: int) -> list[Entry]:
@@ -163,6 +171,8 @@ def _find_format(arrays: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
             names = format_.canonical(arrays)
         if names is not None:
             return name, names
+    if any(re.search(r"(^|\.)token_embedding\.", name) or re.match(_OF_TEXT, name) for name in arrays):
+        raise ValueError("the file is of a text tower alone, which is no image network: take the file with both towers")
     some = ", ".join(list(arrays)[:4])
     raise ValueError(
         f"its {len(arrays)} arrays have names of no known format ({some}, ...). Known are the released ViT, "
@@ -176,8 +186,6 @@ def _refuse_known(arrays: Mapping[str, Any]) -> None:
     for pattern, (family, part, remedy) in _UNREAD.items():
         if name := next((name for name in arrays if re.search(pattern, name)), None):
             raise ValueError(f"the file is of {family}: it has {part} ({name}), which are not read: {remedy}")
-    if arrays and all(re.match(_OF_TEXT, name) for name in arrays):
-        raise ValueError("the file is of a text tower alone, which is no image network: take the file with both towers")
     for name, array in arrays.items():
         if name.endswith("weight") and array.dtype.kind in "iu":
             raise ValueError(f"the file is of a quantised network: {name} has integers ({array.dtype}): {_WHOLE}")
@@ -216,7 +224,7 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
     size = choice.pop("image_size", None)
     fields["image_size"], rows = _image_size(facts, size, "image_size" in given, assumptions)
     prefix_length = (fields.get("class_tokens") or 0) + fields.get("registers", 0)
-    if facts.position_rows is not None and rows != prefix_length:
+    if facts.position_rows is not None and (facts.is_radio or rows != prefix_length):
         fields["position_tokens"] = "patches"
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
@@ -296,7 +304,7 @@ def _image_size(
     divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
     height, width = patch = facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
     size = None if stated is None else _multiple(stated, patch, is_given, assumptions)
-    if facts.position_rows is None:
+    if facts.position_rows is None or facts.is_radio:
         if size is None:
             raise ValueError("the file does not state the image size: give image_size, height and width in pixels")
         return size, 0

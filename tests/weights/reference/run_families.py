@@ -50,28 +50,39 @@ TIMM = {  # case: name of the model, image size, other arguments
     "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
     "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
     "aimv2": ("aimv2_large_patch14_224", 42, {}),
+    "radio": ("vit_base_patch16_radio_v3", 48, {}),
+    "radio_v4": ("vit_so400m_patch16_radio_v4", 48, {}),
+    "intern300m": ("vit_intern300m_patch14_448", 42, {}),
+}
+PE_NAMES = {  # names of timm → the authors'; the names of the pooling come first
+    r"^attn_pool\.latent": "attn_pool.probe",
+    r"^attn_pool\.kv\.": "attn_pool.attn.in_proj_",
+    r"^attn_pool\.proj": "attn_pool.attn.out_proj",
+    r"^attn_pool\.norm": "attn_pool.layernorm",
+    "patch_embed.proj": "conv1",
+    "cls_token": "class_embedding",
+    "pos_embed": "positional_embedding",
+    "norm_pre": "ln_pre",
+    r"^norm\.": "ln_post.",
+    r"^blocks\.": "transformer.resblocks.",
+    r"\.norm(\d)": r".ln_\1",
+    r"\.gamma_(\d)": r".ls_\1.gamma",
+    r"attn\.qkv\.": "attn.in_proj_",
+    r"(?<!attn_pool\.)attn\.proj": "attn.out_proj",
+    "fc1": "c_fc",
+    "fc2": "c_proj",
+    r"head\.weight": "proj",
 }
 ORIGINAL = {  # case: name of timm's model, image size, other arguments, names of timm → the authors', ignored arrays
     "clip": (
         "vit_base_patch32_clip_quickgelu_224",
         64,
         {"num_classes": 7},
-        {
-            "patch_embed.proj": "visual.conv1",
-            "cls_token": "visual.class_embedding",
-            "pos_embed": "visual.positional_embedding",
-            "norm_pre": "visual.ln_pre",
-            r"^norm\.": "visual.ln_post.",
-            r"^blocks\.": "visual.transformer.resblocks.",
-            r"norm(\d)": r"ln_\1",
-            r"attn\.qkv\.": "attn.in_proj_",
-            r"attn\.proj": "attn.out_proj",
-            "fc1": "c_fc",
-            "fc2": "c_proj",
-            r"head\.weight": "visual.proj",
-        },
+        PE_NAMES | {"^": "visual."},
         {"positional_embedding": [5, 8], "text_projection": [8, 7], "logit_scale": [], "ln_final.weight": [8]},
     ),
+    "pe_core": (*TIMM["pe_core"], PE_NAMES | {"^": "visual."}, {"logit_scale": []}),
+    "pe_lang": (*TIMM["pe_lang"], PE_NAMES, {}),
     "aimv2": (
         "aimv2_large_patch14_224",
         42,
@@ -149,12 +160,21 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
         {**TIPS, "vision_config": HF_SIZES | {"use_swiglu_ffn": True}},
     ),
     "clip_both": ("CLIPModel", "CLIPConfig", {**TOWERS, "projection_dim": 7}),
+    "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", {**MLP, "use_head": False}),
+    "radio": ("RadioModel", "RadioConfig", {"max_img_size": 128, "num_registers": 3, "summary_idxs": [2, 0]}),
 }
+
+
+STORED = r"input_conditioner\.|summary_idxs$"  # arrays whose values mean something
 
 
 def fill(model: torch.nn.Module) -> None:
     state = {name: array for name, array in model.state_dict().items() if array.is_floating_point()}
-    arrays = {name: torch.from_numpy(values(name, tuple(array.shape))) for name, array in state.items()}
+    arrays = {
+        name: torch.from_numpy(values(name, tuple(array.shape)))
+        for name, array in state.items()
+        if not re.search(STORED, name)
+    }
     model.load_state_dict(model.state_dict() | arrays)
 
 
@@ -162,9 +182,7 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
-    blocks = (
-        r"^((?:vision_(?:model|encoder)\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
-    )
+    blocks = r"^((?:vision_(?:model|encoder)\.|radio_model\.model\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
     found = {name: re.match(blocks, name) for name in shapes}
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]
@@ -195,7 +213,9 @@ def run(
         else:
             output = model(x, **is_resized)
             pooled = "hidden" if case.endswith("_pooler") else "features"  # behind a layer with tanh
-            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled}
+            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled, "summary": "features"}
+            if case == "aimv2":
+                output["pooler_output"] = output.last_hidden_state.mean(1)
             found = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
     rows = {name: array.tolist() for name, array in found.items()}
     return {name: [[float(f"{number:.7g}") for number in row] for row in array] for name, array in rows.items()}
@@ -253,10 +273,13 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             model.save_pretrained(folder)
             config = json.loads((folder / "config.json").read_text())
             shapes = short_names(folder / "model.safetensors")
-            file_values(model, folder / "model.safetensors")
-            output = run(model, case, (48,), [0.5] * 3, [0.5] * 3)
-            cases[f"huggingface/{case}"] = {"config": config, "size": 48, "shapes": shapes, **output}
-            resized[f"huggingface/{case}"] = {"size": (64, 32), **run(model, case, (64, 32), [0.5] * 3, [0.5] * 3)}
+            stored = file_values(model, folder / "model.safetensors")
+            # C-RADIO normalises pixels itself; AIMv2's class takes images of one size.
+            normalisation = ([0.0] * 3, [1.0] * 3) if case == "radio" else ([0.5] * 3, [0.5] * 3)
+            output = run(model, case, (48,), *normalisation)
+            cases[f"huggingface/{case}"] = {"config": config, "size": 48, "shapes": shapes, **stored, **output}
+            if case != "aimv2":
+                resized[f"huggingface/{case}"] = {"size": (64, 32), **run(model, case, (64, 32), *normalisation)}
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
     path.write_text(
         json.dumps({"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")) + "\n"
@@ -268,13 +291,18 @@ def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[s
     shapes = {}
     for name, array in model.state_dict().items():
         shape = list(array.shape)
+        if name.startswith("attn_pool.q."):
+            continue
+        if name.startswith("attn_pool.kv."):
+            shape = [shape[0] * 3 // 2, *shape[1:]]
         for pattern, other in names.items():
             name = re.sub(pattern, other, name)
-        if name in ("visual.class_embedding", "visual.positional_embedding", "visual.proj"):
-            shape = {"class": shape[2:], "posit": shape[1:], "proj": shape[::-1]}[name[7:12]]
+        short = name.removeprefix("visual.")
+        if short in ("class_embedding", "positional_embedding", "proj"):
+            shape = {"class": shape[2:], "posit": shape[1:], "proj": shape[::-1]}[short[:5]]
         if name.endswith("qkv.bias"):
             shape = [3 * shape[0]]
-        if not name.endswith("v_bias") and name != "head.bias":
+        if not name.endswith("v_bias") and not name.endswith("head.bias"):
             shapes[name] = shape
     shapes = {name.replace("s.0.", "s.{n}."): shape for name, shape in shapes.items() if "s.1." not in name} | others
     state = {name: torch.from_numpy(values(name, shape)) for name, shape in full_names(shapes, depth=2).items()}
@@ -289,12 +317,18 @@ def flat(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
     return {key: shape for part, inner in tree.items() for key, shape in flat(inner, f"{name}/{part}").items()}
 
 
-def file_values(model: torch.nn.Module, file: pathlib.Path) -> None:
-    """Gives a model of transformers, whose names in memory are newer, the values that the names in its file have."""
-    arrays = {name: values(name, array.shape) for name, array in load_file(file).items()}
+def file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
+    """Give a model of transformers, whose names in memory are newer, the values that the names in its file have.
+
+    Return the arrays that keep their values.
+    """
+    arrays = load_file(file)
+    stored = {name: array.tolist() for name, array in arrays.items() if re.search(STORED, name)}
+    arrays |= {name: values(name, array.shape) for name, array in arrays.items() if name not in stored}
     save_file(arrays, file, metadata={"format": "pt"})
     again = type(model).from_pretrained(file.parent)
     model.load_state_dict(again.state_dict())
+    return {"stored": stored} if stored else {}
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, get_args
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
-from vit_jax.weights.names import bit, distilled, huggingface, released, timm
+from vit_jax.weights.names import bit, distilled, huggingface, radio, released, timm
 from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
-__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
+__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "distilled", "radio"]
+__all__ += ["refuse_unwritable", "require_standard"]
 __all__ += ["stack", "stacked_shapes", "unstack"]
 
 

@@ -92,7 +92,12 @@ TIMM = (
     LibraryModel("vit_base_patch16_224", _VIT),
     LibraryModel(
         "deit_base_distilled_patch16_224",
-        {**_VIT, "class_tokens": (2,), "pool": ("token",), "num_classes": lambda a: a.num_classes > 0},
+        {
+            **{field: held for field, held in _VIT.items() if field not in ("registers", "position_tokens")},
+            "class_tokens": (2,),
+            "pool": ("token",),
+            "num_classes": lambda a: a.num_classes > 0,
+        },
     ),
     LibraryModel("vit_giant_patch14_dinov2", {**_VIT, "mlp": ("swiglu",), "pool": ("token", "gap")}),
     LibraryModel(

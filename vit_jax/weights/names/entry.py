@@ -189,6 +189,7 @@ class Facts:
     parts: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
     is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
+    is_radio: bool = False  # the arrays are as `radio` describes
     absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
 
 

@@ -1,4 +1,4 @@
-"""Names of the authors' own files of CLIP, AIMv2 and DINOv3 (.safetensors), as renames onto timm's names.
+"""Names of the authors' own files of CLIP, PE, AIMv2, DINOv3 and C-RADIO (.safetensors), as renames onto timm's names.
 
 Layouts stay as they are in the file: `timm.Style` has them. Text towers and arrays of pre-training are ignored.
 """
@@ -13,29 +13,34 @@ from vit_jax.weights.names.entry import invert
 class Original(NamedTuple):
     """Names of a family in its own code."""
 
-    mark: str  # a name that only this family has
+    mark: str  # a name that only this family has, below the prefix
     renames: Mapping[str, str]  # regular expression → what takes its place, in this order; all that match
-    network: str = ""  # prefix of the network's names; other names are ignored
+    prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these; other names are ignored
     ignored: str = r"(?!)"
 
 
 ORIGINALS = (
     Original(
-        "visual.transformer.resblocks.0.ln_1.weight",
+        "conv1.weight",
         {
             r"^conv1\.": "patch_embed.proj.",
             r"^class_embedding$": "cls_token",
             r"^positional_embedding$": "pos_embed",
             r"^ln_pre\.": "norm_pre.",
             r"^ln_post\.": "norm.",
+            r"^attn_pool\.attn\.in_proj_": "attn_pool.qkv.",
+            r"^attn_pool\.attn\.": "attn_pool.",
+            r"^attn_pool\.layernorm\.": "attn_pool.norm.",
+            r"^attn_pool\.probe$": "attn_pool.latent",
+            r"out_proj\.": "proj.",
+            r"\.ls_(\d)\.gamma$": r".gamma_\1",
             r"^transformer\.resblocks\.": "blocks.",
             r"\.ln_(\d)\.": r".norm\1.",
             r"\.attn\.in_proj_": ".attn.qkv.",
-            r"\.attn\.out_proj\.": ".attn.proj.",
             r"\.mlp\.c_fc\.": ".mlp.fc1.",
             r"\.mlp\.c_proj\.": ".mlp.fc2.",
         },
-        network="visual.",
+        prefixes=("visual.", ""),
     ),
     Original(
         "preprocessor.patchifier.proj.weight",
@@ -59,19 +64,33 @@ ORIGINALS = (
         },
         ignored=r"mask_token$|rope_embed\.|local_cls_norm\.|projectors\.|.*\.bias_mask$",
     ),
+    Original(
+        "patch_generator.embedder.weight",
+        {
+            r"^patch_generator\.embedder\.": "patch_embed.proj.",
+            r"^patch_generator\.pos_embed$": "pos_embed",
+            r"^patch_generator\.cls_token\.token$": "cls_token",
+            r"\.grandma$": ".gamma",
+            r"\.layer_scale(\d)\.lambda1$": r".ls\1.gamma",
+        },
+        prefixes=("radio_model.model.",),
+        ignored=r"patch_generator\.video_embedder\.",
+    ),
 )
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return timm's names → names in the file; None for a file of another format."""
     names = set(names)
-    original = next((original for original in ORIGINALS if original.mark in names), None)
+    prefix, original = next(
+        ((prefix, one) for one in ORIGINALS for prefix in one.prefixes if f"{prefix}{one.mark}" in names), ("", None)
+    )
     if original is None:
         return None
     found = {}
     for name in names:
-        new = name.removeprefix(original.network)
-        if name.startswith(original.network) and not re.match(original.ignored, new):
+        new = name.removeprefix(prefix)
+        if name.startswith(prefix) and not re.match(original.ignored, new):
             for pattern, replacement in original.renames.items():
                 new = re.sub(pattern, replacement, new)
             found[name] = new

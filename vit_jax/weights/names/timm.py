@@ -6,6 +6,7 @@ a file with them is rejected in plain words.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -16,13 +17,6 @@ from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts,
 from vit_jax.weights.names.ours import Shape
 from vit_jax.weights.names.vit import vit_facts
 
-REFUSED = {  # what a name shows of the network
-    r".*\.[qk]_norm\.": "norms of queries and keys (qk_norm)",
-    r".*(relative_position|rel_pos)": "relative positions",
-    r".*running_mean$": "batch norm",
-    r"stem\.conv1\.": "a root of several convolutions",
-    r"(norm|blocks\.\d+\.norm\d)\.weight_g$": "weight norm",
-}
 RENAMED = (  # of the original DINOv2, Franca and TIPSv2, which Hugging Face's TIPSv2 keeps in files
     (r"^vision_encoder\.", ""),
     (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),  # blocks in chunks count through
@@ -48,6 +42,8 @@ class Style(NamedTuple):
     splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
     embedding_norm: str = "norm_pre"
     is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
+    is_radio: bool = False  # the patch embedding is a linear layer, and all prefix tokens are one array
+    joins_pooling: bool = False  # query, key and value of the pooling are one array
 
 
 def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
@@ -59,7 +55,9 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
             splits_bias="blocks.0.attn.q_bias" in shapes,
             splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
             embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
-            is_flat=len(shapes.get("cls_token", ())) == 1,
+            is_flat=len(shapes.get("pos_embed", ())) == 2,
+            is_radio=len(shapes.get("patch_embed.proj.weight", ())) == 2,
+            joins_pooling="attn_pool.qkv.weight" in shapes,
         )
     assert a is not None
     return Style(
@@ -101,8 +99,8 @@ def _vit_rules(style: Style) -> list[Rule]:
         "encoder/norm": "norm",
         "pooled_norm": "fc_norm",
         "head/distillation": "head_dist",
-        "pooling/attention/query": "attn_pool.q",
-        "pooling/attention/(?:key|value)": "attn_pool.kv",
+        "pooling/attention/query": "attn_pool.qkv" if style.joins_pooling else "attn_pool.q",
+        "pooling/attention/(?:key|value)": "attn_pool.qkv" if style.joins_pooling else "attn_pool.kv",
         "pooling/attention/out": "attn_pool.proj",
         "pooling/norm": "attn_pool.norm",
         "pooling/mlp/expand": "attn_pool.mlp.fc1",
@@ -128,7 +126,11 @@ def _vit_rules(style: Style) -> list[Rule]:
         Rule("positions/table", "pos_embed", "aSD->(aS)D"),
         Rule("head/linear/kernel", "proj"),
     ]
-    biases += flat if style.is_flat else []
+    radio = [
+        Rule("class_token", "cls_token", "aPD->(aP)D"),
+        Rule("embedding/kernel", "patch_embed.proj.weight", "hwCD->D(Chw)"),
+    ]
+    biases += (flat if style.is_flat else []) + (radio if style.is_radio else [])
     return [*scales, *biases, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
 
 
@@ -164,9 +166,6 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
         return None
-    for pattern, part in REFUSED.items():
-        if name := next((name for name in sorted(names) if re.match(pattern, name)), None):
-            raise ValueError(f"it has {part}, which our networks do not compute: {name}")
     if is_resnet and "norm.weight" not in names:
         raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
     if "dist_token" in names and not {"head_dist.weight", "head_dist.bias"} & names:
@@ -191,6 +190,10 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     root = f"{STEM}.stem.conv.weight" if has_stages else f"{STEM}.conv.weight"
     is_hybrid = root in shapes
     style = style_of(None, shapes)
+    if style.is_radio:
+        width, numbers = shape_of(shapes, "patch_embed.proj.weight", 2)
+        side = math.isqrt(numbers // 3)
+        shapes = {**shapes, "patch_embed.proj.weight": (width, 3, side, side)}
     found = vit_facts(
         shapes,
         _vit_rules(style),
@@ -210,9 +213,15 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
     rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
-    has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys()
+    has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys() or style.joins_pooling
+    has_rope |= style.is_flat and "norm.weight" not in shapes  # PE; CLIP has that norm
     absent = frozenset(["head/linear/bias"]) if style.is_flat else frozenset[str]()
-    return dataclasses.replace(found, parts={**found.parts, **changes}, needs_rope=has_rope, absent=absent)
+    if style.is_radio:
+        changes["registers"] = shape_of(shapes, "cls_token", 2)[0] - 1
+        absent = frozenset(["register_tokens"])
+    return dataclasses.replace(
+        found, parts={**found.parts, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
+    )
 
 
 def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:

@@ -1,0 +1,51 @@
+"""C-RADIO's own arrays: all prefix tokens in one, positions of a large square, and the normalisation of pixels.
+
+The network's output is a choice of its class tokens, which become the class tokens of ours; the others are registers.
+Prefix tokens have no positions, so their order changes nothing.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.weights.names.entry import Entry, Facts
+
+CHOICE = "radio_model.summary_idxs"  # of class tokens
+NORMALISATION = ("radio_model.input_conditioner.norm_mean", "radio_model.input_conditioner.norm_std")
+NOTE = (
+    "Positions are resized to the longer side (bilinear) and cropped, as transformers and C-RADIOv4 do (align_corners="
+    "False). C-RADIOv3 B and H were trained with align_corners=True: take timm's files of these."
+)
+
+
+def with_tokens(facts: Facts, arrays: Mapping[str, Any]) -> Facts:
+    """Return the facts with as many class tokens as the file chooses; the first one if it states no choice."""
+    tokens = facts.parts["class_tokens"] + facts.parts["registers"]
+    chosen = arrays[CHOICE].shape[0] if CHOICE in arrays and len(arrays[CHOICE].shape) == 1 else 1
+    if not 0 < chosen <= tokens:
+        raise ValueError(f"it chooses {chosen} of {tokens} prefix tokens: {CHOICE}")
+    parts = facts.parts | {"class_tokens": chosen, "registers": tokens - chosen}
+    return dataclasses.replace(facts, parts=parts)
+
+
+def with_all_tokens(entries: list[Entry], tokens: int) -> list[Entry]:
+    """Return the entries of a file, in which the array of the class token has all prefix tokens."""
+    return [
+        dataclasses.replace(entry, part=(1, tokens, entry.part[-1])) if entry.ours == ("class_token",) else entry
+        for entry in entries
+    ]
+
+
+def split_tokens(tokens_1PD: np.ndarray, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """Return our class tokens and registers.
+
+    Raises:
+      ValueError: the chosen numbers are not those of different tokens.
+    """
+    count = tokens_1PD.shape[1]
+    if len(set(chosen.tolist())) != len(chosen) or not set(chosen.tolist()) <= set(range(count)):
+        raise ValueError(f"{CHOICE}={chosen.tolist()}: must be different numbers below {count}. Correct the file.")
+    others = [place for place in range(count) if place not in chosen]
+    return {"class_token": tokens_1PD[:, chosen], "register_tokens": tokens_1PD[:, others]}
