@@ -182,7 +182,8 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
-    blocks = r"^((?:vision_(?:model|encoder)\.|radio_model\.model\.|vit\.|deit\.|dinov2\.|ijepa\.)?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
+    networks = r"(?:vision_(?:model|encoder)|radio_model\.model|vit|deit|dinov2|ijepa)\."
+    blocks = rf"^((?:{networks})?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
     found = {name: re.match(blocks, name) for name in shapes}
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]
@@ -226,12 +227,10 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
     cases, resized = known.get("cases", {}), known.get("resized", {})
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for case, (model_name, size, arguments) in TIMM.items():
+        for case, (_, size, _) in TIMM.items():
             if chosen and f"timm/{case}" not in chosen:
                 continue
-            arguments = {**SIZES, "img_size": size, **arguments}
-            model = timm.create_model(model_name, **arguments).eval()
-            fill(model)
+            model, arguments = build_timm(case)
             save_config_for_hf(model, folder / "config.json", model_args=arguments)
             timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
             config = json.loads((folder / "config.json").read_text())
@@ -263,17 +262,12 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             model.load_pretrained(str(folder / "siglip.npz"))
             output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
             cases["big_vision/siglip"] = {"size": 64, "shapes": shapes, **output}
-        for case, (class_name, config_name, arguments) in HUGGINGFACE.items():
+        for case in HUGGINGFACE:
             if chosen and f"huggingface/{case}" not in chosen:
                 continue
-            sizes = {} if case.endswith("_both") else HF_SIZES
-            config = getattr(transformers, config_name)(**sizes, **arguments)
-            model = getattr(transformers, class_name)(config).eval()
-            fill(model)
-            model.save_pretrained(folder)
+            model, stored = build_huggingface(case, folder)
             config = json.loads((folder / "config.json").read_text())
             shapes = short_names(folder / "model.safetensors")
-            stored = file_values(model, folder / "model.safetensors")
             # C-RADIO normalises pixels itself; AIMv2's class takes images of one size.
             normalisation = ([0.0] * 3, [1.0] * 3) if case == "radio" else ([0.5] * 3, [0.5] * 3)
             output = run(model, case, (48,), *normalisation)
@@ -284,6 +278,25 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
     path.write_text(
         json.dumps({"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")) + "\n"
     )
+
+
+def build_timm(case: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return a network of timm, and the arguments that it was built with."""
+    model_name, size, arguments = TIMM[case]
+    arguments = {**SIZES, "img_size": size, **arguments}
+    model = timm.create_model(model_name, **arguments).eval()
+    fill(model)
+    return model, arguments
+
+
+def build_huggingface(case: str, folder: pathlib.Path) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return a network of transformers, written to the folder, and the arrays that keep their values."""
+    class_name, config_name, arguments = HUGGINGFACE[case]
+    sizes = {} if case.endswith("_both") else HF_SIZES
+    model = getattr(transformers, class_name)(getattr(transformers, config_name)(**sizes, **arguments)).eval()
+    fill(model)
+    model.save_pretrained(folder)
+    return model, file_values(model, folder / "model.safetensors")
 
 
 def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
@@ -209,7 +209,9 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * found.mlp_dim
     if found.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
-    changes = {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+    changes: dict[str, Any] = (
+        {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+    )
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
     rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
