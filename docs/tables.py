@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vit_jax.data.vtab import TASKS
 from vit_jax.transfer.datasets import RELEASED
+from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- generated: )([\w -]+?)( -->\n).*?(?=<!-- end of generated -->\n)", re.DOTALL)
@@ -46,6 +47,15 @@ def vtab_tasks() -> str:
     return table(columns, lines)
 
 
+def families() -> str:
+    """Return the table of current families of pre-trained networks."""
+    lines = []
+    for family in FAMILIES:
+        name, *cells = family_cells(family)
+        lines.append([name, "<br>".join(f"`{address}`" for address in family.addresses), *cells])
+    return table((FAMILY_HEAD[0], "on the Hub", *FAMILY_HEAD[1:]), lines)
+
+
 def released_datasets() -> str:
     """Return the table of the datasets of the released few-shot evaluation."""
     lines = ([f"`{name}`", f"`{known.data}`", *known[1:]] for name, known in RELEASED.items())
@@ -66,6 +76,7 @@ def examples() -> str:
 
 
 PAGES = {  # page: the functions of its blocks, by name
+    "docs/pretrained.md": {"families": families},
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
     "docs/examples/README.md": {"examples": examples},

@@ -39,6 +39,20 @@ def test_models_as_json(capsys):
     assert "hf://google/vit-huge-patch14-224-in21k" in row["weights"]
 
 
+def test_weights_lists_families_with_licence_accuracy_and_addresses(capsys):
+    text = shown(capsys, "weights", "--list")
+    (row,) = [line for line in text.splitlines() if line.startswith("| DINOv2  ")]
+    assert "| apache-2.0 " in row
+    assert "k-NN S 79.0, B 82.1" in row
+    assert "\nSigLIP 2:\n  hf://google/siglip2-{base-patch16-224," in text
+    (family,) = json.loads(shown(capsys, "weights", "dinov3", "--list", "--json"))
+    assert family["licence"] == "dinov3-license"
+    with rejects("PATTERN=nothing", "DINOv3"):
+        cli.VERBS["weights"](["nothing", "--list"])
+    with rejects("Missing: --list."):
+        cli.VERBS["weights"]([])
+
+
 def test_unknown_models_and_recipes_are_rejected():
     with rejects("PATTERN=ViT-B/61", "ViT-B/16"):
         cli.VERBS["models"](["ViT-B/61"])

@@ -312,17 +312,30 @@ def test_the_gelu_of_clip_is_that_of_its_config(activation, gelu, tmp_path):
     assert load_weights(tmp_path).architecture.gelu == gelu
 
 
+def test_the_licence_of_a_known_family_is_in_the_card_of_what_is_made_of_it(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    weights = load_weights(write("timm/dinov3", tmp_path / "theirs"))
+    save_weights(weights, tmp_path / "ours", "vit_jax")
+    text = (tmp_path / "ours/README.md").read_text()
+    assert 'license: "other"\nlicense_name: "dinov3-license"' in text
+    assert "| licence of the pre-trained weights | dinov3-license |" in text
+
+
 def test_fine_tuned_and_loaded_networks_keep_the_pixels_of_their_library(tmp_path):
     """CLIP has no patch bias in timm, so that it cannot be written without them."""
     (tmp_path / "theirs").mkdir()
     weights = load_weights(write("timm/clip", tmp_path / "theirs"))
     mean = GOLDEN["timm/clip"]["config"]["pretrained_cfg"]["mean"]
+    weights = dataclasses.replace(weights, licence="mit")
     model = from_weights(weights)
     model.save(tmp_path / "workdir")
     model.save(f"{tmp_path}/timm/", to="timm")
     for folder in ("workdir", "timm"):
         assert load_weights(tmp_path / folder).preprocessing["mean"] == mean
+        assert load_weights(tmp_path / folder).licence == "mit"
+        assert 'license: "mit"' in (tmp_path / folder / "README.md").read_text()
     fitted = fit(weights, dataclasses.replace(weights.architecture, num_classes=2))
+    assert fitted.licence == "mit"
     described = describe_preparation(model.transform, fitted.normalisation)
     assert described["mean"] == mean
     assert not {"mean", "std"} & describe_preparation(model.transform).keys()

@@ -7,7 +7,7 @@ import pytest
 from tests.tiny import ROOT
 from vit_jax.config.variants import MODEL_NAMES, parse_name
 from vit_jax.weights.hub import is_hub_address
-from vit_jax.weights.published import PUBLISHED, RELEASES, releases_of
+from vit_jax.weights.published import FAMILIES, PUBLISHED, RELEASES, expanded, licence_of, releases_of
 
 TABLES = (ROOT / "configs/README.md").read_text().partition("## Released weights")[2]
 ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]
@@ -40,3 +40,27 @@ def test_files_bear_the_name_of_their_network(name):
             short = name.replace("/", "_")
             variants = (short, short.replace("ViT-", "").replace("+", "_"))
             assert any(re.search(rf"(^|-){re.escape(variant)}[-.]", file) for variant in variants)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_names_of_a_family_give_its_licence(family):
+    for name in (one for address in family.addresses for one in expanded(address)):
+        assert is_hub_address(name)
+        assert licence_of(name.removeprefix("hf://")) == family.licence
+
+
+@pytest.mark.parametrize(
+    ("names", "licence"),
+    [
+        (("", "dinov3_vit"), "dinov3-license"),  # a folder of transformers
+        (("vit_small_patch16_dinov3.lvd1689m",), "dinov3-license"),
+        (("vit_small_patch16_dinov3_qkvb.lvd1689m",), "dinov3-license"),
+        (("vit_small_patch16_dinov3_qkvb.eupe_lvd1689m",), "fair-noncommercial-research-license"),
+        (("openai/clip-vit-base-patch32", "clip"), "mit"),
+        (("", "clip_vision_model"), ""),  # of OpenAI, LAION, Apple or Meta
+        (("", "vit"), ""),
+        (("someone/vit-base", "vit_base_patch16_224.augreg_in21k"), ""),
+    ],
+)
+def test_the_licence_is_that_of_the_family_or_unknown(names, licence):
+    assert licence_of(*names) == licence

@@ -177,6 +177,7 @@ def from_weights(
         training=weights.training,
         is_multilabel=weights.is_multilabel and num_classes is None,
         normalisation=stored_normalisation(weights.preprocessing),
+        licence=weights.licence,
     )
 
 

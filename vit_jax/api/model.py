@@ -49,6 +49,7 @@ class Model:
       training: the data of the run that made them; None where that is not known.
       is_multilabel: trained on images that may have several labels: the probability of each class is its own.
       normalisation: of the pixels of the library that the weights come from, which is folded into them.
+      licence: of the weights, as the Hub names it; "" where it is not known.
     """
 
     module: nnx.Module
@@ -60,6 +61,7 @@ class Model:
     training: TrainingData | None = None
     is_multilabel: bool = False
     normalisation: Normalisation = OURS
+    licence: str = ""
 
     def __repr__(self) -> str:
         a = self.architecture
@@ -86,6 +88,7 @@ class Model:
             preprocessing=None if self.transform is None else describe_preparation(self.transform, self.normalisation),
             source=self.source,
             training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
+            licence=self.licence,
         )
         return save(weights, str(destination), to=to, overwrite=overwrite)
 

@@ -54,6 +54,7 @@ def models(given: Given) -> None:
     print(f"At {_PIXELS} x {_PIXELS} pixels with a linear head of {_NUM_CLASSES:,} classes; a multiply-add is 2 FLOPs.")
     if "weights" not in options:
         print("--weights lists the addresses of the weights. Other names: any patch size, R50x2+ViT-B/32, ...")
+        print("`vit-jax weights --list` lists current families of pre-trained ViTs: DINOv3, SigLIP 2, ...")
         return
     for row in found:
         print("\n".join(("", f"{row['name']}:", *(f"  {address}" for address in row["weights"] or ["none"]))))
@@ -62,6 +63,36 @@ def models(given: Given) -> None:
 
 def _short(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+
+
+@verb(
+    {
+        "--list": "print the table of families",
+        "[PATTERN]": "only families whose name contains this text; all by default",
+        "[--json]": "print everything as JSON",
+    },
+    "--list",
+    "dinov2 --list",
+)
+def weights(given: Given) -> None:
+    """List current families of pre-trained ViTs with their names on the Hub, licence, pixels and accuracy."""
+    from vit_jax.tables import aligned
+    from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
+
+    pattern = given.options.get("PATTERN", "")
+    found = [family for family in FAMILIES if pattern.casefold() in family.name.casefold()]
+    if not found:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise UsageError(f"PATTERN={pattern}: must be a part of a family's name: {names}.")
+    if "json" in given.options:
+        print(json.dumps([family._asdict() for family in found], indent=2))
+        return
+    print(aligned(FAMILY_HEAD, [family_cells(family) for family in found], FAMILY_HEAD), end="")
+    for family in found:
+        print(f"\n{family.name}:", *family.addresses, sep="\n  ")
+    print(
+        "\nAccuracies: of the authors, top-1 in percent on ImageNet-1k. Check the licence on the page of the weights."
+    )
 
 
 @verb(

@@ -64,7 +64,8 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
                 words: dict[str, Any] = {"split": split, "steps_after": steps_after}
-                return train(run, data, workdir, first_state, interruption, normalisation=fitted.normalisation, **words)
+                words |= {"normalisation": fitted.normalisation, "licence": fitted.licence}
+                return train(run, data, workdir, first_state, interruption, **words)
 
             chosen, trials = config, None
             if config.search.learning_rates:

@@ -47,6 +47,7 @@ def train(
     steps_after: int = 0,
     further: Sequence[Evaluation] = (),
     normalisation: Normalisation = OURS,
+    licence: str = "",
 ) -> dict[str, Any]:
     """Trains to the last step, or until it stops early, from wherever `first_state` begins; returns `summary.json`.
 
@@ -60,6 +61,7 @@ def train(
       steps_after: of the runs that follow in the same command, for the time that is shown.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
       normalisation: of the pixels that the given weights were trained on, for the metadata.
+      licence: of the given weights, for the metadata.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
@@ -73,7 +75,7 @@ def train(
     folder, keeping = workdir.folder, config.checkpoint
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
-        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation)
+        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation, licence)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}

@@ -131,7 +131,9 @@ def _figure(name: str, value: float) -> str:
     return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
-def checkpoint_metadata(run: Assembly, data: Datasets, normalisation: Normalisation = OURS) -> dict[str, Any]:
+def checkpoint_metadata(
+    run: Assembly, data: Datasets, normalisation: Normalisation = OURS, licence: str = ""
+) -> dict[str, Any]:
     """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
     config, architecture = run.config, run.architecture
     preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
@@ -148,7 +150,11 @@ def checkpoint_metadata(run: Assembly, data: Datasets, normalisation: Normalisat
     )
     return {
         **describe(
-            architecture, data.train.class_names if architecture.num_classes else None, preprocessing, training_data
+            architecture,
+            data.train.class_names if architecture.num_classes else None,
+            preprocessing,
+            training_data,
+            licence,
         ),
         "config": to_dict(config),
         "data": config.data,

@@ -15,6 +15,7 @@ from vit_jax.weights.names.classes import huggingface_class
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
 MOST_CLASSES = 20  # that a card names
+HUB_LICENCES = ("apache-2.0", "mit", "cc-by-nc-4.0")
 _LIBRARY = {"timm": "timm", "huggingface": "transformers", "vit_jax": "vit_jax"}
 _USE = {  # {} is the folder
     "timm": "import timm\n\nmodel = timm.create_model({}, pretrained=True)",
@@ -43,6 +44,7 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     head = f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
     training = weights.training and _data(weights.training.data)
     fields = {
+        **_licence(weights.licence),
         "pipeline_tag": "image-classification" if a.num_classes else "image-feature-extraction",
         "tags": ["vision-transformer" if a.has_transformer else "resnet", "vit_jax"],
     }
@@ -61,6 +63,8 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     if is_value_range(values):
         low, high = values
         lines += [f"| more than 8 bits | values from {low:g} to {high:g} become 0 to 255, before the preparation |"]
+    if weights.licence:
+        lines += [f"| licence of the pre-trained weights | {markdown_text(weights.licence)} |"]
     lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
@@ -71,6 +75,13 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     if format_name != "vit_jax":
         lines += ["`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option.", ""]
     return "\n".join(lines)
+
+
+def _licence(licence: str) -> dict[str, str]:
+    """Return the fields that the Hub reads; it knows some licences by name."""
+    if not licence or licence in HUB_LICENCES:
+        return {"license": licence} if licence else {}
+    return {"license": "other", "license_name": licence}
 
 
 def _scaling(weights: Weights, format_name: str) -> str:

@@ -5,6 +5,7 @@ that they can later be evaluated on images that they have not seen.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ def describe(
     class_names: Sequence[str] | None,
     preprocessing: Mapping[str, Any] | None,
     training: TrainingData | None,
+    licence: str = "",
 ) -> dict[str, Any]:
     """The metadata that weights carry.
 
@@ -51,6 +53,7 @@ def describe(
       class_names: in the order of the logits; None where they are not known, as for what follows.
       preprocessing: as from `describe_preparation`.
       training: the data of the run that made the weights.
+      licence: of the pre-trained weights that they were made of; "" if it is not known.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -59,7 +62,14 @@ def describe(
         "class_names": None if class_names is None else list(class_names),
         "preprocessing": preprocessing,
         "training": None if training is None else dataclasses.asdict(training),
+        **({"licence": licence} if licence else {}),
     }
+
+
+def stored_licence(metadata: Mapping[str, Any]) -> str:
+    """Return the licence in metadata; "" if there is none."""
+    licence = metadata.get("licence")
+    return licence if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence) else ""
 
 
 def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
-from vit_jax.weights.description import TrainingData, stored_architecture, stored_training_data
+from vit_jax.weights.description import TrainingData, stored_architecture, stored_licence, stored_training_data
 from vit_jax.weights.folding import (
     OURS,
     Normalisation,
@@ -30,7 +30,7 @@ from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.position_resize import crop_square
-from vit_jax.weights.published import PUBLISHED
+from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
 from vit_jax.weights.report import ArrayStatus
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
@@ -62,6 +62,7 @@ class Weights:
     notes: Sequence[str] = ()  # sentences: what was assumed, and what is odd
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
+    licence: str = ""  # as the Hub names it; "" if it is not known
 
     @property
     def is_multilabel(self) -> bool:
@@ -114,7 +115,11 @@ def load_weights(
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), options, allowed)
+        sidecar = _beside(path, file)
+        weights = _load_file(file, sidecar, options, allowed)
+        name = str(source).removeprefix("hf://") if hub.is_hub_address(str(source)) else ""
+        licence = weights.licence or licence_of(name, sidecar.model)
+        weights = dataclasses.replace(weights, licence=licence)
     return _with_class_names(weights, class_names)
 
 
@@ -136,6 +141,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], 
         f"{path} (vit_jax, {what})",
         [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
         training=stored_training_data(metadata),
+        licence=stored_licence(metadata),
     )
 
 
@@ -199,7 +205,8 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
-    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format)
+    licence = stored_licence(file.metadata)
+    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format, licence)
 
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:

@@ -132,7 +132,7 @@ def names_folder(path: str | pathlib.Path) -> bool:
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
     """The metadata that weights carry, in any format."""
-    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training)
+    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:

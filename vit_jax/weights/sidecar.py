@@ -58,6 +58,7 @@ class Sidecar(NamedTuple):
     preprocessing: Mapping[str, Any] | None = None  # as our checkpoints have it
     notes: tuple[str, ...] = ()  # sentences for the report
     normalisation: Normalisation = OURS  # of the pixels that the file's parameters take
+    model: str = ""  # timm's model with its tag, or the model type of transformers
 
 
 def read_sidecar(folder: pathlib.Path) -> Sidecar:
@@ -100,7 +101,8 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         **_HUGGINGFACE_PARTS.get(str(config.get("model_type")), {}),
     }
     normalisation = _normalisation(processor, "image_mean", "image_std")
-    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation)
+    model = str(config.get("model_type", ""))
+    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation, model)
 
 
 def _from_timm(config: Mapping[str, Any]) -> Sidecar:
@@ -130,7 +132,9 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
     if "siglip" in name and parts and "gelu" in parts:
         notes += (_SIGLIP_NOTE,)
     labels = config.get("label_names", pretrained.get("label_names"))
-    return Sidecar(_known(fields), _names(labels), preprocessing, notes, _normalisation(pretrained, "mean", "std"))
+    normalisation = _normalisation(pretrained, "mean", "std")
+    tagged = f"{name}.{pretrained.get('tag', '')}"
+    return Sidecar(_known(fields), _names(labels), preprocessing, notes, normalisation, tagged)
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:

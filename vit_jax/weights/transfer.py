@@ -29,6 +29,7 @@ class Fitted:
     parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
     statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
     normalisation: Normalisation = OURS  # of the pixels that the weights were trained on, folded into them
+    licence: str = ""  # of the weights
 
     def summary(self) -> str:
         """How many were copied, and the names of those that were not."""
@@ -80,7 +81,7 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     reported = {status.name for status in statuses}
     fitted = {name: given[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
-    return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing))
+    return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence)
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
