@@ -229,7 +229,7 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
         fields["position_embedding"] = facts.fixed_positions
-        if "position_embedding" not in given:
+        if not {"position_embedding", "rope"} & choice.keys():  # rotary positions need no table
             assumptions.append(
                 f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
                 "position_embedding=sincos2d or none."
