@@ -26,6 +26,7 @@ _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 _ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # of transformers
+_POOL_NOTE = "Its class in transformers does not pool by {}: take last_hidden_state."
 
 
 def write_library_config(
@@ -51,12 +52,16 @@ def write_library_config(
             write_atomically(path, json.dumps(value, indent=2) + "\n")
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
+    notes = () if is_timm or a.num_classes or a.pool in ("token", "map") else (_POOL_NOTE.format(a.pool),)
     if preprocessing is None:
         where = f"{CONFIG} does not state it" if is_timm else f"there is no {PREPROCESSOR}"
-        return (f"How images were resized and cropped for this network is not known, so {where}.",)
+        return (*notes, f"How images were resized and cropped for this network is not known, so {where}.")
     if processor is not None and preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
-        return ("Hugging Face's processor resizes the full image; this network was tested on central crops.",)
-    return ()
+        return (
+            *notes,
+            "Hugging Face's processor resizes the full image; this network was tested on central crops.",
+        )
+    return notes
 
 
 def is_known(preprocessing: Mapping[str, Any] | None) -> bool:

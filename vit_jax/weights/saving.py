@@ -34,6 +34,7 @@ from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
+ADDED = "zeros, which the library has for pre-training"
 LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json states
 
 
@@ -82,7 +83,9 @@ def save_weights(
         notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
         write_card(written, format_name, path)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
-    return [_status(entry, arrays[entry.name], weights) for entry in entries] + statuses, notes
+    used = {entry.name for entry in entries}
+    added = [ArrayStatus(n, (), array.shape, str(array.dtype), ADDED) for n, array in arrays.items() if n not in used]
+    return [_status(entry, arrays[entry.name], weights) for entry in entries] + added + statuses, notes
 
 
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
