@@ -69,7 +69,7 @@ def unfold(
     terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(given_D)
     if (np.abs(bias_D) > np.finfo(np.float32).eps * terms_D).any():
         raise ValueError(
-            "patch_bias=True: the format has no patch bias before a norm of all tokens, and this one is not zero "
+            "patch_bias=True: the class of the library has no patch bias, and this one is not zero "
             "without the normalisation of pixels, for example after fine-tuning. Write vit_jax instead."
         )
     return {name: array for name, array in result.items() if name != BIAS}

@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
-from vit_jax.weights.folding import stored_normalisation
+from vit_jax.weights.folding import Normalisation, stored_normalisation
 from vit_jax.weights.names.classes import huggingface_class, huggingface_model, timm_model, whole_ratio
 from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
 
@@ -42,7 +42,7 @@ def write_library_config(
     readers of the folder choose it instead of trusting a guess.
     """
     is_timm = format_name == "timm"
-    config = timm_config(a, class_names, preprocessing) if is_timm else huggingface_config(a, class_names)
+    config = (timm_config if is_timm else huggingface_config)(a, class_names, preprocessing)
     preprocessing = preprocessing if is_known(preprocessing) else None
     processor = None if is_timm or preprocessing is None else _huggingface_processor(a, preprocessing)
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
@@ -69,7 +69,9 @@ def is_known(preprocessing: Mapping[str, Any] | None) -> bool:
     return {"resize", "crop_fraction"} <= (preprocessing or {}).keys()
 
 
-def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> dict[str, Any]:
+def huggingface_config(
+    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = list(class_names or [f"LABEL_{number}" for number in range(a.num_classes)])
     model = huggingface_model(a)
@@ -84,13 +86,13 @@ def huggingface_config(a: Architecture, class_names: Sequence[str] | None) -> di
         "num_attention_heads": a.num_heads,
         "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
         "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
-        **_huggingface_parts(a, model.model_type),
+        **_huggingface_parts(a, model.model_type, stored_normalisation(preprocessing)),
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
-def _huggingface_parts(a: Architecture, model_type: str) -> dict[str, Any]:
+def _huggingface_parts(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, Any]:
     registers = {"num_register_tokens": a.registers}
     match model_type:
         case "dinov2" | "dinov2_with_registers":
@@ -106,6 +108,11 @@ def _huggingface_parts(a: Architecture, model_type: str) -> dict[str, Any]:
             return {"intermediate_size": a.mlp_dim}
         case "aimv2_vision_model":
             return {"intermediate_size": a.mlp_dim, "qkv_bias": False, "mlp_bias": False, "use_head": False}
+        case "radio":
+            tokens: dict[str, Any] = {"num_cls_tokens": a.num_class_tokens, "num_registers": a.registers}
+            tokens |= {"summary_idxs": [*range(a.num_class_tokens)], "max_img_size": a.image_size[0]}
+            sizes = {"mlp_ratio": a.mlp_dim / a.width, "qkv_bias": a.qkv_bias == "all"}
+            return tokens | sizes | {"norm_mean": [*pixels.mean], "norm_std": [*pixels.std]}
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return {"intermediate_size": a.mlp_dim, "qkv_bias": a.qkv_bias == "all", **dropouts}
 
@@ -125,7 +132,7 @@ def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) ->
         "resample": 3 if preprocessing.get("interpolation") == "bicubic" else 2,  # Pillow's numbers; 2 is bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        "do_normalize": huggingface_model(a).family != "radio",  # which does it in the network
         "image_mean": [*pixels.mean],
         "image_std": [*pixels.std],
     }

@@ -22,6 +22,7 @@ from vit_jax.weights.names import (
     FORMATS,
     Entry,
     distilled,
+    radio,
     refuse_unwritable,
     require_standard,
     stacked_shapes,
@@ -34,7 +35,7 @@ from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
-ADDED = "zeros, which the library has for pre-training"
+ADDED = "made for the class of the library"
 LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json states
 
 
@@ -70,7 +71,7 @@ def save_weights(
     written = transfer.with_position_table(weights, of_patches=of_patches)
     refuse_unwritable(format_name, written.architecture)
     if format_name in LIBRARIES and written.architecture.family == "vit":
-        written = _with_library_pixels(written)
+        written = _with_library_pixels(written, format_name)
     a = written.architecture
     entries, arrays = _arrays(format_name, written)
     into_folder = into_folder and format_name in LIBRARIES
@@ -91,16 +92,22 @@ def save_weights(
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
     """Return the entries of a file, and its arrays by name, with those that only readers need."""
     a, format_ = weights.architecture, FORMATS[format_name]
-    is_distilled = a.num_class_tokens == 2
-    absent = _absent_bias(format_name, weights)
+    is_huggingface = format_name == "huggingface"
+    is_radio = is_huggingface and huggingface_model(a).family == "radio"
+    is_distilled = a.num_class_tokens == 2 and not is_radio
+    absent = ("register_tokens",) if is_radio else _absent_bias(format_name, weights)
     entries = format_.entries(a, absent=absent, is_distilled=is_distilled)
     apart = unstack(weights.parameters, a.num_heads)
-    apart = distilled.split(apart) if is_distilled else apart
-    if format_name == "huggingface" and a.position_tokens == "patches":  # the class token has a row there
+    if is_radio:
+        apart = radio.join_tokens(apart)
+        entries = radio.with_all_tokens(entries, a.prefix_length)
+    elif is_distilled:
+        apart = distilled.split(apart)
+    elif is_huggingface and a.position_tokens == "patches":  # the class token has a row there
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         entries = with_rows(entries, a, 1)
     arrays = {entry.name: entry.write(apart) for entry in entries}
-    return entries, arrays | {name: np.zeros(shape, np.float32) for name, shape in format_.unused(a).items()}
+    return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
 
 
 def _absent_bias(format_name: str, weights: Weights) -> Collection[str]:
@@ -116,10 +123,11 @@ def _absent_bias(format_name: str, weights: Weights) -> Collection[str]:
     return (name,)
 
 
-def _with_library_pixels(weights: Weights) -> Weights:
+def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     """Return the ViT for pixels that are normalised as its library does it, with the library's patch bias or none."""
     a, normalisation = weights.architecture, stored_normalisation(weights.preprocessing)
-    has_bias = a.embedding_norm != "tokens"
+    is_radio = format_name == "huggingface" and huggingface_model(a).family == "radio"
+    has_bias = a.embedding_norm != "tokens" and not is_radio
     if normalisation == OURS and a.patch_bias == has_bias:
         return weights
     architecture = dataclasses.replace(a, patch_bias=has_bias)
@@ -165,8 +173,8 @@ def _has_room(metadata: Mapping[str, Any]) -> bool:
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
     """Return notes on differences between this network and readers of the format, except in `stated` fields."""
     shapes = {entry.name: entry.shape for entry in entries}
-    names = FORMATS[format_name].canonical(shapes) or {}
-    defaults = format_defaults(FORMATS[format_name].facts({name: shapes[given] for name, given in names.items()}))
+    reader, names = next((reader, found) for reader in FORMATS.values() if (found := reader.canonical(shapes)))
+    defaults = format_defaults(reader.facts({name: shapes[given] for name, given in names.items()}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]

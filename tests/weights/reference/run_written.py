@@ -33,7 +33,7 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
     )
     model, found = architecture.from_pretrained(folder, output_loading_info=True, **options)
     assert not any(found.values()), found
-    mean = std = [0.5] * 3
+    mean, std = ([0.0] * 3, [1.0] * 3) if config["model_type"] == "radio" else ([0.5] * 3, [0.5] * 3)
     if (folder / "preprocessor_config.json").exists():
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
         mean, std = processor.image_mean, processor.image_std
@@ -42,6 +42,8 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
         output = model.eval()(images.contiguous())
     if "logits" in output or "image_embeds" in output:
         return {"logits": output["logits" if "logits" in output else "image_embeds"].numpy()}
+    if "summary" in output:
+        return {"features": output.summary.numpy()}
     if "hidden" in golden:
         return {"hidden": output.pooler_output.numpy()}
     if golden["config"].get("global_pool") == "avg" or config["model_type"] in ("ijepa", "aimv2_vision_model"):

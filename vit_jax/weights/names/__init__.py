@@ -7,8 +7,11 @@ format cannot hold is refused when it is to be written.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
+from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import bit, distilled, huggingface, radio, released, timm
 from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
@@ -32,8 +35,8 @@ class Format(NamedTuple):
     # For a network, in the style of the file that is read: its shapes by canonical name; empty to write.
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
     suffix: str  # of a file
-    # Arrays that readers demand and no network of ours has; they are zeros.
-    unused: Callable[[Architecture], dict[str, Shape]] = lambda a: {}
+    # Arrays that readers demand and that hold no parameter of ours.
+    added: Callable[[Architecture, Normalisation], dict[str, np.ndarray]] = lambda a, normalisation: {}
 
     def entries(
         self,
@@ -62,7 +65,7 @@ FORMATS = {
     "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
     "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
     "huggingface": Format(
-        huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.unused
+        huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.added
     ),
 }
 

@@ -211,4 +211,18 @@ HUGGINGFACE = (
         "aimv2_vision_model",
         "aimv2",
     ),
+    LibraryModel(
+        "RadioModel",
+        {
+            **_FEATURES,
+            **dict.fromkeys(("class_tokens", "registers", "layer_scale"), ANY),
+            "pool": ("token",),
+            "position_tokens": ("patches",),
+            "final_norm": ("none",),
+            "qkv_bias": ("all", "none"),
+            "image_size": _is_square,
+        },
+        "radio",
+        "radio",
+    ),
 )

@@ -9,7 +9,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.config.architecture import Architecture
+from vit_jax.weights.folding import Normalisation
+from vit_jax.weights.names import radio, timm
 from vit_jax.weights.names.classes import huggingface_model
 from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, invert, pytorch_rules
 from vit_jax.weights.names.ours import Shape
@@ -192,6 +196,8 @@ def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     if family := family_of(shapes):
         return _rules_of_file(family, shapes)
     model = huggingface_model(a)
+    if model.family == "radio":
+        return [rule._replace(name=radio.own_name(str(rule.name))) for rule in timm.radio_rules()]
     token = "distillation_token" if a.num_class_tokens == 2 else "register_tokens" if model.model_type == "deit" else ""
     # ViT and CLIP's vision tower have the prefix without a classifier too.
     prefix = model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
@@ -199,12 +205,15 @@ def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     return rules(model.family, prefix=prefix, is_packed=is_packed, distilled=token)
 
 
-def unused(a: Architecture) -> dict[str, Shape]:
-    """Return arrays that classes of the library have for pre-training, by name."""
+def added(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
+    """Return arrays of the library's class that hold no parameter of ours: mask tokens, C-RADIO's normalisation."""
     model = huggingface_model(a)
+    if model.family == "radio":
+        return radio.added(a, normalisation)
     prefix = model.prefix if a.num_classes else ""
     masks: dict[str, Shape] = {"dinov2_with_registers": (1, a.width), "dinov3_vit": (1, 1, a.width)}
-    return {f"{prefix}embeddings.mask_token": masks[model.model_type]} if model.model_type in masks else {}
+    shape = masks.get(model.model_type)
+    return {} if shape is None else {f"{prefix}embeddings.mask_token": np.zeros(shape, np.float32)}
 
 
 def _rules_of_file(family: str, shapes: Mapping[str, Shape]) -> list[Rule]:

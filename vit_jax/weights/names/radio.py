@@ -5,11 +5,14 @@ Prefix tokens have no positions, so their order changes nothing.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names.entry import Entry, Facts
 
 CHOICE = "radio_model.summary_idxs"  # of class tokens
@@ -36,6 +39,34 @@ def with_all_tokens(entries: list[Entry], tokens: int) -> list[Entry]:
         dataclasses.replace(entry, part=(1, tokens, entry.part[-1])) if entry.ours == ("class_token",) else entry
         for entry in entries
     ]
+
+
+_OWN = {  # timm's names → C-RADIO's, below the prefix
+    r"^patch_embed\.proj": "patch_generator.embedder",
+    "^pos_embed$": "patch_generator.pos_embed",
+    "^cls_token$": "patch_generator.cls_token.token",
+    r"\.ls(\d)\.gamma$": r".layer_scale\1.lambda1",
+}
+
+
+def own_name(name: str) -> str:
+    """Return C-RADIO's name for timm's."""
+    for pattern, new in _OWN.items():
+        name = re.sub(pattern, new, name)
+    return f"radio_model.model.{name}"
+
+
+def added(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
+    """Return the arrays that hold no parameter of ours: the choice of class tokens, and the normalisation."""
+    numbers = (np.array(values, np.float32).reshape(3, 1, 1) for values in normalisation)
+    return {CHOICE: np.arange(a.num_class_tokens), **dict(zip(NORMALISATION, numbers, strict=True))}
+
+
+def join_tokens(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters with all prefix tokens in the array of the class token."""
+    names = [name for name in ("class_token", "register_tokens") if name in parameters]
+    tokens = np.concatenate([parameters[name] for name in names], axis=1)
+    return {name: array for name, array in parameters.items() if name not in names} | {"class_token": tokens}
 
 
 def split_tokens(tokens_1PD: np.ndarray, chosen: np.ndarray) -> dict[str, np.ndarray]:

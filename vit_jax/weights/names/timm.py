@@ -81,6 +81,11 @@ def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     return [*pooled, *_vit_rules(style_of(a, shapes)), *pytorch_rules({**resnets, "head/linear": head})]
 
 
+def radio_rules() -> list[Rule]:
+    """Return the names that C-RADIO has after renaming: those of timm, with all prefix tokens in one array."""
+    return _vit_rules(Style(is_radio=True))
+
+
 def _vit_rules(style: Style) -> list[Rule]:
     block = r"encoder/blocks/(\d+)"
     split_biases = {"query": "q_bias", "value": "v_bias"} if style.splits_bias and not style.splits_qkv else {}
