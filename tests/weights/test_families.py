@@ -317,6 +317,9 @@ def test_the_licence_of_a_known_family_is_in_the_card_of_what_is_made_of_it(tmp_
     (tmp_path / "theirs").mkdir()
     weights = load_weights(write("timm/dinov3", tmp_path / "theirs"))
     save_weights(weights, tmp_path / "ours", "vit_jax")
+    own = dataclasses.replace(weights, licence="")  # of a network with the same parts that was trained from scratch
+    save_weights(own, tmp_path / "own", "timm")
+    assert load_weights(tmp_path / "own").licence == ""
     text = (tmp_path / "ours/README.md").read_text()
     assert 'license: "other"\nlicense_name: "dinov3-license"' in text
     assert "| licence of the pre-trained weights | dinov3-license |" in text

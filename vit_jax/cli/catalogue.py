@@ -67,15 +67,15 @@ def _short(value: float) -> str:
 
 @verb(
     {
-        "--list": "print the table of families",
         "[PATTERN]": "only families whose name contains this text; all by default",
+        "[--list]": "print the table of families before their addresses",
         "[--json]": "print everything as JSON",
     },
     "--list",
     "dinov2 --list",
 )
 def weights(given: Given) -> None:
-    """List current families of pre-trained ViTs with their names on the Hub, licence, pixels and accuracy."""
+    """List current families of pre-trained ViTs by their addresses; with --list licence, pixels and accuracy."""
     from vit_jax.tables import aligned
     from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
@@ -87,12 +87,16 @@ def weights(given: Given) -> None:
     if "json" in given.options:
         print(json.dumps([family._asdict() for family in found], indent=2))
         return
-    print(aligned(FAMILY_HEAD, [family_cells(family) for family in found], FAMILY_HEAD), end="")
+    if "list" in given.options:
+        print(aligned(FAMILY_HEAD, [family_cells(family) for family in found], FAMILY_HEAD))
     for family in found:
-        print(f"\n{family.name}:", *family.addresses, sep="\n  ")
-    print(
-        "\nAccuracies: of the authors, top-1 in percent on ImageNet-1k. Check the licence on the page of the weights."
-    )
+        print(f"{family.name}:", *family.addresses, sep="\n  ", end="\n\n")
+    if "list" in given.options:
+        print(
+            "Accuracies: of the authors, top-1 in percent on ImageNet-1k. Check the licence on the page of the weights."
+        )
+    else:
+        print("--list shows licence, pixels and accuracy of each family. {A,B} stands for each of these names.")
 
 
 @verb(

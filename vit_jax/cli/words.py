@@ -62,8 +62,8 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
         expected, found = " ".join(positional), " ".join(plain) or "nothing"
         raise UsageError(f"Expected {expected}, given {found}. See vit-jax {verb} --help.")
     given.options.update(zip((form.strip("[]") for form in single), plain, strict=False))
-    needed = {name: "=" * ("=" in form) for name, form in named.items() if not form.startswith("[")}
-    if missing := [f"--{name}{equals}" for name, equals in needed.items() if name not in given.options]:
+    missing = [f"--{name}=" for name, form in named.items() if not form.startswith("[") and name not in given.options]
+    if missing:
         raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax {verb} --help.")
     return given._replace(more=tuple(plain[len(single) :]))
 

@@ -115,11 +115,9 @@ def load_weights(
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        sidecar = _beside(path, file)
-        weights = _load_file(file, sidecar, options, allowed)
-        name = str(source).removeprefix("hf://") if hub.is_hub_address(str(source)) else ""
-        licence = weights.licence or licence_of(name, sidecar.model)
-        weights = dataclasses.replace(weights, licence=licence)
+        weights = _load_file(file, _beside(path, file), options, allowed)
+        if hub.is_hub_address(str(source)) and not weights.licence:
+            weights = dataclasses.replace(weights, licence=licence_of(str(source).removeprefix("hf://")))
     return _with_class_names(weights, class_names)
 
 
@@ -205,7 +203,7 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         class_names = None
     notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
     source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
-    licence = stored_licence(file.metadata)
+    licence = stored_licence(file.metadata) if file.metadata else licence_of(sidecar.model)
     return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format, licence)
 
 
