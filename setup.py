@@ -27,6 +27,7 @@ REQUIREMENTS = [
     "safetensors>=0.8.0",
     "scikit-learn>=1.9.1",  # the digits of the embedded default
     "scipy>=1.17",  # Cholesky in float64; JAX requires it too
+    "pyarrow>=26.0.1",  # manifests; TFDS requires it too
     "simplejpeg>=1.9.0",  # libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "tensorboardX>=2.6.5",
     "tensorflow-datasets>=4.9.10",

@@ -62,6 +62,11 @@ class Stream:
         self.name, self.place = name, 0
         self._file, self._size, self._compressed = file, size, compressed
 
+    @property
+    def num_bytes(self) -> int:
+        """How much of the file, as it is stored, was read."""
+        return self._compressed.count if self._compressed else self.place
+
     def read(self, size: int) -> bytes:
         """Return exactly this number of bytes.
 
