@@ -211,7 +211,7 @@ def test_archives_that_are_rejected(prepare, tmp_path, archive, rule):
     with rejects("", rule):
         prepare(archive)
     assert [path.name for path in (tmp_path / "data/mine").iterdir()] == [".unfinished"]
-    with rejects("mine", ""):
+    with rejects("mine", "unfinished"):
         open_source("tfds:mine", "train", tar_dataset_config(tmp_path / "data/mine/1.0.0"), 0)
     with rejects("mine", "unfinished"):
         tar_dataset.check("mine", str(tmp_path / "data"))
@@ -233,6 +233,11 @@ def test_numbers_of_the_classes(prepare):
     names = tuple(f"class {k}" for k in range(11))
     assert numbering(prepare(OF_NUMBERS, "c", classes=names)[0]) == (names, {"class 1", "class 2", "class 10"})
     assert set(records(prepare(OF_JSON, "d", classes=ORDER)[0])) == IMAGES
+    of_numbers = tuple(f"n{k:02}" for k in range(11))
+    for name, classes, expected in (("e", ORDER, ORDER), ("f", (), ("n01", "n02", "n10"))):
+        folder, _ = prepare(OF_NUMBERS, name, classes=classes, number_names=of_numbers)
+        assert set(records(folder)) == IMAGES
+        assert numbering(folder)[0] == expected
 
 
 @pytest.mark.parametrize("archive", [WHOLE, OF_NAMES, OF_NUMBERS])
@@ -397,7 +402,7 @@ def test_memory_is_bounded(prepare, monkeypatch):
     monkeypatch.setattr(tar_dataset, "_MEMORY_BYTES", 20_000)
     prepare(WHOLE)
     assert max(most) == 1
-    monkeypatch.setattr(tar_images, "MAX_IMAGE_BYTES", 100)
+    monkeypatch.setattr(tar_images, "MAX_MEMBER_BYTES", 100)
     with rejects("0 classes"):
         prepare(WHOLE, "other")
 

@@ -17,6 +17,7 @@ _ARGUMENTS = {
     "[--name=NAME]": "tar: of the dataset, which is read as tfds:NAME",
     "[--seed=0]": "tar: of the order of the records",
     "[--classes=FILE]": "tar: class names in the order of their numbers, one a line; otherwise the sorted names found",
+    "[--number_names=FILE]": "tar: class names that numbers in .cls and .json files mean; of --classes by default",
     "[--other_classes=reject|skip]": "tar: what is done with classes that are not in the file; reject by default",
     "[--min_side=32]": "tar: leave out images with a shorter side than this, in pixels",
     "[--min_class_images=1]": "tar: leave out classes with fewer images",
@@ -26,7 +27,7 @@ _ARGUMENTS = {
 }
 _OPTIONS = {
     "tar": (
-        *("data_dir", "short_side", "quality", "name", "seed", "classes", "other_classes", "min_side"),
+        *("data_dir", "short_side", "quality", "name", "seed", "classes", "number_names", "other_classes", "min_side"),
         *("min_class_images", "holdout_per_class", "shards"),
     ),
     "folder": ("output", "short_side", "quality"),
@@ -107,9 +108,11 @@ def _prepare_tars(patterns: list[str], options: dict[str, str], quality: int) ->
     from vit_jax.data.tar_dataset import Options, list_archives, prepare_tars, read_classes
 
     archives = list_archives(patterns)
-    classes = read_classes(options["classes"]) if "classes" in options else ()
+    classes, numbers_of = (
+        read_classes(options, name) if name in options else () for name in ("classes", "number_names")
+    )
     others = options.get("other_classes") == "skip"
-    made = Options(classes=classes, skips_others=others, quality=quality, **chosen)
+    made = Options(classes=classes, number_names=numbers_of, skips_others=others, quality=quality, **chosen)
     folder, counts = prepare_tars(archives, options["name"], data_dir=options.get("data_dir"), options=made)
     listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     print(f"{folder}: {listed}")

@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,13 +38,12 @@ from vit_jax.data.scatter import NOTES, PROGRESS, Order, Scatter, order_of, remo
 from vit_jax.data.subset import first_of_class
 from vit_jax.data.tar import STANDARD_INPUT, is_mislabelled
 from vit_jax.data.tar_images import Class, Found, Noted, Place, read_images
-from vit_jax.data.tfds_source import in_catalogue
+from vit_jax.data.tfds_source import UNFINISHED, in_catalogue
 from vit_jax.data.workers import available_cores
 from vit_jax.files import expanded, open_regular, read_json, read_lines, write_atomically
 
 VERSION = "1.0.0"
 MANIFEST = "manifest"
-UNFINISHED = ".unfinished"  # beside the version; TFDS takes it for none
 TRAIN, VALIDATION = "train", "validation"
 UNREADABLE, TINY, MISLABELLED, DUPLICATE, SMALL_CLASS = "unreadable", "tiny", "mislabelled", "duplicate", "small class"
 SHARD_BYTES = 2**30
@@ -71,6 +70,7 @@ class Options:
     Attributes:
       seed: of the order of the records.
       classes: names in the order of their numbers; empty: the sorted names of the classes that are found.
+      number_names: names of the classes whose numbers files state; empty: those of `classes`.
       skips_others: skip images of other classes than `classes`, which are an error otherwise.
       min_side: pixels; an image with a shorter side is left out.
       min_class_images: a class with fewer images is left out.
@@ -83,6 +83,7 @@ class Options:
 
     seed: int = 0
     classes: tuple[str, ...] = ()
+    number_names: tuple[str, ...] = ()
     skips_others: bool = False
     min_side: int = 32
     min_class_images: int = 1
@@ -97,23 +98,24 @@ class Options:
         return (TRAIN, VALIDATION) if self.holdout_per_class else (TRAIN,)
 
 
-def read_classes(path: str) -> tuple[str, ...]:
-    """Return the names in a text file, one a line.
+def read_classes(options: Mapping[str, str], option: str) -> tuple[str, ...]:
+    """Return the names in the text file that an option of the command gives, one a line.
 
     Raises:
       ValueError: it is no regular file, or has fewer than two names, one twice, or an empty line between them.
     """
+    path = options[option]
     try:
         with open_regular(path) as file:
             names = [line.decode("utf-8", "backslashreplace").strip() for line in read_lines(file, MAX_NAME_BYTES)]
     except ValueError as error:
-        raise ValueError(f"--classes={path}: {error}. Give a text file with one name a line.") from error
+        raise ValueError(f"--{option}={path}: {error}. Give a text file with one name a line.") from error
     while names and not names[-1]:
         names.pop()
     repeated = [name or "an empty line" for name, count in collections.Counter(names).items() if count > 1 or not name]
     if repeated or len(names) < 2:
         problem = f"{few(repeated)} must not repeat" if repeated else f"it has {len(names)}"
-        raise ValueError(f"--classes={path}: must hold the names of at least two classes, one a line; {problem}.")
+        raise ValueError(f"--{option}={path}: must hold the names of at least two classes, one a line; {problem}.")
     return tuple(names)
 
 
@@ -191,7 +193,8 @@ def prepare_tars(
         if not scatter.state["is_read"]:
             scatter.shorten_buckets()
             if options.short_side is None:
-                _require_space(unfinished, sum(sizes) + sum(sizes) // num_shards)
+                at_once = min(available_cores(), num_shards)  # buckets that are written again before they are removed
+                _require_space(unfinished, sum(sizes) + at_once * sum(sizes) // num_shards)
             _Reading(scatter, options, sizes).run(archives)
         counts = _write(scatter, name, options)
     finally:
@@ -214,16 +217,11 @@ def _about(archives: Sequence[str], options: Options, num_shards: int) -> dict[s
     files = [
         [os.path.realpath(path), found.st_size, found.st_mtime_ns] for path, found in zip(archives, facts, strict=False)
     ]
-    classes = hashlib.sha256("\n".join(options.classes).encode()).hexdigest() if options.classes else None
-    return (
-        {"archives": files or "standard input"}
-        | dataclasses.asdict(options)
-        | {
-            "classes_sha256": classes,
-            "classes": len(options.classes),
-            "shards": num_shards,
-        }
-    )
+    lists = {
+        name: hashlib.sha256("\n".join(getattr(options, name)).encode()).hexdigest()
+        for name in ("classes", "number_names")
+    }
+    return {"archives": files or "standard input"} | dataclasses.asdict(options) | lists | {"shards": num_shards}
 
 
 def _require_space(folder: Path, needed: int) -> None:
@@ -320,26 +318,30 @@ class _Reading:
         self._scatter.commit()
         self._uncommitted = 0
 
+    def _named(self, label: Class) -> Class:
+        """Return the name of a class that files state by its number, where the names of numbers are known."""
+        names = self._options.number_names or self._options.classes
+        return names[label] if isinstance(label, int) and label < len(names) else label
+
     def _is_wanted(self, label: Class) -> bool:
         """Whether a class is in the list that was given; without a list every class is.
 
         Raises:
           ValueError: it is not, and others are not skipped.
         """
-        num_classes = len(self._wanted)
-        if not self._wanted or (label < num_classes if isinstance(label, int) else label in self._wanted):
+        if not self._wanted or self._named(label) in self._wanted:
             return True
         if self._options.skips_others:
             return False
         raise ValueError(
-            f"class {label}: is not among the {num_classes:,} of --classes=. Complete the list, or give "
-            "--other_classes=skip. The command goes on from here."
+            f"class {label}: is not among the {len(self._wanted):,} of --classes=. Complete the list, or give "
+            "--other_classes=skip."
         )
 
     def _number_of(self, found: Found) -> int:
         """Return the number of a class in the order in which they are found."""
         classes: list[list[Any]] = self._scatter.state["classes"]
-        label = self._options.classes[found.label] if self._wanted and isinstance(found.label, int) else found.label
+        label = self._named(found.label)
         number = self._labels.setdefault(label, len(classes))
         if number == len(classes):
             classes.append([label, found.folder])

@@ -20,7 +20,7 @@ from vit_jax.data.tar import (
     samples,
 )
 
-MAX_IMAGE_BYTES = 2**27
+MAX_MEMBER_BYTES = 2**27
 _MOST_WITHOUT_IMAGE = 100_000  # members that are listed are kept until the next image
 UNSAFE, OTHER, UNLABELLED, DAMAGED = "unsafe", "other", "no class", "damaged archive"
 
@@ -160,7 +160,7 @@ def _entries(
             yield member.name, _Content(number, part)
             continue
         elif kind in (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS):
-            if member.size <= (MAX_IMAGE_BYTES if kind in IMAGE_EXTENSIONS else MAX_LABEL_BYTES):
+            if member.size <= (MAX_MEMBER_BYTES if kind in IMAGE_EXTENSIONS else MAX_LABEL_BYTES):
                 yield member.name, _Content(number, stream.read(member.size))
                 continue
             problem = UNSAFE, f"has {member.size:,} bytes"

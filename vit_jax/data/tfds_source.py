@@ -27,6 +27,7 @@ from vit_jax.extras import install_command
 from vit_jax.files import expanded, read_json
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
+UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
 CHUNK = 256  # records read at once for their labels
 
 
@@ -126,6 +127,10 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
+        if ((root := expanded(data_dir or tfds.core.constants.DATA_DIR) / name) / UNFINISHED).exists():
+            raise NotPrepared(
+                f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
+            ) from None
         _, near = in_catalogue(name)
         raise ValueError(
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
