@@ -14,6 +14,7 @@ import tarfile
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from array_record.python import array_record_module
 
 from tests.data.archives import by_class, packed, picture, special
 from tests.integration.commands import run
@@ -125,6 +126,11 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     archives = tar_dataset.list_archives(["-"])
     folder, _ = tar_dataset.prepare_tars(archives, "mine", data_dir=str(tmp_path / "input"), options=Options(shards=4))
     assert content(folder) == expected
+    for shard in folder.glob("*.array_record*"):
+        reader = array_record_module.ArrayRecordReader(str(shard))
+        for record in reader.read(list(range(reader.num_records()))):  # protobuf's order is by chance otherwise
+            assert record.index(b"file_name") < record.index(b"image") < record.index(b"label")
+        reader.close()
     order = [name for name, _ in records(folder)]
     assert len(list(itertools.groupby(order))) > len(SIZES)
     assert records(prepare(WHOLE, "seed", shards=4, seed=1)[0]) != records(folder)

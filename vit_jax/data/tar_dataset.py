@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from vit_jax.data.files import MAX_NAME_BYTES
 from vit_jax.data.folder import DESCRIPTION
@@ -507,6 +508,7 @@ def _write_bucket(
         split: array_record_module.ArrayRecordWriter(str(file), _FORMAT)
         for split, file in zip(starts, unfinished, strict=False)
     }
+    serializer = ExampleSerializer(features.get_serialized_info())
     next_index, rows = dict(starts), list[tuple[Any, ...]]()
     with (
         scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket,
@@ -521,7 +523,8 @@ def _write_bucket(
                 stored = scatter.read(bucket, int(order.offset[row]), int(order.size[row]))
                 label = int(planned.number[order.label[row]])
                 example = {"image": stored.image, "label": label, "file_name": stored.name}
-                writers[split].write(features.serialize_example(features.encode_example(example)))
+                message = serializer.get_tf_example(features.encode_example(example))
+                writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves the order to chance
                 about = (stored.name, stored.sha256.hex(), len(stored.image))
                 rows.append((f"{split}:{next_index[split]}", split, label, planned.class_names[label], *about))
                 next_index[split] += 1
