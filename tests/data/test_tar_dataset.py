@@ -175,6 +175,8 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
         ("c.tar", packed(*good.items())[:2000]),
         ("d.jpg", picture(9)),
         special("device", tarfile.BLKTYPE),
+        *(("e.jpg", picture(10)), ("e.cls", b"two\nlines")),
+        *(("f.jpg", picture(11)), ("f.json", b'{"class": "\\ud800"}')),
     )
     before = set(tmp_path.parent.rglob("*"))
     folder, counts = prepare(archive)
@@ -188,7 +190,7 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
         ("unsafe", "a.tar/link.JPEG"),
         ("duplicate", "b.tar/0.JPEG"),
         ("damaged archive", "c.tar"),
-        ("no class", "d.jpg"),
+        *(("no class", f"{name}.jpg") for name in "def"),
         ("unsafe", "device"),
     }
     kinds = collections.Counter(kind for kind, _ in listed(folder))
@@ -469,6 +471,7 @@ def test_the_verb(tmp_path):
         (["tar:a.tar"], "--name"),
         (["tar:a.tar", "folder:b"], "one dataset"),
         (["cifar10", "cifar100"], "one dataset"),
+        ([__file__, "--name=x"], f"tar:{__file__}"),
         (["tar:a.tar", "--name=x", "--output=y"], "--output"),
         (["cifar10", "--holdout_per_class=1"], "--holdout_per_class"),
         (["tar:missing.tar", "--name=x"], "missing.tar"),

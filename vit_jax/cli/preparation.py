@@ -1,5 +1,6 @@
 """The verb that writes data in the form that training reads: prepare."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -39,7 +40,7 @@ _NEEDED = {"tar": {"name": "my_images"}, "folder": {"short_side": "256", "output
 @verb(
     _ARGUMENTS,
     "folder:my-images --short_side=256 --output=my-images-256",
-    "tar:winter21_whole.tar.gz --name=imagenet21k --data_dir=DATA --classes=imagenet21k_wordnet_ids.txt",
+    "tar:winter21_whole.tar.gz --name=imagenet21k --data_dir=DATA --classes=imagenet21k_goog_synsets.txt",
 )
 def prepare(given: Given) -> None:
     """Write a TFDS dataset or tars as ArrayRecord files, once, or a smaller copy of an image folder.
@@ -56,6 +57,8 @@ def prepare(given: Given) -> None:
     kind = kinds.pop()
     if kinds or (len(words) > 1 and kind != "tar"):
         raise UsageError(f"DATASET={' '.join(words)}: must be one dataset. Only tar:FILE may stand several times.")
+    if kind == "TFDS" and os.path.isfile(words[0]):
+        raise UsageError(f"DATASET={words[0]}: is a file. Give tar:{words[0]} for a tar.")
     if wrong := [name for name in options if name not in _OPTIONS[kind]]:
         of = " and ".join(other for other, names in _OPTIONS.items() if wrong[0] in names)
         raise UsageError(
@@ -72,7 +75,7 @@ def prepare(given: Given) -> None:
     elif kind == "folder":
         _prepare_folder(words[0], options, quality)
     elif "check" in options:
-        _check(words[0], options)
+        _check(words[0].removeprefix("tfds:"), options)
     else:
         from vit_jax.data.tfds_source import prepare
 

@@ -53,16 +53,19 @@ class Scatter:
         self._lock = open(folder / _LOCK, "wb")  # noqa: SIM115 - open as long as this
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            committed = {_JOURNAL: 0, NOTES: 0}
+            self.is_begun = (folder / PROGRESS).exists()
+            if self.is_begun:
+                found = read_json(folder / PROGRESS)
+                self.state, committed = found["state"], found["bytes"]
+            for name, size in committed.items():
+                self._shorten(folder / name, size)
+        except BlockingIOError:
             self._lock.close()
             raise ValueError(f"{folder}: another process is writing it. Wait for its end.") from None
-        committed = {_JOURNAL: 0, NOTES: 0}
-        self.is_begun = (folder / PROGRESS).exists()
-        if self.is_begun:
-            found = read_json(folder / PROGRESS)
-            self.state, committed = found["state"], found["bytes"]
-        for name, size in committed.items():
-            self._shorten(folder / name, size)
+        except ValueError:
+            self._lock.close()
+            raise
         self._files = {name: open(folder / name, "ab") for name in committed}  # noqa: SIM115
         self.num_rows = committed[_JOURNAL] // _ROW.itemsize
 

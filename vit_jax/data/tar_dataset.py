@@ -6,7 +6,6 @@ or are odd. `tar_images` finds the images, and `scatter` holds them until all cl
 
 import collections
 import concurrent.futures
-import csv
 import dataclasses
 import glob
 import hashlib
@@ -35,18 +34,20 @@ from vit_jax.data.headers import stated_pixels
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.prepared import QUALITY, reduced
 from vit_jax.data.records import few
-from vit_jax.data.scatter import NOTES, PROGRESS, Order, Scatter, order_of, remove
+from vit_jax.data.scatter import NOTES, Order, Scatter, order_of, remove
 from vit_jax.data.subset import first_of_class
 from vit_jax.data.tar import STANDARD_INPUT, is_mislabelled
 from vit_jax.data.tar_images import Class, Found, Noted, Place, read_images
 from vit_jax.data.tfds_source import UNFINISHED, in_catalogue
 from vit_jax.data.workers import available_cores
 from vit_jax.files import expanded, open_regular, read_json, read_lines, write_atomically
+from vit_jax.tables import to_csv
 
 VERSION = "1.0.0"
 MANIFEST = "manifest"
 TRAIN, VALIDATION = "train", "validation"
 UNREADABLE, TINY, MISLABELLED, DUPLICATE, SMALL_CLASS = "unreadable", "tiny", "mislabelled", "duplicate", "small class"
+MAX_FOUND_CLASSES = 2**17
 SHARD_BYTES = 2**30
 SHARDS_OF_STREAM = 1024
 
@@ -178,19 +179,9 @@ def prepare_tars(
             return folder, found["counts"]
     if folder.exists():
         raise ValueError(f"{folder}: exists and was not made of tars. {_ANOTHER}")
-    state: dict[str, Any] = {"about": about, "is_read": False, "place": [0, 0], "classes": [], "counts": {}}
-    if (unfinished / PROGRESS).exists():
-        found = read_json(unfinished / PROGRESS)["state"]
-        if found["about"] != about:
-            raise ValueError(f"{unfinished}: was begun with other archives or options. Give those, or remove it.")
-        if is_stream and not found["is_read"]:
-            logging.getLogger(__name__).warning("The standard input cannot be continued: beginning again.")
-            shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True, exist_ok=True)
-    scatter = Scatter(unfinished, num_shards, options.seed, state)
+    scatter = _open_scatter(unfinished, about, options.seed)
     try:
-        if not scatter.is_begun:
-            _note(scatter, Noted("source", "kind", "detail"))
         if not scatter.state["is_read"]:
             scatter.shorten_buckets()
             if options.short_side is None:
@@ -205,6 +196,23 @@ def prepare_tars(
     return folder, counts
 
 
+def _open_scatter(folder: Path, about: dict[str, Any], seed: int) -> Scatter:
+    """Open the records of an earlier call, or none."""
+    state: dict[str, Any] = {"about": about, "is_read": False, "place": [0, 0], "classes": [], "counts": {}}
+    scatter = Scatter(folder, about["shards"], seed, state)
+    if scatter.state["about"] != about:
+        scatter.close()
+        raise ValueError(f"{folder}: was begun with other archives or options. Give those, or remove it.")
+    if about["archives"] == STANDARD_INPUT and scatter.is_begun and not scatter.state["is_read"]:
+        logging.getLogger(__name__).warning("The standard input cannot be continued: beginning again.")
+        scatter.close()
+        remove(folder)
+        scatter = Scatter(folder, about["shards"], seed, state)
+    if not scatter.is_begun:
+        _note(scatter, Noted("source", "kind", "detail"))
+    return scatter
+
+
 def _publish(unfinished: Path, folder: Path) -> None:
     """Give a finished dataset its name."""
     remove(unfinished)
@@ -214,15 +222,13 @@ def _publish(unfinished: Path, folder: Path) -> None:
 
 def _about(archives: Sequence[str], options: Options, num_shards: int) -> dict[str, Any]:
     """Return JSON values that are equal for equal archives and options."""
-    facts = [] if STANDARD_INPUT in archives else [os.stat(path) for path in archives]
-    files = [
-        [os.path.realpath(path), found.st_size, found.st_mtime_ns] for path, found in zip(archives, facts, strict=False)
-    ]
+    facts = [(path, os.stat(path)) for path in archives if path != STANDARD_INPUT]
+    files = [[os.path.realpath(path), found.st_size, found.st_mtime_ns] for path, found in facts]
     lists = {
         name: hashlib.sha256("\n".join(getattr(options, name)).encode()).hexdigest()
         for name in ("classes", "number_names")
     }
-    return {"archives": files or "standard input"} | dataclasses.asdict(options) | lists | {"shards": num_shards}
+    return {"archives": files or STANDARD_INPUT} | dataclasses.asdict(options) | lists | {"shards": num_shards}
 
 
 def _require_space(folder: Path, needed: int) -> None:
@@ -336,7 +342,7 @@ class _Reading:
             return False
         raise ValueError(
             f"class {label}: is not among the {len(self._wanted):,} of --classes=. Complete the list, or give "
-            "--other_classes=skip."
+            f"--other_classes=skip; remove {self._scatter.folder} before."
         )
 
     def _number_of(self, found: Found) -> int:
@@ -345,6 +351,8 @@ class _Reading:
         label = self._named(found.label)
         number = self._labels.setdefault(label, len(classes))
         if number == len(classes):
+            if number == MAX_FOUND_CLASSES:
+                raise ValueError(f"{found.source}: is of a {number + 1:,}th class. Give archives that state classes.")
             classes.append([label, found.folder])
             if isinstance(label, int) != isinstance(classes[0][0], int):
                 raise ValueError(
@@ -359,9 +367,7 @@ class _Reading:
 
 
 def _note(scatter: Scatter, noted: Noted) -> None:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(noted)
-    scatter.note(line.getvalue())
+    scatter.note(to_csv([noted]))
 
 
 class _Plan(NamedTuple):
@@ -554,18 +560,20 @@ def check(name: str, data_dir: str | None) -> list[str]:
         hint = " It is unfinished: repeat the command that began it." if folder.with_name(UNFINISHED).exists() else ""
         raise ValueError(f"{folder}: has no {DESCRIPTION}, as `vit-jax prepare tar:FILE` writes it.{hint}")
     stated = read_json(folder / DESCRIPTION)
-    num = stated["about"]["shards"]
+    try:
+        num, counts = int(stated["about"]["shards"]), stated["counts"]
+        expected = {split: int(counts[split]) for split in (TRAIN, VALIDATION) if split in counts}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / DESCRIPTION}: is damaged. Prepare the dataset again.") from error
     features = tfds.builder_from_directory(str(folder)).info.features
-    splits = [split for split in (TRAIN, VALIDATION) if split in stated["counts"]]
     progress, problems, totals = _Progress("checked", num, 0), list[str](), collections.Counter[str]()
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
-        checks = pool.map(lambda number: _check_shard(folder, name, splits, features, number, num), range(num))
+        checks = pool.map(lambda number: _check_shard(folder, name, [*expected], features, number, num), range(num))
         for number, (found, sizes) in enumerate(checks):
             problems += found
             totals += sizes
             progress.show(totals.total(), number + 1)
-    expected = {split: stated["counts"][split] for split in splits}
-    if not problems and {split: totals[split] for split in splits} != expected:
+    if not problems and totals != collections.Counter(expected):
         problems.append(f"{folder}: its manifests have {dict(totals)} records instead of {expected}")
     return problems
 

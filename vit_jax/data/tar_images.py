@@ -19,8 +19,10 @@ from vit_jax.data.tar import (
     sample_key,
     samples,
 )
+from vit_jax.files import printable, shortened
 
 MAX_MEMBER_BYTES = 2**27
+_MOST_LETTERS = 255  # of a class
 _MOST_WITHOUT_IMAGE = 100_000  # members that are listed are kept until the next image
 UNSAFE, OTHER, UNLABELLED, DAMAGED = "unsafe", "other", "no class", "damaged archive"
 
@@ -176,11 +178,16 @@ def _before(member: int, noted: collections.deque[tuple[int, Noted]]) -> Iterato
 
 def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[Class, str | None]:
     """Return the class of an image, and what its folder or archive is in."""
-    if labels:
-        return label_of(labels), None
-    folder, label = os.path.split(os.path.dirname(name) if outer is None else outer.removesuffix(".tar"))
+    folder, label = None, label_of(labels) if labels else None
+    if label is None:
+        folder, label = os.path.split(os.path.dirname(name) if outer is None else outer.removesuffix(".tar"))
+    if isinstance(label, int):
+        return label, folder
+    label = label.strip()
     if label in ("", "."):
         raise ValueError("it has no .cls or .json file and is in no folder or archive of a class")
+    if len(label) > _MOST_LETTERS or printable(label) != label:  # TFDS keeps one name a line
+        raise ValueError(f"{shortened(printable(label), 80)} is no name of a class")
     return label, folder
 
 
