@@ -1,4 +1,4 @@
-"""Verbs for training: pretrain, finetune, lr-range, show, prepare, bench, doctor."""
+"""Verbs for training: pretrain, finetune, lr-range, show, bench, doctor."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.cli.outputs import output_file, output_folder
+from vit_jax.cli.outputs import output_file
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.cli.verb import ALLOW_CODE, RECIPE, fields_of_recipes, verb
 from vit_jax.cli.words import Given, UsageError, fail, positive, whole
@@ -219,59 +219,6 @@ def show(given: Given) -> None:
     from vit_jax.config import load_recipe, to_text
 
     print(to_text(load_recipe(given.options["config"], given.overrides)), end="")
-
-
-_OF_CATALOGUE = {
-    "[--data_dir=FOLDER]": "of TFDS",
-    "[--manual_dir=FOLDER]": "files of a dataset that TFDS cannot download",
-}
-_OF_FOLDER = {
-    "[--short_side=N]": "of the smaller images, in pixels",
-    "[--output=FOLDER]": "the copy of a folder",
-    "[--quality=90]": "of its JPEGs, from 1 to 100",
-}
-
-
-@verb(
-    {"DATASET": "a name in the TFDS catalogue, or folder:PATH"} | _OF_CATALOGUE | _OF_FOLDER,
-    "cifar10",
-    "folder:my-images --short_side=256 --output=my-images-256",
-)
-def prepare(given: Given) -> None:
-    """Write a TFDS dataset as ArrayRecord files, once, or a smaller copy of an image folder.
-
-    The copy is read several times faster. It needs --short_side= and --output=, which are for folders only. Images that
-    cannot be read are skipped; then the exit code is 1.
-    """
-    from vit_jax.data.folder import folder_of
-
-    options = given.options
-    folder = folder_of(options["DATASET"])
-    idle, needed = (_OF_CATALOGUE, ("short_side", "output")) if folder else (_OF_FOLDER, ())
-    if wrong := [name for name in options if any(form.startswith(f"[--{name}=") for form in idle)]:
-        kind = "a folder" if folder else "the TFDS catalogue, only for folder:PATH"
-        raise UsageError(f"--{wrong[0]}= is not for a dataset of {kind}. Leave it out.")
-    if missing := [name for name in needed if name not in options]:
-        raise UsageError(f"A folder needs --{missing[0]}= too: prepare folder:PATH --short_side=256 --output=FOLDER.")
-    if folder is None:
-        from vit_jax.data.tfds_source import prepare
-
-        print(prepare(options["DATASET"], data_dir=options.get("data_dir"), manual_dir=options.get("manual_dir")))
-        return
-    from vit_jax.data.prepared import QUALITY, prepare_folder
-
-    output = output_folder(options["output"])
-    options = {"quality": str(QUALITY)} | options
-    quality = whole(options, "quality")
-    if quality > 100:
-        raise UsageError(f"--quality={quality}: must be a whole number from 1 to 100.")
-    counts = prepare_folder(folder, output, short_side=whole(options, "short_side"), quality=quality)
-    unreadable = f", {counts['unreadable']:,} cannot be read" if counts["unreadable"] else ""
-    print(f"{output}: {counts['reduced']:,} images made smaller, {counts['copied']:,} copied as they are{unreadable}")
-    if unreadable:
-        from vit_jax.hosts import exits
-
-        sys.exit(exits.FAILED)
 
 
 @verb(

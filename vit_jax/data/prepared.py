@@ -86,13 +86,13 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
         stored = read_file(file)
     except UnreadableImage:
         return "unreadable"
-    reduced = _reduced(stored, short_side, quality)
+    smaller = reduced(stored, short_side, quality)
     with make_folder(target.parent):
-        write_atomically(target, stored if reduced is None else reduced)
-    return "copied" if reduced is None else "reduced"
+        write_atomically(target, stored if smaller is None else smaller)
+    return "copied" if smaller is None else "reduced"
 
 
-def _reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
+def reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
     """Return the smaller image as JPEG; None for a small or deep image, and for one that is not decoded or encoded."""
     if is_deep(stored):
         return None

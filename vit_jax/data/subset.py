@@ -163,11 +163,18 @@ def _first_by_hash(
     """
     keys = [hashlib.sha256(salt + source.key_of(index)).digest() for index in indices.tolist()]
     by_hash = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
-    order = by_hash[np.argsort(labels[by_hash], kind="stable")]
-    sizes = np.bincount(labels, minlength=len(counts))
-    place_in_class = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(indices), bool)
-    chosen[order] = place_in_class < counts[labels[order]]
+    chosen[by_hash] = first_of_class(labels[by_hash], counts)
+    return chosen
+
+
+def first_of_class(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return which records, bool (N,), are the first `counts[label]` of their class; labels (N,), counts (K,)."""
+    by_class = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=len(counts))
+    place_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = np.zeros(len(labels), bool)
+    chosen[by_class] = place_in_class < counts[labels[by_class]]
     return chosen
 
 

@@ -27,6 +27,7 @@ from vit_jax.extras import install_command
 from vit_jax.files import expanded, read_json
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
+UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
 CHUNK = 256  # records read at once for their labels
 
 
@@ -126,7 +127,11 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        _, near = _in_catalogue(name)
+        if ((root := expanded(data_dir or tfds.core.constants.DATA_DIR) / name) / UNFINISHED).exists():
+            raise NotPrepared(
+                f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
+            ) from None
+        _, near = in_catalogue(name)
         raise ValueError(
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
             + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
@@ -186,7 +191,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     """
     if name == "digits":
         return str(digits.prepare(data_dir))
-    is_known, near = _in_catalogue(name, "digits")
+    is_known, near = in_catalogue(name, "digits")
     if not is_known:
         raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
@@ -200,7 +205,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     return str(builder.data_path)
 
 
-def _in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
+def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     """Whether the catalogue has this dataset, and the nearest names."""
     known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
