@@ -11,12 +11,12 @@ import pytest
 from vit_jax.analysis import page
 from vit_jax.analysis.curves import RunLog, read_run
 from vit_jax.checkpoint.reader import METADATA_DIGEST
-from vit_jax.studies.catalogue import STUDIES
-from vit_jax.studies.grid import make_grid
-from vit_jax.studies.results import folder_of, rows_of
-from vit_jax.studies.runs import state_of
+from vit_jax.sweeps.catalogue import STUDIES
+from vit_jax.sweeps.grid import make_grid
+from vit_jax.sweeps.results import folder_of, rows_of
+from vit_jax.sweeps.runs import state_of
+from vit_jax.sweeps.vtab_runs import outcome_of as outcome_of_task
 from vit_jax.train import run_files, search, workdir
-from vit_jax.transfer.vtab.runs import outcome_of as outcome_of_task
 from vit_jax.weights import load_weights
 from vit_jax.weights.load import read_class_names
 

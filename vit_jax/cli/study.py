@@ -12,7 +12,7 @@ from vit_jax.cli.words import Given, UsageError, share, whole
 from vit_jax.files import expanded
 
 if TYPE_CHECKING:
-    from vit_jax.studies.grid import Grid
+    from vit_jax.sweeps.grid import Grid
 
 _AXES = {  # values with commas between them
     "models": "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial",
@@ -56,7 +56,7 @@ def study(given: Given) -> None:
     Each value of an axis stands for overrides of the recipe. Values are those of the command, else of the recipe's
     table `STUDIES`, else the paper's.
     """
-    from vit_jax.studies.catalogue import STUDIES
+    from vit_jax.sweeps.catalogue import STUDIES
 
     options, overrides, _ = given
     if options["NAME"] not in STUDIES:
@@ -70,7 +70,7 @@ def study(given: Given) -> None:
     if "dry_run" in options or "topology" in options:
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
-    from vit_jax.studies.grid import make_grid
+    from vit_jax.sweeps.grid import make_grid
 
     grid = make_grid(chosen, options["config"], overrides, values)
     if "dry_run" in options:
@@ -106,9 +106,9 @@ def _study(options: Mapping[str, str], grid: "Grid", index: int, count: int) -> 
     from vit_jax import hosts
     from vit_jax.drawing import require_drawing
     from vit_jax.plan.topology import parse_topology
-    from vit_jax.studies import speed
-    from vit_jax.studies.results import write_results
-    from vit_jax.studies.runs import run_study
+    from vit_jax.sweeps import speed
+    from vit_jax.sweeps.results import write_results
+    from vit_jax.sweeps.runs import run_study
     from vit_jax.train.interruption import Interrupted
     from vit_jax.train.pretrain import learn
 
@@ -129,7 +129,7 @@ def _on_machine(options: Mapping[str, str], grid: "Grid") -> "Grid":
     """Runs planned for another machine have other folders than those measured on this one."""
     import dataclasses
 
-    from vit_jax.studies.grid import changed
+    from vit_jax.sweeps.grid import changed
 
     if "topology" not in options:
         return grid
@@ -138,7 +138,7 @@ def _on_machine(options: Mapping[str, str], grid: "Grid") -> "Grid":
 
 def _plan(options: Mapping[str, str], grid: "Grid", index: int, count: int) -> str:
     from vit_jax.plan.topology import parse_topology
-    from vit_jax.studies.costs import plan_to_markdown
+    from vit_jax.sweeps.costs import plan_to_markdown
 
     numbers: dict[str, Any] = {
         name: whole(options, name) for name in ("num_examples", "num_classes") if name in options

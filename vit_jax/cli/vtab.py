@@ -10,8 +10,8 @@ from vit_jax.cli.words import Given, UsageError, positive, share
 from vit_jax.files import expanded
 
 if TYPE_CHECKING:
-    from vit_jax.transfer.vtab.runs import Setting
-    from vit_jax.transfer.vtab.sweep import Sweep
+    from vit_jax.sweeps.vtab import Sweep
+    from vit_jax.sweeps.vtab_runs import Setting
 
 RECIPE = "finetune:any,vtab"
 _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its runs
@@ -68,9 +68,9 @@ def vtab(given: Given) -> None:
 
 def _vtab(options: Mapping[str, str], overrides: Sequence[str]) -> None:
     from vit_jax import hosts
+    from vit_jax.sweeps.vtab import run_sweep
+    from vit_jax.sweeps.vtab_table import plan_to_markdown, write_results
     from vit_jax.train.interruption import Interrupted
-    from vit_jax.transfer.vtab.sweep import run_sweep
-    from vit_jax.transfer.vtab.table import plan_to_markdown, write_results
 
     with hosts.ends_together(Interrupted):
         hosts.start()
@@ -87,8 +87,8 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
 
     from vit_jax import hosts
     from vit_jax.config import FinetuneConfig, load_recipe
+    from vit_jax.sweeps.vtab import Sweep, unavailable
     from vit_jax.transfer.vtab.suite import load_suite, select_tasks
-    from vit_jax.transfer.vtab.sweep import Sweep, unavailable
 
     index, count = share(options)
     recipe = options.get("config", RECIPE)
@@ -118,7 +118,7 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
 
 
 def _settings(options: Mapping[str, str]) -> "tuple[Setting, ...]":
-    from vit_jax.transfer.vtab.runs import LEARNING_RATES, LENGTHS, grid
+    from vit_jax.sweeps.vtab_runs import LEARNING_RATES, LENGTHS, grid
 
     rates, lengths = list(LEARNING_RATES), list(LENGTHS)
     if "learning_rates" in options:

@@ -12,8 +12,8 @@ from typing import Any
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config.validate import validate
-from vit_jax.studies.grid import Grid, Run
-from vit_jax.studies.results import folder_of, require_measures, write_results
+from vit_jax.sweeps.grid import Grid, Run
+from vit_jax.sweeps.results import folder_of, require_measures, write_results
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.pretrain import learn
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary

@@ -14,6 +14,7 @@ from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig
 from vit_jax.data.sources import open_source
 from vit_jax.files import write_atomically
+from vit_jax.sweeps.vtab_runs import Outcome, Part, Setting, choose, config_of_run, folder_of_run, outcome_of
 from vit_jax.train import workdir as workdirs
 from vit_jax.train.finetune import tune
 from vit_jax.train.interruption import Interrupted
@@ -21,7 +22,6 @@ from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.run_files import read_start
 from vit_jax.train.series import run_once
 from vit_jax.train.start import initial_weights
-from vit_jax.transfer.vtab.runs import Outcome, Part, Setting, choose, config_of_run, folder_of_run, outcome_of
 from vit_jax.transfer.vtab.suite import Task
 
 WEIGHTS_FILE = "weights.json"

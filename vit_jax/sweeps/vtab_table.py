@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from vit_jax.evals.intervals import wilson
 from vit_jax.files import write_atomically
+from vit_jax.sweeps.vtab import WEIGHTS_FILE, Sweep
 from vit_jax.tables import aligned
 from vit_jax.tables import to_csv as rows_to_csv
 from vit_jax.train.run_files import read_start
 from vit_jax.transfer.vtab.suite import PUBLISHED, Task
-from vit_jax.transfer.vtab.sweep import WEIGHTS_FILE, Sweep
 
 FILE = "results"  # in the sweep's folder, with the ending of each format
 _HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")

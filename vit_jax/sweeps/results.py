@@ -10,8 +10,8 @@ from vit_jax import drawing
 from vit_jax.checkpoint.store import is_loss
 from vit_jax.config.validate import result_names
 from vit_jax.files import write_atomically
-from vit_jax.studies.grid import Grid, Run
-from vit_jax.studies.picture import draw
+from vit_jax.sweeps.grid import Grid, Run
+from vit_jax.sweeps.picture import draw
 from vit_jax.tables import aligned
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary

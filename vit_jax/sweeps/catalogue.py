@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
 from vit_jax.config.durations import parse
 from vit_jax.config.load import flatten
-from vit_jax.studies.grid import MODEL, Axis, Picture, Point, Study, field_axis
-from vit_jax.studies.published import TABLE_6
+from vit_jax.sweeps.grid import MODEL, Axis, Picture, Point, Study, field_axis
+from vit_jax.sweeps.published import TABLE_6
 
 WITHOUT_PLACES = ("none", "relative")  # positions that are no embeddings to add at several places
 

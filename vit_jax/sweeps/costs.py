@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import Totals, make_plan
 from vit_jax.plan.topology import Topology, parse_topology
-from vit_jax.studies.grid import Grid, Run
-from vit_jax.studies.results import require_measures
-from vit_jax.studies.runs import named, state_of
+from vit_jax.sweeps.grid import Grid, Run
+from vit_jax.sweeps.results import require_measures
+from vit_jax.sweeps.runs import named, state_of
 from vit_jax.tables import aligned
 
 ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it

@@ -1,0 +1,1 @@
+"""Several runs of one command: the paper's studies, and VTAB-1k."""
