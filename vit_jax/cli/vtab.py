@@ -10,8 +10,7 @@ from vit_jax.cli.words import Given, UsageError, positive, share
 from vit_jax.files import expanded
 
 if TYPE_CHECKING:
-    from vit_jax.sweeps.vtab import Sweep
-    from vit_jax.sweeps.vtab_runs import Setting
+    from vit_jax.sweeps.vtab import Setting, Sweep
 
 RECIPE = "finetune:any,vtab"
 _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its runs
@@ -118,7 +117,7 @@ def _sweep(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
 
 
 def _settings(options: Mapping[str, str]) -> "tuple[Setting, ...]":
-    from vit_jax.sweeps.vtab_runs import LEARNING_RATES, LENGTHS, grid
+    from vit_jax.sweeps.vtab import LEARNING_RATES, LENGTHS, grid
 
     rates, lengths = list(LEARNING_RATES), list(LENGTHS)
     if "learning_rates" in options:

@@ -6,21 +6,16 @@ interrupted resumes.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from vit_jax import hosts
-from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config.validate import validate
 from vit_jax.sweeps.grid import Grid, Run
 from vit_jax.sweeps.results import folder_of, require_measures, write_results
+from vit_jax.train import series
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.pretrain import learn
-from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary
-from vit_jax.train.series import run_once
-
-Perform = Callable[[Any, str], object]
-"""Does the run of a config in its workdir and leaves a `summary.json` there."""
+from vit_jax.train.series import Perform, run_once
 
 
 def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Perform = learn) -> None:
@@ -41,17 +36,14 @@ def run_study(grid: Grid, workdir: pathlib.Path, own: Sequence[Run], perform: Pe
     largest_first = sorted(own, key=lambda run: -(run.config.input.train_examples or 0))  # which the data may not have
     for number, run in enumerate(largest_first, 1):
         with named(run):
-            run_once(run.config, folder_of(workdir, run), perform, f"run {number} of {len(own)}: {run.name}")
+            run_once(run.config, folder_of(workdir, run), perform, f"\nrun {number} of {len(own)}: {run.name}")
         if hosts.is_first():
             write_results(grid, workdir)
 
 
 def state_of(run: Run, workdir: pathlib.Path) -> str:
-    """What has become of a run: "ended", "diverged", "interrupted" or "new"."""
-    folder = folder_of(workdir, run)
-    if (summary := read_summary(folder)) is not None:
-        return "diverged" if DIVERGED in summary else "ended"
-    return "interrupted" if has_checkpoints(folder) or (folder / CONFIG_FILE).exists() else "new"
+    """Return the state of a run: "ended", "diverged", "interrupted" or "new"."""
+    return series.state_of(folder_of(workdir, run))
 
 
 @contextlib.contextmanager
