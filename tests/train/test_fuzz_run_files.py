@@ -223,6 +223,11 @@ def test_config(run, tiny_run, draw_nothing):
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
+def test_pause(run):
+    run_files.write_pause(run, {"fraction": 0.5, "steps": 20})
+    assert 0 < fuzz(run, "pause.json", [run_files.read_pause], seed=6)[run_files.read_pause] < NUM_CASES
+
+
 def test_start(run):
     rejected = fuzz(run, "start.json", [read := lambda folder: run_files.read_start(folder / "start.json")], seed=4)
     assert 0 < rejected[read] < NUM_CASES
