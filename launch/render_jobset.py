@@ -26,7 +26,7 @@ FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: every side a multiple of 4
 JOB = "worker"
 POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
-SHARED_VERBS = ("study", "vtab")  # whose runs --index= and --count= deal to several machines
+SHARED_VERBS = ("study", "sweep", "vtab")  # whose runs --index= and --count= deal to several machines
 WORKDIR, DATA = "/workdir", "/data"
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
@@ -189,9 +189,7 @@ def _words(options: argparse.Namespace) -> list[str]:
         if word.startswith("--workdir"):
             raise ValueError(f"{word} follows --: give --workdir=gs://BUCKET/FOLDER before it.")
     if options.shares is not None and words[0] not in SHARED_VERBS:
-        raise ValueError(
-            f"--shares={options.shares}: {words[0]} is one run; {' and '.join(SHARED_VERBS)} have several."
-        )
+        raise ValueError(f"--shares={options.shares}: {words[0]} is one run; {', '.join(SHARED_VERBS)} have several.")
     return words
 
 
@@ -283,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workdir", required=True, help="gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim")
     add("--topology", help="of a TPU slice, like 16x16 or 4x4x8")
     add("--slices", type=int, default=1, help="TPU slices, or groups of --hosts nodes (default 1)")
-    add("--shares", type=int, help="JobSets NAME-0, NAME-1, ... that share the runs of a study (or of vtab)")
+    add("--shares", type=int, help="JobSets NAME-0, NAME-1, ... that share the runs of a study, sweep or vtab")
     add("--hosts", type=int, help="nodes with GPUs or CPUs in a group (default 1)")
     add("--chips_per_host", type=int, help="GPUs of a node; chips of a TPU host where the topology leaves it open")
     add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")

@@ -23,7 +23,7 @@ RANKS = (
     ("evals", "weights"),
     ("train", "api"),
     ("plan", "bench", "inference", "transfer"),
-    ("analysis", "doctor", "studies"),
+    ("analysis", "doctor", "sweeps"),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

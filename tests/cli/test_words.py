@@ -26,6 +26,12 @@ def test_options_switches_and_overrides():
     assert given.overrides == ["--config.a.b=1", "--config.seed=2"]
 
 
+def test_an_option_that_may_be_repeated_keeps_every_value():
+    form = {"--grid=FIELD=A,B…": "", "[--form=a|b]": ""} | OVERRIDES
+    given = split(["--grid", "a.b=1,2", "--form=b", "--grid=c=x y;z", "--config.seed=2"], form, "verb")
+    assert given == ({"grid": "a.b=1,2\nc=x y;z", "form": "b"}, ["--config.seed=2"], ())
+
+
 @pytest.mark.parametrize(
     ("words", "names", "named", "more"),
     [
@@ -52,6 +58,7 @@ def test_positional_words(words, names, named, more):
         ("--folder=photos", RUN, r"Did you mean --config.data=folder:photos\?"),
         ("--folder=photos", {"[--form=a]": ""}, r"'--folder=photos'\. Did you mean --form=\?"),
         ("--data=x --top", VERB, "--top.*--top=VALUE"),
+        ("--grid", {"--grid=FIELD=A,B…": ""}, "--grid.*--grid=VALUE"),
         ("--data=x --form=d", VERB, "--form=d.*a, b or c"),
         ("--data x", VERB, "--data=VALUE"),
         ("--top=3", VERB, "Missing.*--data="),

@@ -95,7 +95,7 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
         assert manifest["metadata"]["name"] == f"vit-h-{index}"
         assert parts(manifest)[2]["args"] == [*words[-3:], "--workdir=/workdir/runs/h", f"--index={index}", "--count=2"]
     assert len(manifests) == 2
-    with pytest.raises(ValueError, match="pretrain is one run; study and vtab have several"):
+    with pytest.raises(ValueError, match="pretrain is one run; study, sweep, vtab have several"):
         render([*GPU, "--shares=2", *WORDS])
 
 

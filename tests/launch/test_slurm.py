@@ -119,8 +119,9 @@ def test_a_run_is_checked_on_a_login_node(job):
 def test_jobs_of_an_array_share_the_runs_of_a_study(job):
     array = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_MAX": "7"}
     array["SLURM_ARRAY_TASK_COUNT"] = "3"
-    study = ["study", "pooling", *WORDS[1:]]
-    for words, share in ((study, ["--index=1", "--count=3"]), (WORDS, [])):  # of a run alone an array is a chain
+    study, share_1 = ["study", "pooling", *WORDS[1:]], ["--index=1", "--count=3"]
+    sweep = ["sweep", "--grid", "seed=0,1", *WORDS[1:]]
+    for words, share in ((study, share_1), (sweep, share_1), (WORDS, [])):  # of a run alone an array is a chain
         assert job.run("slurm.sbatch", *words, SLURM_PROCID_CODES="0 0", **array).returncode == 0
         assert job.calls()[-1][-len(words) - len(share) :] == [*words, *share]
     with_gaps = array | {"SLURM_ARRAY_TASK_MAX": "9"}  # --array=5-9:2

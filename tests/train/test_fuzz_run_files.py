@@ -11,12 +11,12 @@ import pytest
 from vit_jax.analysis import page
 from vit_jax.analysis.curves import RunLog, read_run
 from vit_jax.checkpoint.reader import METADATA_DIGEST
-from vit_jax.studies.catalogue import STUDIES
-from vit_jax.studies.grid import make_grid
-from vit_jax.studies.results import folder_of, rows_of
-from vit_jax.studies.runs import state_of
+from vit_jax.sweeps.catalogue import STUDIES
+from vit_jax.sweeps.grid import make_grid
+from vit_jax.sweeps.results import folder_of, rows_of
+from vit_jax.sweeps.runs import state_of
+from vit_jax.sweeps.vtab import outcome_of as outcome_of_task
 from vit_jax.train import run_files, search, workdir
-from vit_jax.transfer.vtab.runs import outcome_of as outcome_of_task
 from vit_jax.weights import load_weights
 from vit_jax.weights.load import read_class_names
 
@@ -221,6 +221,11 @@ def test_config(run, tiny_run, draw_nothing):
     readers = (make_page, positions, lambda folder: workdir.require_same_config(folder, tiny_run.config))
     rejected = fuzz(run, "config.json", readers, seed=3)
     assert all(0 < number < NUM_CASES for number in rejected.values())
+
+
+def test_pause(run):
+    run_files.write_pause(run, {"fraction": 0.5, "steps": 20})
+    assert 0 < fuzz(run, "pause.json", [run_files.read_pause], seed=6)[run_files.read_pause] < NUM_CASES
 
 
 def test_start(run):

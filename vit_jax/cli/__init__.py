@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 from vit_jax import __version__
 from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
-from vit_jax.cli import analysis, catalogue, planning, preparation, runs, stop, study, training, transfer, vtab, weights
+from vit_jax.cli import analysis, catalogue, planning, preparation, runs, stop, sweeps, training, transfer, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 from vit_jax.config.nearest import did_you_mean
 
-_TRAINING = (training.pretrain, training.finetune, training.lr_range)
+_TRAINING = (training.pretrain, training.finetune, training.lr_range, sweeps.sweep)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
-_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, vtab.vtab)
-_PICTURES = (study.study, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
+_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, sweeps.vtab)
+_PICTURES = (sweeps.study, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
 _LISTS = (catalogue.models, catalogue.weights, catalogue.recipes, training.show)
 _OTHERS = (planning.plan, preparation.prepare, training.bench, training.doctor)
 _ALL = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS

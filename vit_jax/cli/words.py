@@ -28,7 +28,8 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
 
     The forms: `NAME` and `NAME…` are positional, one word or several, and a last `[NAME]` may be left out;
     `--name=VALUE` must be given, `[--name=VALUE]` and the switch `[--name]` may be; `--name=a|b` is one of these;
-    `[--config.…]` stands for all overrides, and with it `--allow_code=` is one of them. Users may write "-" for "_".
+    `[--config.…]` stands for all overrides, and with it `--allow_code=` is one of them. `--name=VALUE…` may be given
+    several times, also as two words; its values are lines of one text. Users may write "-" for "_".
 
     Raises:
       UsageError: a word that is none of them, a value that is not allowed, or something missing.
@@ -38,10 +39,13 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
     takes_overrides = any(name.startswith("config.") for name in named)
     given = Given({}, [], ())
     plain: list[str] = []
-    for word in words:
+    following = iter(words)
+    for word in following:
         _refuse_buckets(word)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
+        form = named.get(name, "").rstrip("]")
+        is_repeated = form.endswith("…") and not form.endswith(",…")
         if not word.startswith("--"):
             plain.append(word)
         elif word.startswith("--config.") and takes_overrides:
@@ -51,6 +55,9 @@ def split(words: Sequence[str], arguments: Mapping[str, str], verb: str) -> Give
             raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
         elif name == "allow_code" and takes_overrides:
             given.overrides.append(f"--config.{name}={_value(name, named[name], value)}")
+        elif is_repeated:
+            value = _value(name, named[name], value if equals else next(following, ""))
+            given.options[name] = "\n".join(filter(None, (given.options.get(name), value)))
         else:
             given.options[name] = _value(name, named[name], value)
     several = [form for form in positional if form.endswith("…")]
@@ -120,14 +127,14 @@ def whole(options: Mapping[str, str], name: str) -> int:
     return int(options[name])
 
 
-def fraction(options: Mapping[str, str], name: str) -> float:
-    """The option as a number above 0, up to 1."""
+def fraction(options: Mapping[str, str], name: str, most: float = 1) -> float:
+    """Return the option as a number above 0, up to `most`."""
     try:
         value = float(options[name])
     except ValueError:
         value = math.nan
-    if not 0 < value <= 1:
-        raise UsageError(f"--{name}={options[name]}: must be a number above 0, up to 1.")
+    if not 0 < value <= most:
+        raise UsageError(f"--{name}={options[name]}: must be a number above 0, up to {most:g}.")
     return value
 
 

@@ -35,8 +35,11 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     return tune(config, workdir)
 
 
-def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
-    """`finetune` as one of several runs of a command, which sees to it that all processes end together."""
+def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> dict[str, Any]:
+    """`finetune` as one of several runs of a command, which sees to it that all processes end together.
+
+    It raises Paused, with its state saved, when the final run has been trained to `pause_fraction`.
+    """
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
@@ -59,18 +62,18 @@ def tune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
         with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
 
             def train_with(
-                config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int
+                config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int, **more: Any
             ) -> dict[str, Any]:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-                words: dict[str, Any] = {"split": split, "steps_after": steps_after}
-                words |= {"normalisation": fitted.normalisation, "licence": fitted.licence}
-                return train(run, data, workdir, first_state, interruption, **words)
+                more |= {"split": split, "steps_after": steps_after}
+                more |= {"normalisation": fitted.normalisation, "licence": fitted.licence}
+                return train(run, data, workdir, first_state, interruption, **more)
 
             chosen, trials = config, None
             if config.search.learning_rates:
                 chosen, trials = search.choose_learning_rate(config, data, claimed.folder, train_with)
-            summary = train_with(chosen, data, claimed, "test", 0)
+            summary = train_with(chosen, data, claimed, "test", 0, pause_fraction=pause_fraction)
         if trials and hosts.is_first():
             print(search.table(trials, chosen.schedule.learning_rate), flush=True)
         return summary

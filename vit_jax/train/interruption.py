@@ -21,6 +21,14 @@ class Interrupted(Exception):
     """The run was interrupted; its state is saved."""
 
 
+class Paused(Interrupted):
+    """The run has reached the fraction of its steps that it was to be trained to; its state is saved."""
+
+    def __init__(self, step: int, total: int):
+        super().__init__(f"paused after step {step} of {total}, which is saved")
+        self.total = total
+
+
 class Interruption:
     """Context in which signals are recorded, to take effect after a step.
 

@@ -15,11 +15,12 @@ import jax
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
+from vit_jax.config import RunSteps
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all, with_best_metric
-from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
@@ -45,6 +46,7 @@ def train(
     *,
     split: str = "test",
     steps_after: int = 0,
+    pause_fraction: float | None = None,
     further: Sequence[Evaluation] = (),
     normalisation: Normalisation = OURS,
     licence: str = "",
@@ -59,6 +61,7 @@ def train(
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
       steps_after: of the runs that follow in the same command, for the time that is shown.
+      pause_fraction: of the steps; the run is saved after the last evaluation up to there, and ends.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
       normalisation: of the pixels that the given weights were trained on, for the metadata.
       licence: of the given weights, for the metadata.
@@ -69,10 +72,11 @@ def train(
       SaveError: a checkpoint could not be written.
       WorkdirLost: the folder is not the run's any more.
       Interrupted: SIGTERM or Ctrl-C; the state is saved.
+      Paused: it has been trained to `pause_fraction`.
     """
     began = time.perf_counter()
     config, total, is_first = with_best_metric(run.config, data), run.steps.total, hosts.is_first()
-    folder, keeping = workdir.folder, config.checkpoint
+    folder, keeping, pause_step = workdir.folder, config.checkpoint, _pause_step(run.steps, pause_fraction)
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation, licence)
@@ -168,6 +172,10 @@ def train(
         for step in range(start_step + 1, total + 1):
             if stopping.reason_to_stop():
                 break
+            if pause_step is not None and step > pause_step:
+                with between_steps():
+                    store.wait()
+                raise Paused(step - 1, total)
             last_step = step
             profiler.before_step(step)
             leaves, metrics = train_step(leaves, clock.next_batch(batches, late.is_busy))
@@ -176,8 +184,9 @@ def train(
             watchdog.step_done(step)
 
             is_stopping = interruption.is_requested()
+            is_save_due = save.is_due(step) or step == pause_step
             is_evaluated = any(evaluation.cadence.is_due(step) for evaluation in evaluations)
-            if is_evaluated or save.is_due(step) or is_stopping:
+            if is_evaluated or is_save_due or is_stopping:
                 late.flush()
                 with between_steps():
                     state, results = run.state_from(leaves), {}
@@ -187,7 +196,7 @@ def train(
                         except Interrupted:  # a request to stop does not wait for an evaluation to end
                             is_stopping = True
                     is_best_candidate = keeping.keep_best and keeping.best_metric in results
-                    if is_stopping or save.is_due(step) or is_best_candidate:
+                    if is_stopping or is_save_due or is_best_candidate:
                         save_state(step, results, owes_evaluation=is_evaluated and not results)
                     if is_stopping:
                         store.wait()
@@ -216,6 +225,19 @@ def train(
         write_summary(folder, summary)
         print(overview.closing(summary, folder, split=split), flush=True)
     return summary
+
+
+def _pause_step(steps: RunSteps, fraction: float | None) -> int | None:
+    """Return the last step with an evaluation up to a fraction of all; None for a run that does not pause."""
+    if fraction is None:
+        return None
+    step = int(fraction * steps.total) // steps.evaluate_every * steps.evaluate_every
+    if step == 0:
+        raise ValueError(
+            f"config.evaluation.every: the first evaluation, after {steps.evaluate_every} steps, must be within "
+            f"{fraction:.0%} of the {steps.total} steps. Evaluate more often, or pause later."
+        )
+    return step
 
 
 def _own_part(parts: Sequence[Sequence[int]]) -> Sequence[int]:

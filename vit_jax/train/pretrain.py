@@ -30,8 +30,11 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     return learn(config, workdir)
 
 
-def learn(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-    """`pretrain` as one of several runs of a command, which sees to it that all processes end together."""
+def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = None) -> dict[str, Any]:
+    """`pretrain` as one of several runs of a command, which sees to it that all processes end together.
+
+    It raises Paused, with its state saved, when it has been trained to `pause_fraction`.
+    """
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
@@ -42,4 +45,5 @@ def learn(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
-        return train(run, data, claimed, functools.partial(start_state, run), interruption)
+        first_state = functools.partial(start_state, run)
+        return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)

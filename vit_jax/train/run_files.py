@@ -16,6 +16,7 @@ from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, s
 
 CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction that it has reached, and all its steps
 MAX_METRICS_BYTES = 2**28  # about 800,000 lines; in memory they take ten times as much
 MAX_LINE_BYTES = 2**20
 MAX_SHOWN = 60  # letters of a name in an error
@@ -101,6 +102,22 @@ def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> dict[str, An
         _require_amounts(values)
         for names in needs:
             _require(any(name in values for name in names), f"it must have {' or '.join(names)}")
+    return values
+
+
+def write_pause(workdir: pathlib.Path, pause: Mapping[str, Any]) -> None:
+    """Write `pause.json` atomically."""
+    write_atomically(workdir / PAUSE_FILE, json.dumps(dict(pause)) + "\n")
+
+
+def read_pause(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """Return the "fraction" that a run was paused at, and its "steps"; None where it was not. Errors as above."""
+    if not os.path.exists(workdir / PAUSE_FILE):
+        return None
+    values = _read_object(workdir / PAUSE_FILE)
+    with _damage(workdir / PAUSE_FILE):
+        _require(_is_number(values.get("fraction")) and 0 < values["fraction"] < 1, "fraction must be between 0 and 1")
+        _require(_is_count(values.get("steps")), "steps must be a whole number from 1")
     return values
 
 

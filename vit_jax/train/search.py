@@ -1,23 +1,21 @@
 """The choice of a learning rate: a trial of each on a held-out part of train, and which one wins."""
 
 import dataclasses
-import math
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from vit_jax import hosts
-from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
+from vit_jax.train import series
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.lock import WorkdirLock
-from vit_jax.train.run_files import DIVERGED, read_summary, write_summary
+from vit_jax.train.run_files import read_summary
+from vit_jax.train.series import run_once, say
 from vit_jax.train.workdir import TRIALS, claim
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
@@ -53,31 +51,19 @@ def choose_learning_rate(
         f"training; then {final_steps:,} steps on all with the best learning rate"
     )
     for number, rate in enumerate(rates, 1):
-        trial_folder = folder / TRIALS / f"learning_rate={rate!r}"
-        summary = read_summary(trial_folder, (LOSS,), (ACCURACY, PRECISION))
-        if summary is None:
-            trial = trial_config(config, rate)
-            with claim(str(trial_folder), trial) as claimed:
-                say(f"trial {number} of {len(rates)}: learning rate {rate:g}")
-                try:
-                    steps_after = (len(rates) - number) * trial_steps + final_steps
-                    summary = train_with(trial, parts, claimed, "validation", steps_after)
-                except FloatingPointError as error:
-                    summary = {ACCURACY: None, LOSS: None, DIVERGED: str(error)}
-                    if hosts.is_first():
-                        write_summary(trial_folder, summary)  # so that it is not tried again
-        if hosts.is_first():  # a trial that has ended needs no checkpoints
-            shutil.rmtree(trial_folder / CHECKPOINTS, ignore_errors=True)
-        trials[rate] = summary
+        steps_after = (len(rates) - number) * trial_steps + final_steps
+
+        def perform(trial: FinetuneConfig, workdir: str, steps_after: int = steps_after) -> None:
+            with claim(workdir, trial) as claimed:
+                train_with(trial, parts, claimed, "validation", steps_after)
+
+        trial, place = trial_config(config, rate), folder / TRIALS / f"learning_rate={rate!r}"
+        title = f"trial {number} of {len(rates)}: learning rate {rate:g}"
+        read_summary(place, (LOSS,), (ACCURACY, PRECISION))
+        trials[rate] = run_once(trial, place, perform, title, split="validation", is_trial=True)
     best = choose(trials)
     say(f"the best of {len(rates)}: learning rate {best:g}")
     return with_learning_rate(config, best), trials
-
-
-def say(line: str) -> None:
-    """Prints a line in the first process."""
-    if hosts.is_first():
-        print(line, flush=True)
 
 
 def with_learning_rate(config: FinetuneConfig, rate: float) -> FinetuneConfig:
@@ -103,32 +89,23 @@ def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
     Raises:
       ValueError: not one trial stayed finite.
     """
-    finite = {rate: summary for rate, summary in results.items() if _is_finite(summary)}
-    if not finite:
+    outcomes = {rate: [series.outcome_of(summary, "validation")] for rate, summary in results.items()}
+    if all(outcome.accuracy is None for (outcome,) in outcomes.values()):
         rates = ", ".join(f"{rate:g}" for rate in results)
         raise ValueError(f"With none of the learning rates {rates} the loss stayed finite: try lower ones.")
-    return min(finite, key=lambda rate: (-_main(finite[rate])[1], finite[rate][LOSS], rate))
+    return series.choose(outcomes)
 
 
 def table(results: Mapping[float, Mapping[str, Any]], best: float) -> str:
     """One line for each trial; the chosen one is marked."""
-    title = next(_main(summary)[0] for summary in results.values() if _is_finite(summary)).replace("_", " ")
+    name = PRECISION if any(PRECISION in summary for summary in results.values()) else ACCURACY
+    title = name.replace("_", " ")
     lines = [f"learning rate  {title}  validation loss"]
     for rate, summary in results.items():
-        mark = "  <- chosen" if rate == best else ""
+        outcome = series.outcome_of(summary, "validation")
         figures = "diverged"
-        if _is_finite(summary):
-            figures = f"{_main(summary)[1]:>{len(title)}.2%}  {summary[LOSS]:>15.4f}"
+        if outcome.accuracy is not None:
+            figures = f"{outcome.accuracy:>{len(title)}.2%}  {outcome.loss:>15.4f}"
+        mark = "  <- chosen" if rate == best else ""
         lines.append(f"{rate:<13g}  {figures:>{len(title) + 17}}{mark}")
     return "\n".join(lines)
-
-
-def _main(summary: Mapping[str, Any]) -> tuple[str, float]:
-    """What a trial is judged by, with its name."""
-    name = PRECISION if PRECISION in summary else ACCURACY
-    return name, summary[name]
-
-
-def _is_finite(summary: Mapping[str, Any]) -> bool:
-    """The last update may be the one that spoils a network: then only its evaluation shows it."""
-    return None not in (summary[LOSS], _main(summary)[1]) and math.isfinite(summary[LOSS])

@@ -1,30 +1,118 @@
-"""Runs of one command, each done once: what has ended is not repeated, and what diverged is not tried again."""
+"""The engine of sweeps, studies, VTAB and the search for a learning rate: runs of one command, each done once.
 
+All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted one resumes. Several
+machines may share the runs; the lock of a workdir keeps a second machine out of a run in progress.
+"""
+
+import json
+import math
 import pathlib
-from collections.abc import Callable
-from typing import Any
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax import hosts
+from vit_jax.checkpoint.reader import has_checkpoints
+from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
+from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.train import workdir as workdirs
-from vit_jax.train.run_files import DIVERGED, read_summary, write_summary
-from vit_jax.train.search import say
+from vit_jax.train.interruption import Interrupted
+from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary, write_summary
+
+Perform = Callable[..., object]
+"""From a config and a workdir: do the run and leave a `summary.json` there."""
+Setting = TypeVar("Setting")  # with an order
 
 
-def run_once(config: Any, folder: pathlib.Path, perform: Callable[[Any, str], object], name: str) -> None:
-    """Performs a run in its workdir, or resumes it, unless it has ended there.
+class Unfinished(Interrupted):
+    """The runs of this machine have ended, and the next ones need those of others."""
+
+
+class Outcome(NamedTuple):
+    """The results of a run that has ended."""
+
+    accuracy: float | None  # fraction of the images, or mean average precision; None: the loss was not finite
+    loss: float
+    num_images: int
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Accuracy and loss of a run that diverged count as 0 and infinity."""
+        return (0.0, math.inf) if self.accuracy is None else (self.accuracy, self.loss)
+
+
+def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
+    """Return the results on a split. The last update may spoil a network: then only its evaluation shows it."""
+    loss = summary[f"{split}_loss"]
+    accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", summary.get(f"{split}_accuracy"))
+    num_images = int(summary.get(f"{split}_images", 0))
+    if accuracy is None or loss is None or not math.isfinite(loss):
+        return Outcome(None, math.inf, num_images)
+    return Outcome(accuracy, loss, num_images)
+
+
+def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
+    """Return the setting of the highest mean accuracy; of several the one of the lowest mean loss, then the least."""
+
+    def order(setting: Setting) -> tuple[float, float, Any]:
+        ranks = [outcome.rank for outcome in trials[setting]]
+        accuracy, loss = (math.fsum(values) / len(ranks) for values in zip(*ranks, strict=True))
+        return -accuracy, loss, setting
+
+    return min(trials, key=order)
+
+
+def state_of(workdir: pathlib.Path) -> str:
+    """Return the state of a run: "ended", "diverged", "interrupted" or "new"."""
+    if (summary := read_summary(workdir)) is not None:
+        return "diverged" if DIVERGED in summary else "ended"
+    return "interrupted" if has_checkpoints(workdir) or (workdir / CONFIG_FILE).exists() else "new"
+
+
+def run_once(
+    config: Any, folder: pathlib.Path, perform: Perform, title: str, *, split: str = "test", is_trial: bool = False
+) -> dict[str, Any]:
+    """Perform a run in its workdir, or resume it, unless it has ended there; one that diverged is not tried again.
 
     Every process of the machine's run calls this, after `hosts.start`.
+
+    Args:
+      config: of the run.
+      folder: its workdir.
+      perform: does it.
+      title: printed before it.
+      split: prefix of the results of a run that diverged, which are null.
+      is_trial: only its results are kept, without checkpoints.
+
+    Returns:
+      The content of `summary.json`, in every process as the first one reads it.
 
     Raises:
       ValueError: the workdir is of a run of another config; otherwise as `perform`.
     """
-    if hosts.gather("" if read_summary(folder) is None else "ended")[0]:
+    summary = of_first(read_summary(folder))
+    if summary is not None:
         workdirs.require_same_config(folder, config)
-        return
-    say(f"\n{name}")
-    try:
-        perform(config, str(folder))
-    except FloatingPointError as error:
-        say(f"{name}: {error}")
-        if hosts.is_first():
-            write_summary(folder, {"test_accuracy": None, "test_loss": None, DIVERGED: str(error)})
+    else:
+        say(title)
+        try:
+            perform(config, str(folder))
+        except FloatingPointError as error:
+            say(f"{title.strip()}: {error}")
+            if hosts.is_first():
+                write_summary(folder, {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)})
+        summary = of_first(read_summary(folder))
+    if is_trial and hosts.is_first():
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return summary
+
+
+def of_first(value: Any) -> Any:
+    """Return a value of JSON as the first process has it, in every process."""
+    return json.loads(hosts.gather(json.dumps(value))[0])
+
+
+def say(line: str) -> None:
+    """Print a line in the first process."""
+    if hosts.is_first():
+        print(line, flush=True)

@@ -22,6 +22,7 @@ from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
+    PAUSE_FILE,
     START_FILE,
     SUMMARY_FILE,
     read_config,
@@ -184,7 +185,7 @@ def _require_writable(path: pathlib.Path) -> None:
 
 def _require_own_files(path: pathlib.Path) -> None:
     """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
-    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE):
+    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE):
         if (path / name).is_symlink():
             raise ValueError(
                 f"{path / name} is a link: a run writes only into its workdir. Replace it by a copy of the file."

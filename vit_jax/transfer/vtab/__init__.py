@@ -1,1 +1,1 @@
-"""VTAB-1k: fine-tuning on each of 19 tasks with 1,000 examples, and the table of their test accuracies."""
+"""VTAB-1k: its 19 tasks, or a list of your own; `vit_jax.sweeps.vtab` runs them."""

@@ -12,10 +12,10 @@ from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.transfer.vtab import small_suite
 from tests.transfer.vtab.small_suite import begun, files_of_runs, words_of
+from vit_jax.sweeps import vtab as sweep
 from vit_jax.train import workdir
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.run_files import write_summary
-from vit_jax.transfer.vtab import sweep
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -1,4 +1,4 @@
-"""What a study is: axes, whose values are overrides of a recipe. No run is started here.
+"""Studies and sweeps: axes, whose values are overrides of a recipe. No run is started here.
 
 Each run is what `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` would do in the same folder.
 """
@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import PretrainConfig, load_recipe
+from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recipe
 from vit_jax.config.load import load_studies
 
-Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
+Overrides = Callable[[Any, str, Sequence[str]], Sequence[str]]
 """From the config so far, a value of an axis and all of its values to overrides, "model.pool=gap"."""
 Point = Mapping[str, str]
 """A value of each axis, by its name."""
@@ -67,22 +67,31 @@ class Study:
       stops_early: measures are those of the evaluation that `checkpoint.best_metric` finds best, not of the last.
       allows: whether a point belongs to the grid.
       is_trained: False for a study whose runs are timed.
+      is_sweep: over any fields of a recipe; not drawn, and the deviation over seeds is shown, not the extremes.
     """
 
     name: str
     title: str
     about: str
     axes: tuple[Axis, ...]
-    picture: Picture
+    picture: Picture = Picture(x="", x_label="", series="")
     config: tuple[str, ...] = ()
     measures: tuple[str, ...] = ("test_accuracy",)
     stops_early: bool = False
     allows: Callable[[Point], bool] = lambda point: True
     is_trained: bool = True
+    is_sweep: bool = False
 
     @property
     def all_axes(self) -> tuple[Axis, ...]:
         return (*self.axes, SEED)
+
+    @property
+    def measure_option(self) -> str:
+        return "--metric=" if self.is_sweep else "--measures="
+
+    def option(self, axis: Axis) -> str:
+        return f"--grid={axis.name}=" if self.is_sweep else f"--{axis.option}="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Run:
     point: Point
     recipe: str  # with its argument
     overrides: tuple[str, ...]
-    config: PretrainConfig
+    config: RunConfig
 
     @property
     def name(self) -> str:
@@ -113,6 +122,10 @@ class Grid:
     def axes(self) -> tuple[Axis, ...]:
         """Those that the runs have."""
         return tuple(axis for axis in self.study.all_axes if axis.name in self.runs[0].point)
+
+    @property
+    def is_finetuning(self) -> bool:
+        return isinstance(self.runs[0].config, FinetuneConfig)
 
 
 def field_axis(
@@ -155,18 +168,30 @@ def make_grid(study: Study, recipe: str, overrides: Sequence[str], given: Mappin
         raise ValueError(f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=.")
     axes = {axis: values.get(option, axis.values) for option, axis in known.items()}
     axes = {axis: found for axis, found in axes.items() if found}
-    for axis, found in axes.items():
-        if len({*found}) < len(found):
-            raise ValueError(f"--{axis.option}={','.join(found)}: a value occurs twice.")
-    fields = {f"--config.{name}": axis for axis in axes for name in axis.takes}
-    if taken := [word for word in overrides if word.partition("=")[0] in fields]:
-        axis = fields[taken[0].partition("=")[0]]
-        raise ValueError(f"{taken[0]}: the study {study.name} sets this for each of its runs. Use --{axis.option}=.")
     points = [
         dict(zip((axis.name for axis in axes), combination, strict=True))
         for combination in itertools.product(*axes.values())
     ]
-    runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points if study.allows(point))
+    return make_runs(study, recipe, overrides, axes, [point for point in points if study.allows(point)])
+
+
+def make_runs(
+    study: Study, recipe: str, overrides: Sequence[str], axes: Mapping[Axis, Sequence[str]], points: Sequence[Point]
+) -> Grid:
+    """One run for each point.
+
+    Raises:
+      ValueError: a value that occurs twice, an override that an axis sets itself, no point, or a config that cannot be.
+    """
+    for axis, found in axes.items():
+        if len({*found}) < len(found):
+            raise ValueError(f"{study.option(axis)}{','.join(found)}: a value occurs twice.")
+    fields = {f"--config.{name}": axis for axis in axes for name in axis.takes}
+    if taken := [word for word in overrides if word.partition("=")[0] in fields]:
+        axis = fields[taken[0].partition("=")[0]]
+        subject = "the sweep" if study.is_sweep else f"the study {study.name}"
+        raise ValueError(f"{taken[0]}: {subject} sets this for each of its runs. Use {study.option(axis)}.")
+    runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points)
     if not runs:
         raise ValueError(f"The study {study.name} has no run with these values.")
     return Grid(study, recipe, runs)
@@ -182,7 +207,7 @@ def _make_run(
     try:
         for axis, values in axes.items():
             config = load_recipe(recipe, [*before, *own])
-            if not isinstance(config, PretrainConfig):
+            if not isinstance(config, PretrainConfig) and not study.is_sweep:
                 raise ValueError(f"{recipe} is a recipe for {type(config).__name__}; studies pre-train.")
             own += [f"--config.{word}" for word in axis.overrides(config, point[axis.name], values)]
         config = load_recipe(recipe, [*before, *own])
@@ -200,6 +225,7 @@ def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
     return f"{path}:{','.join(filter(None, (*words, argument)))}", [f"--config.{part}" for part in fields]
 
 
-def changed(run: Run, **fields: Any) -> Run:
-    """The run with further values of its point."""
-    return dataclasses.replace(run, point={**run.point, **fields})
+def on_machine(grid: Grid, machine: str) -> Grid:
+    """The runs planned for another machine, which have other folders than those measured on this one."""
+    runs = (dataclasses.replace(run, point={**run.point, "machine": machine}) for run in grid.runs)
+    return dataclasses.replace(grid, runs=tuple(runs))

@@ -10,7 +10,7 @@ from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.tiny import NETWORK, flags
 from vit_jax.cli import VERBS
-from vit_jax.studies.catalogue import STUDIES
+from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.train import pretrain, workdir
 from vit_jax.train.interruption import Interrupted
 from vit_jax.train.run_files import write_summary

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import drawing
-from vit_jax.studies.grid import Study
-from vit_jax.studies.published import TABLE_6
+from vit_jax.sweeps.catalogue import TABLE_6
+from vit_jax.sweeps.grid import Study
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
 _LABELS = {

@@ -6,8 +6,8 @@ import pytest
 
 from vit_jax.config import build_architecture, load_recipe, resolve
 from vit_jax.config.load import flatten, to_dict
-from vit_jax.studies.catalogue import STUDIES
-from vit_jax.studies.grid import make_grid
+from vit_jax.sweeps.catalogue import STUDIES
+from vit_jax.sweeps.grid import make_grid
 
 DIGITS, PAPER = "digits_studies", "pretrain_jft"
 

@@ -8,11 +8,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vit_jax.drawing import new_figure
-from vit_jax.studies import results
-from vit_jax.studies.catalogue import STUDIES
-from vit_jax.studies.grid import make_grid
-from vit_jax.studies.picture import draw, pareto_front
-from vit_jax.studies.results import folder_of, rows_of, write_results
+from vit_jax.sweeps import results
+from vit_jax.sweeps.catalogue import STUDIES
+from vit_jax.sweeps.grid import make_grid
+from vit_jax.sweeps.picture import draw, pareto_front
+from vit_jax.sweeps.results import folder_of, rows_of, write_results
 from vit_jax.train.run_files import write_summary
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.integration.commands import succeed
 from tests.plan.test_aot import needs_libtpu
-from tests.studies.test_runs import rows
-from vit_jax.studies.speed import peak
+from tests.sweeps.test_runs import rows
+from vit_jax.sweeps.speed import peak
 
 SMALL = ["--config=digits_studies", "--image_sizes=16", "--config.model.depth=1", "--config.global_batch=1"]
 

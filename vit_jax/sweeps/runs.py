@@ -1,0 +1,149 @@
+"""The runs of a study or a sweep: checked, planned, and done by `vit_jax.train.series`, in order and none twice.
+
+They are in the sub-folder `runs/` of the workdir; several machines may share them.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from vit_jax import hosts
+from vit_jax.config import to_text
+from vit_jax.config.validate import validate
+from vit_jax.plan.dataset import choose_dataset
+from vit_jax.plan.estimate import make_plan
+from vit_jax.plan.topology import Topology, parse_topology
+from vit_jax.sweeps.grid import Grid, Run
+from vit_jax.sweeps.halving import Halving
+from vit_jax.sweeps.results import folder_of, require_measures, write_results
+from vit_jax.tables import aligned
+from vit_jax.train import series
+from vit_jax.train.assemble import architecture_of
+from vit_jax.train.run_files import read_pause
+from vit_jax.train.series import Perform, Unfinished, run_once
+
+ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
+
+
+def check(grid: Grid, halving: Halving | None = None) -> None:
+    """Check every run, before the first one starts.
+
+    Raises:
+      ValueError: a config that cannot be, or a measure that no run would have.
+    """
+    for run in grid.runs:
+        with named(run):
+            validate(run.config)
+            if run.config.model.name is not None:
+                architecture_of(run.config, num_classes=1)
+    require_measures(grid)
+    if halving is not None:
+        halving.check(grid)
+
+
+def run_grid(
+    grid: Grid, workdir: pathlib.Path, share: slice, perform: Perform, halving: Halving | None = None
+) -> dict[str, float]:
+    """Does what is left of this machine's runs; after each the results of all are written anew.
+
+    Every process of the machine's run calls this, after `hosts.start`.
+
+    Args:
+      grid: all runs.
+      workdir: of the study or sweep.
+      share: which runs this machine does.
+      perform: does one.
+      halving: stops bad runs; `perform` has the keyword argument `pause_fraction` then.
+
+    Returns:
+      The values of the runs that were stopped, by name.
+
+    Raises:
+      ValueError: as `check`; a workdir of another config; otherwise as `perform`.
+      Unfinished: other machines have not reached the comparison of runs.
+      Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
+    """
+    check(grid, halving)
+    runs, stopped = grid.runs, dict[str, float]()
+    if halving is not None:
+        for number, run in enumerate(own := grid.runs[share], 1):
+            with named(run):
+                title = f"\nrun {number} of {len(own)}, to {halving.fraction:.0%}: {run.name}"
+                halving.reach(grid, run, workdir, perform, title)
+        stopped = halving.stopped(grid, workdir)
+        runs = tuple(run for run in grid.runs if run.name not in stopped)
+    left = sorted(runs[share], key=lambda run: -(run.config.input.train_examples or 0))  # the data may have fewer
+    for number, run in enumerate(left, 1):
+        with named(run):
+            run_once(run.config, folder_of(workdir, run), perform, f"\nrun {number} of {len(left)}: {run.name}")
+        if hosts.is_first():
+            write_results(grid, workdir, stopped=stopped)
+    return stopped
+
+
+def state_of(run: Run, workdir: pathlib.Path) -> str:
+    """Return the state of a run: "ended", "diverged", "paused", "interrupted" or "new"."""
+    state = series.state_of(folder_of(workdir, run))
+    return "paused" if state == "interrupted" and read_pause(folder_of(workdir, run)) else state
+
+
+@contextlib.contextmanager
+def named(run: Run) -> Iterator[None]:
+    """Errors of a run begin with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{run.name}: {error}") from error
+
+
+def plan_to_markdown(
+    grid: Grid,
+    workdir: pathlib.Path,
+    own: Sequence[Run],
+    topology: Topology | None,
+    sizes: Mapping[str, int],
+    halving: Halving | None = None,
+) -> str:
+    """Every run and its state; of runs that train also compute and, with a machine, time there, by arithmetic.
+
+    `sizes` has the numbers of images and classes that the command gives.
+
+    Raises:
+      ValueError: as `check`; a config that does not fit the machine or the data, or data of an unknown size.
+    """
+    check(grid, halving)
+    stopped: Mapping[str, float] = {}
+    with contextlib.suppress(Unfinished):
+        stopped = halving.stopped(grid, workdir) if halving else {}
+    machine, is_trained = topology or parse_topology(ANY_MACHINE), grid.study.is_trained
+    costs = {"steps": ",.0f", "exaFLOPs": ".3g"} | ({"hours": ".3g", "chip-hours": ".3g"} if topology else {})
+    costs = costs if is_trained else {}
+    known: dict[str, list[float]] = {}
+    lines, num_left, left = [], 0, dict.fromkeys(costs, 0.0)
+    for run in grid.runs:
+        state = "stopped" if run.name in stopped else state_of(run, workdir)
+        alike = to_text(dataclasses.replace(run.config, seed=0))
+        if alike not in known and is_trained:
+            with named(run):
+                known[alike] = _costs(run, machine, sizes)
+        figures = dict(zip(costs, known.get(alike, ()), strict=False))
+        if state in ("new", "interrupted", "paused"):
+            num_left += 1
+            left = {name: total + figures[name] for name, total in left.items()}
+        cells = [f"{figures[name]:{form}}" for name, form in costs.items()]
+        lines.append([run.name, "yes" if run in own else "no", state, *cells])
+    text = f"\nLeft: {num_left} of {len(grid.runs)} runs" + (f", {left['exaFLOPs']:.3g} exaFLOPs" if is_trained else "")
+    if is_trained and topology:
+        hours, chip_hours = left["hours"], left["chip-hours"]
+        text += f"; on {topology.name} {hours:,.3g} hours one after the other, {chip_hours:,.3g} chip-hours"
+    words = ["run", "this machine", "state"]
+    return aligned([*words, *costs], lines, words) + text + ".\n"
+
+
+def _costs(run: Run, machine: Topology, sizes: Mapping[str, int]) -> list[float]:
+    """Return steps, exaFLOPs, hours and chip-hours; zeros for a network with a user's own code."""
+    examples = run.config.input.train_examples
+    dataset = choose_dataset(run.recipe, run.config, **dict(sizes) | ({"num_examples": examples} if examples else {}))
+    totals = make_plan(run.config, machine, dataset, can_compile=False).totals
+    return [totals.steps, totals.exaflops or 0.0, 24 * totals.days, totals.chip_hours] if totals else [0.0] * 4
