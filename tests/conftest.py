@@ -106,10 +106,12 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
 
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name in ("init_from", "resume_from", "data", "total", "evaluation", "checkpoint", "logging", "stop_early"):
+    for name in ("init_from", "resume_from", "resume_step", "data", "total"):
+        fields.pop(name, None)
+    for name in ("evaluation", "checkpoint", "logging", "stop_early"):
         fields.pop(name, None)
     fields |= {"schedule": dataclasses.replace(config.schedule, warmup=""), "input": config.input.mixup_alpha}
-    lengths = (steps.total, steps.warmup, steps.timescale, steps.polyak_start)
+    lengths = (steps.total, steps.warmup, steps.timescale, steps.cooldown, steps.polyak_start)
     return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
 
 

@@ -28,7 +28,7 @@ def test_every_length_becomes_steps():
         checkpoint__every="0.5 fraction",
         logging__every="1 example",
     )
-    given = {"total": 200, "warmup": 20, "timescale": 10, "polyak_start": 30}
+    given = {"total": 200, "warmup": 20, "timescale": 10, "cooldown": 40, "polyak_start": 30}
     every = {"evaluate_every": 50, "checkpoint_every": 100, "log_every": 1, "evaluators_every": {"v2": 20, "v3": 50}}
     assert steps == RunSteps(**given, **every)
 

@@ -15,6 +15,7 @@ class RunSteps:
     total: int
     warmup: int
     timescale: int
+    cooldown: int
     polyak_start: int
     evaluate_every: int
     checkpoint_every: int
@@ -51,6 +52,7 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
         total=total,
         warmup=clock.to_steps(config.schedule.warmup),
         timescale=clock.to_steps(config.schedule.timescale),
+        cooldown=clock.to_steps(config.schedule.cooldown),
         polyak_start=clock.to_steps(config.polyak.start),
         evaluate_every=clock.to_steps(config.evaluation.every),
         checkpoint_every=clock.to_steps(config.checkpoint.every),
@@ -81,6 +83,11 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
         yield (
             f"schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: it must end before the run "
             "does. Shorten the warm-up or lengthen the run (config.total)."
+        )
+    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= steps.total - steps.warmup:
+        yield (
+            f"schedule.cooldown={schedule.cooldown!r} is {steps.cooldown} of {steps.total} steps: must be 1 to "
+            f"{steps.total - steps.warmup}, the steps after the warm-up. Choose another length."
         )
     if schedule.decay == "rsqrt" and steps.timescale < 1:
         yield f"schedule.timescale={schedule.timescale!r}: rsqrt needs at least 1 step."

@@ -338,11 +338,15 @@ class ScheduleConfig:
     """Learning rate at its peak, after the warm-up."""
     warmup: Duration
     """Length of the linear warm-up from 0 (ViT, Table 3: 10,000 steps)."""
-    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"] | Reference
-    """Form of the decay. A reference is called with (learning_rate, warmup_steps, total_steps) and returns the complete
-    schedule from step to learning rate."""
+    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"] | Reference
+    """Form of the decay; wsd (warm-up, stable, decay) is constant until the cooldown. A reference is called with
+    (learning_rate, warmup_steps, total_steps) and returns the complete schedule from step to learning rate."""
     end_learning_rate: float = 0.0
-    """Learning rate at the end of a linear or cosine decay."""
+    """Learning rate at the end of a linear or cosine decay, or of a cooldown."""
+    cooldown: Duration = Duration("0.2 fraction")
+    """Length of the decay of wsd, at the end of the run."""
+    cooldown_form: Literal["linear", "sqrt"] = "sqrt"
+    """Form of the decay of wsd: linear, or 1 - sqrt(progress) (Haegele et al., 2024)."""
     timescale: Duration = Duration("10000 steps")
     """Time scale of rsqrt: learning_rate / sqrt(1 + time since the warm-up / timescale)."""
     drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)
@@ -359,6 +363,9 @@ class PolyakConfig:
     """Time at which averaging starts."""
     bias_correction: bool = True
     """Remove the weight of the parameters before the start, as Adam does for its moments."""
+    warmup: Literal["ratio", "power"] | None = None
+    """Rising weight of the previous average, up to factor, in place of bias_correction: (1 + n) / (10 + n) (ratio,
+    TensorFlow) or 1 - (1 + n) ** (-2 / 3) (power, timm) after n averaged steps. None: factor from the start."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -531,6 +538,9 @@ class PretrainConfig(_AnyRun):
     """The network to train."""
     resume_from: str | None = None
     """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
+    resume_step: int | None = None
+    """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
+    rate of this run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

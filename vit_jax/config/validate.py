@@ -81,6 +81,8 @@ def _out_of_range(flat: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={flat[name]}: must be positive."
     if flat["polyak.factor"] == 0:
         yield "polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off."
+    if (warmup := flat["polyak.warmup"]) and flat["polyak.bias_correction"]:
+        yield f"polyak.warmup={warmup!r}: replaces bias_correction. Set config.polyak.bias_correction=False."
     if flat["optimizer.layer_decay"] > 1:
         yield f"optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off."
 
@@ -90,7 +92,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
     ours = not is_reference(kind)
-    ends = decay in ("linear", "cosine")
+    ends = decay in ("linear", "cosine", "wsd")
     hides = config.objective.kind == "masked_patch"
     conditions = (
         (
@@ -102,11 +104,12 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("objective", ("label_smoothing_fraction", "class_weights"), not hides, "objective.kind='classification'"),
         ("input", ("mixup_alpha", "cutmix_alpha"), not hides, "objective.kind='classification'"),
         ("input", ("cutmix_fraction",), inputs.mixup_alpha > 0 < inputs.cutmix_alpha, "mixup_alpha and cutmix_alpha"),
-        ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("polyak", ("start", "bias_correction", "warmup"), polyak.factor is not None, "polyak.factor"),
         ("stop_early", ("min_delta",), config.stop_early.patience is not None, "stop_early.patience"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
         ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
-        ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
+        ("schedule", ("cooldown", "cooldown_form"), decay == "wsd", "schedule.decay='wsd'"),
+        ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear', 'cosine' or 'wsd'"),
         ("optimizer", ("beta1", "beta2", "epsilon"), kind == "adam", "optimizer.name='adam'"),
         ("optimizer", ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
         ("optimizer", ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, sgd)"),
@@ -231,7 +234,7 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
 
 def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
     base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
-    if config.decay in ("linear", "cosine") and base and end > base:
+    if config.decay in ("linear", "cosine", "wsd") and base and end > base:
         yield f"schedule.end_learning_rate={end}: must lie between 0 and learning_rate={base}."
     is_inside = bool(fractions) and all(0 < fraction < 1 for fraction in fractions)
     if not is_inside or any(after <= before for before, after in itertools.pairwise(fractions)):
@@ -315,6 +318,8 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
                 "init_from and config.resume_from are both set: the first starts at step 0 with the weights of another "
                 "run, the second continues it. Choose one."
             )
+        if config.resume_step is not None and config.resume_from is None:
+            yield f"resume_step={config.resume_step}: must come with config.resume_from. Set it, or leave both out."
         return
     rate, rates = config.schedule.learning_rate, config.search.learning_rates
     if not rates and not rate:

@@ -112,6 +112,17 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     return adapt_architecture(named_architecture(model.name), model, image_size=image_size, num_classes=num_classes)
 
 
+def schedule_of(config: RunConfig, steps: RunSteps) -> Schedule:
+    """Return the learning rate of a run by the number of steps done."""
+    return build_schedule(
+        config.schedule,
+        warmup_steps=steps.warmup,
+        total_steps=steps.total,
+        timescale_steps=steps.timescale,
+        cooldown_steps=steps.cooldown,
+    )
+
+
 def assemble(
     config: RunConfig,
     architecture: Architecture,
@@ -152,9 +163,7 @@ def assemble(
         raise ValueError(f"config.model.attention='cudnn' needs an NVIDIA GPU, and here is {platform}: use auto.")
     if form != "auto" and not architecture.has_transformer:
         raise ValueError(f"config.model.attention={form!r} has no effect: {architecture.name} has no attention.")
-    schedule = schedule or build_schedule(
-        config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
-    )
+    schedule = schedule or schedule_of(config, steps)
     if optimizer is None:
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     else:

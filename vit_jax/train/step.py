@@ -115,7 +115,7 @@ def make_train_step(
     def _average(state: TrainState, model: Any, step: jax.Array) -> Any:
         if state.polyak is None or polyak.factor is None:
             return None
-        settings: Any = {"factor": polyak.factor, "start_step": steps.polyak_start}
+        settings: Any = {"factor": polyak.factor, "start_step": steps.polyak_start, "warmup": polyak.warmup}
         return ema.update(state.polyak, model, step, bias_correction=polyak.bias_correction, **settings)
 
     return train_step
