@@ -74,7 +74,7 @@ _VALUES = {
     "adam": "adamw",
     "sgd": "momentum nesterov",
     "softmax": "cross_entropy ce crossentropy",
-    "sigmoid": "bce binary_cross_entropy",
+    "bce": "binary_cross_entropy bce_loss",
     "bfloat16": "bf16 fp16 float16 half amp",
     "float32": "fp32 full",
     "staircase": "step multistep",

@@ -275,9 +275,10 @@ class ObjectiveConfig:
 
     kind: Literal["classification", "masked_patch"] = "classification"
     """Learn class labels, or predict hidden patches without labels (ViT, sec. 4.6)."""
-    loss: Literal["softmax", "sigmoid"] | Reference
-    """Loss of class labels; sigmoid treats classes independently. A reference is called with (logits_BK, label_BK) and
-    returns loss_B."""
+    loss: Literal["softmax", "sigmoid", "bce"] | Reference
+    """Loss of class labels; sigmoid treats classes independently and sums over them; bce takes every class with a share
+    in a mixed label for present and averages over classes (DeiT III). A reference is called with (logits_BK, label_BK)
+    and returns loss_B."""
     label_smoothing_fraction: float = 0.0
     """Fraction of each label that is spread evenly over all classes. 0: off."""
     class_weights: tuple[float, ...] = ()

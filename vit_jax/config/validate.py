@@ -199,6 +199,11 @@ def _wrong_objective(config: RunConfig) -> Iterator[str]:
     objective, shares = config.objective, config.objective.corruption_shares
     if objective.class_weights and min(objective.class_weights) <= 0:
         yield f"objective.class_weights={objective.class_weights}: must be positive."
+    if objective.loss == "bce" and objective.label_smoothing_fraction:
+        yield (
+            f"objective.label_smoothing_fraction={objective.label_smoothing_fraction}: must be 0 for loss='bce', which "
+            "would take all classes for present. Use loss='sigmoid'."
+        )
     if objective.kind != "masked_patch":
         return
     if isinstance(config, FinetuneConfig):
