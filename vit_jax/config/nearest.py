@@ -78,7 +78,6 @@ _VALUES = {
     "bfloat16": "bf16 fp16 float16 half amp",
     "float32": "fp32 full",
     "staircase": "step multistep",
-    "optax:lamb": "lamb",
     "optax:lion": "lion",
     "optax:adafactor": "adafactor",
     "optax:rmsprop": "rmsprop",

@@ -297,18 +297,19 @@ class ObjectiveConfig:
 class OptimizerConfig:
     """The optimiser, what is done to gradients before it, and which parameters it trains."""
 
-    name: Literal["adam", "sgd"] | Reference = "adam"
-    """adam (with weight_decay: AdamW), sgd with momentum, or a reference such as "optax:lion"."""
+    name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
+    """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
+    momentum, or a reference such as "optax:lion"."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments by name for a referenced optimiser: --config.optimizer.arguments.b1=0.95."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov (ViT, App. B.1.1)."""
     beta1: float = 0.9
-    """Adam: decay of the first moment (ViT, sec. 4.1)."""
+    """Adam and LAMB: decay of the first moment (ViT, sec. 4.1)."""
     beta2: float = 0.999
-    """Adam: decay of the second moment (ViT, sec. 4.1)."""
+    """Adam and LAMB: decay of the second moment (ViT, sec. 4.1)."""
     epsilon: float = 1e-8
-    """Adam: added to the root of the second moment."""
+    """Adam and LAMB: added to the root of the second moment."""
     first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's beta1=0.9 to 0.8984."""
     weight_decay: float = 0.0
