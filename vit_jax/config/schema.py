@@ -250,7 +250,7 @@ class InputConfig:
     """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
     sample without antialiasing for "direct", as the released code."""
     repeats: int = 1
-    """Number of augmented copies of each chosen image in a batch (repeated augmentation, DeiT: 3); the batch then holds
+    """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch then holds about
     global_batch / repeats images. An epoch counts copies."""
     cache_records: bool = False
     """Keep encoded images in memory; for datasets that fit."""

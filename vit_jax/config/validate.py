@@ -54,7 +54,6 @@ def validate(config: RunConfig) -> None:
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),
         _wrong_input(config.input),
-        _wrong_repeats(config),
         _wrong_objective(config),
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
@@ -184,14 +183,6 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
         yield (
             f"input.train_resize_pixels={pixels}: a crop of image_size {config.image_size} does not fit; give at least "
             f"{max(config.image_size)}."
-        )
-
-
-def _wrong_repeats(config: RunConfig) -> Iterator[str]:
-    if config.global_batch % config.input.repeats:
-        yield (
-            f"input.repeats={config.input.repeats}: must divide global_batch={config.global_batch}. "
-            "Choose another number."
         )
 
 
