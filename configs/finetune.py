@@ -3,7 +3,7 @@
 The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
 (`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images
 with a short side of 448: `test_resize=short_side`. ImageNet at 512 and 518 pixels with a Polyak average is the paper's
-Table 2; everything else is trained at 384 without.
+Table 2; everything else is trained at 384 without. `augreg` fine-tunes the weights of AugReg (2106.10270).
 """
 
 import dataclasses
@@ -100,20 +100,24 @@ RULES = ("paper", "bit", "quick")
 def get_config(argument: str = "") -> FinetuneConfig:
     """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW]; TASK is one of `TASKS`.
 
-    MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
-    rule on your data. RULE is paper, bit or quick; "quick" is the paper's rule with the rate 0.01 instead of a search:
-    one run instead of five. HOW is direct or short_side.
+    MODEL is what `config.init_from` must hold, "any", or "augreg", which also takes `steps=N`. `examples` is the number
+    of training images, for the BiT rule on your data. RULE is paper, bit or quick; "quick" is the paper's rule with the
+    rate 0.01 instead of a search: one run instead of five. HOW is direct or short_side.
     """
     chosen = parse_argument(
-        argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0, test_resize=""
+        argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0, test_resize="", steps=0
     )
     choices = {"task": tuple(TASKS), "rule": RULES, "crop": (*CROPS, ""), "test_resize": (*TEST_RESIZES, "")}
     for name, allowed in choices.items():
         if chosen[name] not in allowed:
             raise ValueError(f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}.")
+    task = TASKS[chosen["task"]]
+    if chosen["model"] == "augreg":
+        return augreg(chosen, task)
+    if chosen["steps"]:
+        raise ValueError(f"steps={chosen['steps']}: must come with augreg. Use --config.total for other recipes.")
     if chosen["model"] != "any":
         parse_name(chosen["model"])
-    task = TASKS[chosen["task"]]
     if chosen["rule"] == "bit":
         return bit_hyperrule(chosen, task)
     if chosen["examples"]:
@@ -137,6 +141,31 @@ def get_config(argument: str = "") -> FinetuneConfig:
         ),
         search=SearchConfig(learning_rates=rates if has_search else (), validation_fraction=task.validation_fraction),
         polyak=PolyakConfig(factor=0.9999) if is_table_2 else PolyakConfig(),
+        **FOLLOWED,
+    )
+
+
+def augreg(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
+    """Any network of AugReg: 500 steps, 20,000 on ImageNet; crops of 384 out of 448 pixels, or 224 out of 256."""
+    if chosen["rule"] != "paper" or chosen["examples"]:
+        raise ValueError(
+            f"rule={chosen['rule']}, examples={chosen['examples']}: no effect with augreg. Leave them out."
+        )
+    steps = chosen["steps"] or (20_000 if chosen["task"] == "imagenet" else 500)
+    pixels = chosen["image_size"] or 384
+    resize_pixels = 256 if pixels == 224 else pixels * 448 // 384
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration(f"{steps} steps"),
+        global_batch=512,
+        model=AdaptConfig(dropout_fraction=0.0),
+        input=inputs(chosen | {"crop": chosen["crop"] or "resize"}, task, pixels, resize_pixels=resize_pixels),
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
+        schedule=ScheduleConfig(
+            learning_rate=0.0, warmup=Duration("100 steps" if steps <= 500 else "500 steps"), decay="cosine"
+        ),
+        search=SearchConfig(learning_rates=(0.001, 0.003, 0.01, 0.03), validation_fraction=task.validation_fraction),
         **FOLLOWED,
     )
 
