@@ -46,6 +46,14 @@ def test_other_data(name):
         restore(FACTS | FILES, FACTS | FILES | {name: other})
 
 
+def test_the_data_of_a_run_in_phases():
+    """At step 5, 16 images a step have seen as many as two steps of 8, two of 24 and one of 16."""
+    assert restore(FACTS | {"phases": [[2, 8], [4, 24]]}, FACTS) == 5
+    assert restore(FACTS, FACTS | {"phases": [(2, 8), (4, 24)], "global_batch": 16}) == 5
+    with rejects("phases=", "config.init_from"):
+        restore(FACTS | {"phases": [[2, 8]]}, FACTS)
+
+
 def test_a_folder_without_checkpoints(tmp_path):
     run, nothing = runs.build(f"resume_from={tmp_path}"), CheckpointReader(tmp_path)
     with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):

@@ -533,6 +533,21 @@ class _AnyRun:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """The first part of a run, or the next one, with images of another size or another batch (progressive resizing).
+
+    Evaluations have the size of the run, and networks keep its shapes: learned positions are resized in each step.
+    """
+
+    until: Duration
+    """Time at which the phase ends; "fraction" is of `total`, in the unit of it. Later phases end later."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels; one number sets both. None: input.image_size."""
+    global_batch: int | None = None
+    """Images per step on all devices together. None: config.global_batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainConfig(_AnyRun):
     """A pre-training run."""
 
@@ -540,6 +555,9 @@ class PretrainConfig(_AnyRun):
     """The network to train."""
     resume_from: str | None = None
     """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
+    phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
+    """Earlier parts of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last part has the
+    sizes of the run."""
     resume_step: int | None = None
     """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
     rate of this run."""

@@ -17,6 +17,7 @@ from vit_jax.config.schema import (
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
+    PretrainConfig,
     RunConfig,
     ScheduleConfig,
 )
@@ -58,6 +59,7 @@ def validate(config: RunConfig) -> None:
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
         _wrong_evaluations(config),
+        _wrong_phases(config),
         _wrong_start(config),
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
@@ -298,6 +300,14 @@ def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
 def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
     result = "shot_accuracy" if config.kind == "fewshot" else "nn_accuracy"
     return (f"{number}{result}" for number in config.numbers)
+
+
+def _wrong_phases(config: RunConfig) -> Iterator[str]:
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        if phase.image_size is None and phase.global_batch is None:
+            yield f"phases.{name}: has no effect. Set its image_size or global_batch."
+        if phase.image_size is not None and min(phase.image_size) < 1:
+            yield f"phases.{name}.image_size={phase.image_size}: height and width must be at least 1 pixel."
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:

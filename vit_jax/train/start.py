@@ -227,8 +227,9 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     """
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
-    always = ("data", "num_examples", "class_names", "global_batch", "seed")
-    for name in (*always, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
+    always = ("data", "num_examples", "class_names", "seed")
+    order = ("global_batch", "phases") if _images(stored, step) != _images(metadata, step) else ()
+    for name in (*always, *order, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
                 f"The checkpoint in {reader.folder} was trained with {name}={_short(stored.get(name))}, this run has "
@@ -238,6 +239,14 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     restored = reader.restore(step, items_of(assembly.abstract_state))
     step_array, polyak = restored["progress"]["step"], restored.get("polyak")
     return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
+
+
+def _images(metadata: Mapping[str, Any], step: int) -> int:
+    """Return the images of the first steps: where the run is in the order of its data."""
+    images, first = 0, 0
+    for last, batch in (*metadata.get("phases", ()), (step, metadata["global_batch"])):
+        images, first = images + (min(step, last) - first) * batch, min(step, last)
+    return images
 
 
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
