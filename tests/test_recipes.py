@@ -172,7 +172,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
         ("finetune.py:ViT-B/16,cifar", "task='cifar'", "cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick"),
+        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick, augreg"),
         ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
         ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),
@@ -180,8 +180,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("finetune.py:R50x1,pets,rule=bit,test_resize=direct", "test_resize=direct", "no effect.*rule=bit"),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
         ("pretrain_own.py:ViT-Ti/16,examples=200000", "examples=200000", "1 to 100,000.*pretrain_imagenet1k"),
-        ("finetune.py:augreg,pets,rule=bit", "rule=bit", "augreg"),
-        ("finetune.py:ViT-B/16,pets,steps=5", "steps=5", "augreg"),
+        ("finetune.py:augreg,pets,rule=bit", "rule=bit", "augreg is a rule already"),
         ("pretrain_deit3.py:Ti/16", "model=Ti/16", "S/16, B/16, L/16, H/14"),
         ("pretrain_deit3.py:B/16,epochs=300", "epochs=300", "400 or 800"),
         ("pretrain_deit3.py:B/16,stage=tune", "stage=tune", "pretrain, finetune"),
@@ -314,9 +313,10 @@ def test_fine_tuning_of_augreg_is_as_released():
         assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["optim_dtype"])
         assert config.model.dropout_fraction == released["dropout_rate"]
         assert (inputs.train_resize_pixels, inputs.image_size) == (released["resize"]["384"], (384, 384))
-    small = load("finetune.py:augreg,vtab,image_size=224,steps=20000")
+    small = load("finetune.py:augreg,vtab,image_size=224")
     assert (small.input.train_resize_pixels, small.input.image_size) == (released["resize"]["224"], (224, 224))
-    assert (small.total, small.schedule.warmup) == ("20000 steps", "500 steps")
+    assert load("finetune.py:augreg") == load("finetune.py:any,own,rule=augreg")
+    assert load("finetune.py:ViT-B/16,pets,rule=augreg").model.name == "ViT-B/16"
 
 
 def test_expected_accuracies_of_augreg():
