@@ -81,7 +81,6 @@ RECIPES = {
     "pretrain_augreg.py:S/16,data=i1k": IMAGENET,
     **{f"pretrain_deit3.py:{row}": IMAGENET for row in ("B/16", "B/16,stage=finetune")},
     "pretrain_deit3.py:H/14,data=i21k": IMAGENET_21K,
-    "pretrain_deit3.py:H/14,data=i21k,stage=finetune": IMAGENET,
     **{f"digits.py{model}": DIGITS for model in ("", ":R14x0.5", ":R14x0.5+ViT-mu/4")},
 }
 

@@ -8,15 +8,12 @@ from tests.integration import commands
 from tests.integration.commands import pretraining, succeed
 
 PHASES = (
-    "phases.small.until=3 steps",
+    "phases.small.until=5 steps",
     "phases.small.image_size=4",
     "phases.small.global_batch=8",
-    "phases.middle.until=6 steps",
-    "phases.middle.image_size=6",
-    "phases.middle.global_batch=24",
 )
 FIELDS = ("total=10 steps", "schedule.warmup=2 steps", "checkpoint.every=2 steps", "checkpoint.keep_latest=9")
-FIELDS += ("evaluation.every=5 steps", "logging.every=1 steps", "input.repeats=3", "polyak.factor=0.9")
+FIELDS += ("evaluation.every=10 steps", "logging.every=1 steps", "input.repeats=3", "polyak.factor=0.9")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
@@ -24,23 +21,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 def uninterrupted(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("phases") / "run"
     out = succeed(pretraining(data_dir, workdir, *PHASES, *FIELDS))
-    assert "to step 3: 8 images of 4x4 a step" in out
-    assert "to step 6: 24 images of 6x6 a step" in out
+    assert "to step 5: 8 images of 4x4 a step" in out
     return workdir
 
 
 def test_what_a_run_in_phases_has_seen(uninterrupted):
     summary = commands.summary(uninterrupted)
-    assert summary["images"] == 3 * 8 + 3 * 24 + 4 * 16
+    assert summary["images"] == 5 * 8 + 5 * 16
     compute = [line["exaflops"] for line in commands.metrics(uninterrupted) if "exaflops" in line]
     steps = [after - before for before, after in zip([0.0, *compute], compute, strict=False)]
-    assert steps[:3] == pytest.approx([steps[0]] * 3)
-    assert steps[6:] == pytest.approx([steps[9]] * 4)
+    assert steps == pytest.approx([steps[0]] * 5 + [steps[9]] * 5)
     assert steps[0] < steps[9] / 4
     assert summary["exaflops"] == compute[-1]
 
 
-@pytest.mark.parametrize("step", [2, 4, 8])
+@pytest.mark.parametrize("step", [4, 8])
 def test_killed_in_each_phase(uninterrupted, data_dir, tmp_path, step):
     """What a kill after the checkpoint of a step leaves: the checkpoints up to it, and further metrics."""
     workdir = tmp_path / "run"

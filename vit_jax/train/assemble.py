@@ -210,7 +210,10 @@ def assemble(
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     else:
         optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
-    given_objective, build = objective, network or build_model
+    make_objective: Any = (
+        functools.partial(build_objective, config.objective) if objective is None else lambda _: objective
+    )
+    build = network or build_model
 
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
@@ -256,8 +259,8 @@ def assemble(
 
     def sized(config: RunConfig, architecture: Architecture, model: Any, view: Any = lambda model: model) -> Any:
         """Return what depends on the size of the images; `view` makes of a model of the run a `model` of this size."""
-        objective = given_objective or build_objective(config.objective, architecture)
-        train_step = on_mesh(make_train_step(config, steps, architecture, objective, optimizer, schedule, view))
+        task = make_objective(architecture)
+        train_step = on_mesh(make_train_step(config, steps, architecture, task, optimizer, schedule, view))
 
         def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
             after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
@@ -276,12 +279,6 @@ def assemble(
             "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
             "train_step": jit_training(train_step, shardings),
             "train_step_of_leaves": jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
-            "evaluation_step": jax.jit(
-                on_mesh(make_evaluation_step(architecture, objective)),
-                in_shardings=(shardings, batches),
-                out_shardings=whole,
-                compiler_options=options,
-            ),
         }
 
     run = Assembly(
@@ -293,6 +290,12 @@ def assemble(
         abstract_state=abstract,
         init_state=jax.jit(functools.partial(init, architecture), out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
+        evaluation_step=jax.jit(
+            on_mesh(make_evaluation_step(architecture, make_objective(architecture))),
+            in_shardings=(shardings, batches),
+            out_shardings=whole,
+            compiler_options=options,
+        ),
         attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
     )
 

@@ -91,7 +91,7 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
         raise ValueError(f"config.resume_step={wanted}: must be a checkpoint of {workdir}. Use one of {stored}.")
     steps = stored if wanted is None else [wanted]
     if config.schedule.decay == "wsd":
-        steps = [step for step in steps if _has_same_rates(assembly, reader.metadata(step), step)]
+        steps = [step for step in steps if _has_same_rates(assembly, reader, step)]
     if not steps:
         raise ValueError(
             f"config.resume_from={workdir!r}: must have a checkpoint before both cooldowns, with the learning rates of "
@@ -101,11 +101,16 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
     return reader, steps
 
 
-def _has_same_rates(assembly: Assembly, stored: Mapping[str, Any], step: int) -> bool:
-    """Return whether the run of a checkpoint, of this metadata, had the learning rates of this run, the next included.
+def _has_same_rates(assembly: Assembly, reader: CheckpointReader, step: int) -> bool:
+    """Return whether the run of a checkpoint had the learning rates of this run, the next one included.
 
-    Its config is that of the checkpoint: a branch may itself be continued.
+    Its config is that of the checkpoint: a branch may itself be continued. True of a damaged one, which is skipped when
+    it is restored.
     """
+    try:
+        stored = reader.metadata(step)
+    except DamagedCheckpoint:
+        return True
     trunk = from_dict(PretrainConfig, stored["config"])
     done = jnp.arange(step + 1)
     theirs = jax.vmap(schedule_of(trunk, lengths(trunk, stored["num_examples"])))(done)
