@@ -82,7 +82,8 @@ def _out_of_range(flat: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={flat[name]}: must be positive."
     if flat["polyak.factor"] == 0:
         yield "polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off."
-    if (warmup := flat["polyak.warmup"]) and flat["polyak.bias_correction"]:
+    warmup, is_on = flat["polyak.warmup"], flat["polyak.factor"] is not None
+    if warmup and is_on and flat["polyak.bias_correction"]:
         yield f"polyak.warmup={warmup!r}: replaces bias_correction. Set config.polyak.bias_correction=False."
     if flat["optimizer.layer_decay"] > 1:
         yield f"optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off."
