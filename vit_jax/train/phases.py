@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.config import RunConfig
 from vit_jax.config.resolve import Phase
+from vit_jax.models.positions import FixedPositions
 from vit_jax.weights.position_resize import resize_positions
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ def make_view(model: Any, target: T, old: tuple[int, int], new: tuple[int, int])
     """Return the function that turns a network for one grid of patches into the same network for another.
 
     Learned positions are averaged over the cells that they cover (bilinear, antialiased), so that all of them learn.
+    Fixed ones are computed at the places of the patches in the grid of `model`.
 
     Args:
       model: arrays or their shapes.
@@ -52,6 +54,9 @@ def make_view(model: Any, target: T, old: tuple[int, int], new: tuple[int, int])
             identity = np.eye(size, dtype=np.float32).reshape(*[1] * (leaf.ndim - 2), size, size)
             resized, changed = resize_positions({name: identity}, old, new, "bilinear")
             matrices |= {name: resized[name].reshape(-1, size)} if changed else {}
+
+    if isinstance(positions := getattr(target, "positions", None), FixedPositions):
+        positions.reference_grid = old
 
     def view(model: Any) -> T:
         def resize(name: str, leaf: jax.Array) -> jax.Array:
