@@ -3,7 +3,7 @@
 The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
 (`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images
 with a short side of 448: `test_resize=short_side`. ImageNet at 512 and 518 pixels with a Polyak average is the paper's
-Table 2; everything else is trained at 384 without.
+Table 2; everything else is trained at 384 without. `augreg` fine-tunes the weights of AugReg (2106.10270).
 """
 
 import dataclasses
@@ -94,19 +94,25 @@ FOLLOWED = {  # how often a run is looked at and saved
 }
 CROPS = ("inception", "resize", "resize_short_side")
 TEST_RESIZES = ("direct", "short_side")
-RULES = ("paper", "bit", "quick")
+NAMED_RULES = ("augreg",)  # may stand in the place of the model, which is then any
+RULES = ("paper", "bit", "quick", *NAMED_RULES)
 
 
 def get_config(argument: str = "") -> FinetuneConfig:
-    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW]; TASK is one of `TASKS`.
+    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW], of `TASKS` and `RULES`.
 
-    MODEL is what `config.init_from` must hold, or "any". `examples` is the number of training images, for the BiT
-    rule on your data. RULE is paper, bit or quick; "quick" is the paper's rule with the rate 0.01 instead of a search:
-    one run instead of five. HOW is direct or short_side.
+    MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with this rule.
+    `examples` is the number of training images, for the BiT rule on your data. The rule "quick" is the paper's with the
+    rate 0.01 instead of a search: one run instead of five. HOW is direct or short_side.
     """
     chosen = parse_argument(
-        argument, model="any", task="own", rule="paper", crop="", image_size=0, examples=0, test_resize=""
+        argument, model="any", task="own", rule="", crop="", image_size=0, examples=0, test_resize=""
     )
+    if chosen["model"] in NAMED_RULES:
+        if chosen["rule"] not in ("", chosen["model"]):
+            raise ValueError(f"rule={chosen['rule']}: {chosen['model']} is a rule already. Leave rule out.")
+        chosen |= {"model": "any", "rule": chosen["model"]}
+    chosen["rule"] = chosen["rule"] or "paper"
     choices = {"task": tuple(TASKS), "rule": RULES, "crop": (*CROPS, ""), "test_resize": (*TEST_RESIZES, "")}
     for name, allowed in choices.items():
         if chosen[name] not in allowed:
@@ -117,7 +123,9 @@ def get_config(argument: str = "") -> FinetuneConfig:
     if chosen["rule"] == "bit":
         return bit_hyperrule(chosen, task)
     if chosen["examples"]:
-        raise ValueError("examples=N is for rule=bit; the paper's rule does not go by the number of images.")
+        raise ValueError("examples=N is for rule=bit; other rules do not go by the number of images.")
+    if chosen["rule"] == "augreg":
+        return augreg(chosen, task)
     is_table_2 = chosen["task"] == "imagenet" and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"]
     pixels = chosen["image_size"] or (TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels)
     rates = (0.01,) if chosen["rule"] == "quick" else task.learning_rates
@@ -137,6 +145,26 @@ def get_config(argument: str = "") -> FinetuneConfig:
         ),
         search=SearchConfig(learning_rates=rates if has_search else (), validation_fraction=task.validation_fraction),
         polyak=PolyakConfig(factor=0.9999) if is_table_2 else PolyakConfig(),
+        **FOLLOWED,
+    )
+
+
+def augreg(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
+    """500 steps, 20,000 on ImageNet; crops of 384 out of 448 pixels, or 224 out of 256; no dropout."""
+    is_long, pixels = chosen["task"] == "imagenet", chosen["image_size"] or 384
+    resize_pixels = 256 if pixels == 224 else pixels * 448 // 384
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration("20000 steps" if is_long else "500 steps"),
+        global_batch=512,
+        model=dataclasses.replace(adapted(chosen["model"], pixels), dropout_fraction=0.0),
+        input=inputs(chosen | {"crop": chosen["crop"] or "resize"}, task, pixels, resize_pixels=resize_pixels),
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
+        schedule=ScheduleConfig(
+            learning_rate=0.0, warmup=Duration("500 steps" if is_long else "100 steps"), decay="cosine"
+        ),
+        search=SearchConfig(learning_rates=(0.001, 0.003, 0.01, 0.03), validation_fraction=task.validation_fraction),
         **FOLLOWED,
     )
 

@@ -106,10 +106,12 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
 
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name in ("init_from", "resume_from", "data", "total", "evaluation", "checkpoint", "logging", "stop_early"):
+    for name in ("init_from", "resume_from", "resume_step", "data", "total"):
+        fields.pop(name, None)
+    for name in ("evaluation", "checkpoint", "logging", "stop_early"):
         fields.pop(name, None)
     fields |= {"schedule": dataclasses.replace(config.schedule, warmup=""), "input": config.input.mixup_alpha}
-    lengths = (steps.total, steps.warmup, steps.timescale, steps.polyak_start)
+    lengths = (steps.total, steps.warmup, steps.timescale, steps.cooldown, steps.polyak_start, steps.phases)
     return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
 
 
@@ -133,10 +135,11 @@ def shared_programs():
         config = dataclasses.replace(config, model=model, optimizer=optimizer, sharding=chosen.sharding)
         return dataclasses.replace(PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch)
 
-    def compile_shared(run):
-        key = id(run.train_step_of_leaves)  # which PROGRAMS keeps
+    def compile_shared(run, start_step=0):
+        over = sum(phase.last_step <= start_step for phase in run.steps.phases)
+        key = (id(run.train_step_of_leaves), over)  # the first of which PROGRAMS keeps
         if key not in PROGRAMS:
-            PROGRAMS[key] = compile_step(run)
+            PROGRAMS[key] = compile_step(run, start_step)
         return PROGRAMS[key]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -22,5 +22,10 @@ def test_a_class_token_comes_first_and_gets_nothing(has_class_token):
     assert (table.shape, table.dtype) == ((1, first + 15, 16), np.float32)
     assert not table[0, :first].any()
     np.testing.assert_array_equal(table[0, first:], sincos2d((3, 5), 16))
+    half = sincos2d(
+        (2, 2), 16, (4, 4)
+    )  # its patches have their middles between those of the large grid, at 0.5 and 2.5
+    np.testing.assert_allclose(half[1, [0, 4]], [np.sin(2.5), np.cos(2.5)], rtol=1e-6)
+    np.testing.assert_array_equal(sincos2d((3, 5), 16, (3, 5)), sincos2d((3, 5), 16))
     nothing = fixed_positions("none", (3, 5), 16, prefix_length=first)
     assert (nothing.shape, nothing.dtype, nothing.any()) == (table.shape, np.float32, False)

@@ -59,6 +59,8 @@ FINETUNING = {
     "ViT-B/16,flowers": Dataset(1_020, 102),
     "ViT-B/16,vtab": Dataset(1_000, 100),
     **dict.fromkeys(("any,own", "any,own,quick"), Dataset(200, 3)),
+    "augreg,imagenet": IMAGENET,
+    "augreg,pets": Dataset(3_680, 37),
 }
 
 RECIPES = {
@@ -77,6 +79,8 @@ RECIPES = {
     **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
     **{f"pretrain_augreg.py:{model}": IMAGENET_21K for model in ("B/16", "B/16,aug=medium1", "R26+S/32")},
     "pretrain_augreg.py:S/16,data=i1k": IMAGENET,
+    **{f"pretrain_deit3.py:{row}": IMAGENET for row in ("B/16", "B/16,stage=finetune")},
+    "pretrain_deit3.py:H/14,data=i21k": IMAGENET_21K,
     **{f"digits.py{model}": DIGITS for model in ("", ":R14x0.5", ":R14x0.5+ViT-mu/4")},
 }
 
@@ -167,7 +171,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
         ("finetune.py:ViT-B/16,cifar", "task='cifar'", "cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick"),
+        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick, augreg"),
         ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
         ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),
@@ -175,6 +179,11 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("finetune.py:R50x1,pets,rule=bit,test_resize=direct", "test_resize=direct", "no effect.*rule=bit"),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
         ("pretrain_own.py:ViT-Ti/16,examples=200000", "examples=200000", "1 to 100,000.*pretrain_imagenet1k"),
+        ("finetune.py:augreg,pets,rule=bit", "rule=bit", "augreg is a rule already"),
+        ("pretrain_deit3.py:Ti/16", "model=Ti/16", "S/16, B/16, L/16, H/14"),
+        ("pretrain_deit3.py:B/16,epochs=300", "epochs=300", "400 or 800"),
+        ("pretrain_deit3.py:B/16,stage=tune", "stage=tune", "pretrain, finetune"),
+        ("pretrain_deit3.py:S/16,stage=finetune", "stage=finetune", "224 pixels"),
         ("digits_transfer.py:tune", "stage='tune'", "pretrain, untrained, finetune, scratch"),
     ],
 )
@@ -232,6 +241,7 @@ def test_command_of_the_readme(words: list[str]) -> None:
 def test_readme_has_every_recipe() -> None:
     shown = {words[0].removeprefix("--config=configs/") for words in readme_commands()}
     aliases = {"pretrain_s16_baseline.py:epochs=90": "pretrain_s16_baseline.py"}
+    aliases["pretrain_deit3.py:B/16"] = "pretrain_deit3.py"
     assert {aliases.get(recipe, recipe) for recipe in RECIPES} <= shown
 
 
@@ -248,7 +258,16 @@ def test_resolution_fits_the_patches() -> None:
         assert architecture_of(config, 10).grid == (pixels // parse_name(config.model.name).patch[0],) * 2
 
 
-AUGREG = json.loads((ROOT / "tests/golden/augreg.json").read_text())
+AUGREG, BASELINE, DEIT3 = (
+    json.loads((ROOT / "tests/golden" / f"{name}.json").read_text()) for name in ("augreg", "s16_baseline", "deit3")
+)
+
+
+def readme_row(words: str) -> list[str]:
+    """The cells of the row of a command in the tables of recipes."""
+    rows = [line for line in (CONFIGS / "README.md").read_text().splitlines() if f"`{words}`" in line]
+    assert len(rows) == 1, words
+    return [cell.strip() for cell in rows[0].strip("|").split("|")]
 
 
 @pytest.mark.parametrize("data", AUGREG["aug_setting"])
@@ -278,6 +297,120 @@ def test_augreg_by_the_name_of_a_released_file(name):
     assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
     assert config.optimizer.weight_decay == float(aug[2])
     assert (config.model.dropout_fraction, config.model.stochastic_depth_fraction) == (float(aug[3]), float(aug[4]))
+
+
+def test_fine_tuning_of_augreg_is_as_released():
+    released = AUGREG["finetuning"]
+    for task, length in (("pets", released), ("imagenet", released["imagenet2012"])):
+        config = load(f"finetune.py:augreg,{task}")
+        optimizer, inputs = config.optimizer, config.input
+        assert config.search.learning_rates == tuple(released["lr"])
+        assert config.total == f"{length['total_steps']} steps"
+        assert (config.schedule.decay, config.schedule.warmup) == ("cosine", f"{length['warmup_steps']} steps")
+        assert config.global_batch == released["batch"]
+        assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == ("sgd", released["momentum"], 0.0)
+        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["optim_dtype"])
+        assert config.model.dropout_fraction == released["dropout_rate"]
+        assert (inputs.train_resize_pixels, inputs.image_size) == (released["resize"]["384"], (384, 384))
+    small = load("finetune.py:augreg,vtab,image_size=224")
+    assert (small.input.train_resize_pixels, small.input.image_size) == (released["resize"]["224"], (224, 224))
+    assert load("finetune.py:augreg") == load("finetune.py:any,own,rule=augreg")
+    assert load("finetune.py:ViT-B/16,pets,rule=augreg").model.name == "ViT-B/16"
+
+
+def test_expected_accuracies_of_augreg():
+    """The row of each released file, and the rates that the text names."""
+    table = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))
+    text = (CONFIGS / "README.md").read_text()
+    for name, (rate, accuracy) in AUGREG["finetuning"]["imagenet2012_at_384"].items():
+        (file,) = (file for file in AUGREG["released"] if file.startswith(f"{name}-"))
+        config = load_recipe(f"pretrain_augreg:{file}")
+        commands = re.findall(r"`--config=configs/pretrain_augreg.py:([^` ]*)`", text)
+        (row,) = (row for row in commands if load_recipe(f"pretrain_augreg:{row}") == config)
+        cells = readme_row(f"--config=configs/pretrain_augreg.py:{row}")
+        assert cells[2] == f"{accuracy:.2f}"
+        assert (cells[0] in ("B/16", "S/16", "Ti/16", "R+Ti/16")) == (rate == 0.03)
+        assert cells[0] in table["MODELS"]
+
+
+@pytest.mark.parametrize("epochs", [90, 150, 300])
+def test_the_baseline_is_as_released(epochs):
+    config, released = load(f"pretrain_s16_baseline.py:epochs={epochs}"), BASELINE
+    inputs, model, optimizer, schedule = config.input, config.model, config.optimizer, config.schedule
+    assert config.total == f"{epochs} epochs"
+    assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
+    assert (config.data, inputs.train_split) == (f"tfds:{released['dataset']}", released["train_split"])
+    assert (config.global_batch, config.objective.loss) == (released["batch_size"], "softmax")
+    assert inputs.image_size == (released["crop"],) * 2
+    assert inputs.test_crop_fraction == released["crop"] / released["resize_small"]
+    assert [inputs.randaugment_layers, inputs.randaugment_magnitude] == released["randaug"]
+    assert inputs.mixup_alpha == released["mixup"]
+    described = {"variant": model.name.removeprefix("ViT-"), "rep_size": model.head == "mlp"}
+    assert described | {"pool_type": model.pool, "posemb": model.position_embedding} == released["model"]
+    assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["mu_dtype"])
+    assert (optimizer.weight_decay, optimizer.weight_decay_meaning) == (released["wd"], "big_vision")
+    assert (schedule.learning_rate, schedule.decay) == (released["lr"], released["decay_type"])
+    assert schedule.warmup == f"{released['warmup_steps']} steps"
+    suffix = "" if epochs == 90 else f":epochs={epochs}"
+    expected = readme_row(f"--config=configs/pretrain_s16_baseline.py{suffix}")
+    assert str(released["expected"][str(epochs)]) in expected
+    for number in released["reproduced"].get(str(epochs), []):
+        assert f"{number}" in (CONFIGS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("row", DEIT3["rows"], ids=lambda row: " ".join(map(str, row[:3])))
+def test_deit3_is_as_released(row):
+    """Every value of the JAX reproduction's configs, in its own names."""
+    kind, model, epochs, *numbers = row
+    released = DEIT3["common"] | DEIT3["kinds"][kind] | dict(zip(DEIT3["columns"][3:], numbers, strict=True))
+    stage, data = ("finetune" if "-ft-" in kind else "pretrain"), kind.partition("-")[0].replace("in", "i")
+    config = load_recipe(f"pretrain_deit3:{model},data={data},epochs={epochs},stage={stage}")
+    inputs, optimizer, schedule, objective = config.input, config.optimizer, config.schedule, config.objective
+    augmentations = {(True, 0, 0): "3a", (False, 2, 9): "rand-m9-mstd0.5-inc1"}
+    crop = (inputs.train_crop, inputs.crop_area_fraction, inputs.crop_distribution)
+    found = {
+        "train-batch-size": config.global_batch,
+        "color-jitter": inputs.color_jitter,
+        "auto-augment": augmentations[inputs.three_augment, inputs.randaugment_layers, inputs.randaugment_magnitude],
+        "random-crop": {("inception", (0.08, 1.0), "torchvision"): "rrc", ("simple", (0.05, 1.0), "tf"): "src"}[crop],
+        "random-erasing": inputs.erasing_fraction,
+        "test-crop-ratio": inputs.test_crop_fraction,
+        "augment-repeats": inputs.repeats,
+        "mixup": inputs.mixup_alpha,
+        "cutmix": inputs.cutmix_alpha,
+        "criterion": {"bce": "bce", "softmax": "ce"}[objective.loss],
+        "label-smoothing": objective.label_smoothing_fraction,
+        "optimizer": {"adam": "adamw", "lamb": "lamb"}[optimizer.name],
+        "adam-b1": optimizer.beta1,
+        "adam-b2": optimizer.beta2,
+        "adam-eps": optimizer.epsilon,
+        "lr-decay": optimizer.layer_decay,
+        "clip-grad": optimizer.clip_global_norm or 0.0,
+        "warmup-epochs": int(schedule.warmup.removesuffix(" epochs")),
+        "end-learning-rate": schedule.end_learning_rate,
+        "training-epochs": int(config.total.removesuffix(" epochs")),
+        "image-size": inputs.image_size[0],
+        "learning-rate": schedule.learning_rate,
+        "weight-decay": optimizer.weight_decay,
+        "droppath": config.model.stochastic_depth_fraction,
+    }
+    if stage == "pretrain":
+        architecture = architecture_of(config, 1_000)
+        learnable = {("learned_1d", "patches"): "learnable"}
+        found["layerscale"] = architecture.layer_scale
+        found["posemb"] = learnable[architecture.position_embedding, architecture.position_tokens]
+        found |= {"pooling": {"token": "cls"}[architecture.pool], "dropout": architecture.dropout_fraction}
+        assert (config.model.name, architecture.head) == (f"ViT-{model}", "linear")
+    else:  # the network comes with the weights
+        found |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
+        assert (config.model.name, config.model.position_resize) == (f"ViT-{model}", "bicubic")
+    assert found == released
+    assert optimizer.weight_decay_meaning == "paper_kernels"
+    if stage == "pretrain" and (expected := DEIT3["expected"][kind][model].get(str(epochs))):
+        options = [*(["data=i21k"] if data == "i21k" else []), *([f"epochs={epochs}"] if epochs in (800, 240) else [])]
+        argument = ",".join([model, *options])
+        cells = readme_row("--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else ""))
+        assert (cells[2], cells[3].partition(" ")[0]) == (str(epochs), str(expected))
 
 
 @pytest.mark.parametrize(

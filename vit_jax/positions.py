@@ -6,7 +6,9 @@ Legend: S sequence length, D width.
 import numpy as np
 
 
-def fixed_positions(kind: str, grid: tuple[int, int], width: int, *, prefix_length: int) -> np.ndarray:
+def fixed_positions(
+    kind: str, grid: tuple[int, int], width: int, *, prefix_length: int, reference_grid: tuple[int, int] | None = None
+) -> np.ndarray:
     """One row for each token.
 
     Args:
@@ -14,27 +16,35 @@ def fixed_positions(kind: str, grid: tuple[int, int], width: int, *, prefix_leng
       grid: rows and columns of patches.
       width: D.
       prefix_length: number of tokens before the patches; nothing is added to them.
+      reference_grid: as for `sincos2d`.
 
     Returns:
       float32 (1, S, D).
     """
-    table = sincos2d(grid, width) if kind == "sincos2d" else np.zeros((grid[0] * grid[1], width), np.float32)
+    table = (
+        sincos2d(grid, width, reference_grid)
+        if kind == "sincos2d"
+        else np.zeros((grid[0] * grid[1], width), np.float32)
+    )
     return np.pad(table, ((prefix_length, 0), (0, 0)))[None]
 
 
-def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
+def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] | None = None) -> np.ndarray:
     """Fixed two-dimensional positions in MoCo v3's form.
 
     Args:
       grid: rows and columns of patches.
       width: divisible by 4; a quarter each for sin(x w), cos(x w), sin(y w), cos(y w).
+      reference_grid: rows and columns in which the middles of patches are counted; None: `grid`.
 
     Returns:
       float32 (rows * columns, width); frequencies w fall from 1 to exactly 1/10000.
     """
     quarter = width // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
-    rows, columns = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing="ij")
+    lengths = zip(grid, reference_grid or grid, strict=True)
+    places = [np.arange(n) if n == counted else (np.arange(n) + 0.5) * counted / n - 0.5 for n, counted in lengths]
+    rows, columns = np.meshgrid(*places, indexing="ij")
     x_angles = columns.reshape(-1, 1) * frequencies
     y_angles = rows.reshape(-1, 1) * frequencies
     parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]

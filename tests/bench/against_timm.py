@@ -72,8 +72,8 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax.models import build_model
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
-    from vit_jax.optim.schedules import build_schedule
     from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+    from vit_jax.train.assemble import schedule_of
     from vit_jax.train.state import init_state
     from vit_jax.train.step import make_train_step
 
@@ -90,9 +90,7 @@ def build_ours(model, batch, form, unrolled, device):
     if unrolled:
         architecture = dataclasses.replace(architecture, scan_unroll=architecture.depth)
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
-    schedule = build_schedule(
-        config.schedule, warmup_steps=lengths.warmup, total_steps=lengths.total, timescale_steps=lengths.timescale
-    )
+    schedule = schedule_of(config, lengths)
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     objective = build_objective(config.objective, architecture)
     mesh = build_mesh([device])

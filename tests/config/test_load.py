@@ -79,7 +79,7 @@ def test_what_counts_last():
         ("model.pool=max", "='max'.*'token', 'gap', 'map'.*package.module:name or None"),
         ("model.pool=cls", "did you mean 'token'"),
         ("optimizer.name=AdamW", "did you mean 'adam'"),
-        ("optimizer.name=lion", "='lion'.*'adam', 'sgd'.*package.module:name"),
+        ("optimizer.name=lion", "='lion'.*'adam', 'lamb', 'sgd'.*package.module:name"),
         ("model.network=resnet", "='resnet'.*package.module:name"),
         ("optimizer.arguments.x={1, 2}", r"=\{1, 2\}.*config.json"),
         ("optimizer.learning_rate_multipliers.head/*=fast", "='fast'.*float"),

@@ -28,7 +28,7 @@ def test_every_length_becomes_steps():
         checkpoint__every="0.5 fraction",
         logging__every="1 example",
     )
-    given = {"total": 200, "warmup": 20, "timescale": 10, "polyak_start": 30}
+    given = {"total": 200, "warmup": 20, "timescale": 10, "cooldown": 40, "polyak_start": 30}
     every = {"evaluate_every": 50, "checkpoint_every": 100, "log_every": 1, "evaluators_every": {"v2": 20, "v3": 50}}
     assert steps == RunSteps(**given, **every)
 
@@ -38,7 +38,6 @@ def test_every_length_becomes_steps():
     [
         ({"global_batch": 100}, "100.*divisible by 8.*96 or 104"),
         ({"global_batch": 0}, "0.*positive.*use 8"),
-        ({"input__repeats": 3}, "3.*divide global_batch=128"),
         ({"evaluation__global_batch": 12}, "12.*divisible by 8.*8 or 16"),
         ({"global_batch": 40, "optimizer__accumulation_steps": 4}, "40.*divisible by.*4 micro-batches.*32 or 64"),
         ({"global_batch": 10, "sharding__num_model_shards": 2}, "10.*divisible by.*2 model shards.*8 or 12"),

@@ -133,6 +133,9 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
     ("fields", "rule"),
     [
         ({"init_from": "a", "resume_from": "b"}, "resume_from.*both"),
+        ({"resume_step": 5}, "=5.*resume_from"),
+        ({"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"}, "=0.1.*loss='bce'.*sigmoid"),
+        ({"polyak.warmup": "ratio", "polyak.factor": 0.9}, "'ratio'.*bias_correction=False"),
         ({"input.data_dir": "gs://b/tfds"}, "=gs://b/tfds.*folder"),
         # input
         ({"input.image_size": (0, 8)}, r"=\(0, 8\).*at least 1"),

@@ -181,6 +181,24 @@ def test_repeated_augmentation(is_balanced):
     assert_same(batches(3, rows=np.arange(5, 9)), [HostBatch(*(a[5:9] for a in batch)) for batch in repeated])
 
 
+def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
+    """Three batches of 4 hold four records three times; any row alone is the same."""
+    stream = TrainStream(SOURCE, TRAIN, 7, 4, np.arange(4), 0, STEPS, repeats=3)
+    order = [record_at(7, 0, offset, len(SOURCE)) for offset in range(4)]
+    a, b, c, d = order
+    assert [batch.record_index.tolist() for batch in (stream[0], stream[1], stream[2])] == [
+        [a, b, a, a],
+        [b, c, b, c],
+        [c, d, d, d],
+    ]
+    shifted = TrainStream(SOURCE, TRAIN, 7, 4, np.arange(4), 5, STEPS, repeats=3, first_image=4)
+    assert_same([shifted[0]], [stream[1]])  # as after one batch of 4
+    assert_same(
+        [TrainStream(SOURCE, TRAIN, 7, 4, np.array([2]), 1, STEPS, repeats=3)[0]],
+        [HostBatch(*(x[2:3] for x in stream[1]))],
+    )
+
+
 def test_unreadable_images_are_masked_and_keep_their_place(broken):
     for batch in run(source=broken, num_steps=9):
         rubbish = np.isin(batch.record_index, [5, 8])

@@ -35,6 +35,14 @@ def test_losses_equal_numpy():
     assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
+def test_bce_takes_all_mixed_classes_for_present():
+    logits, labels = np.random.default_rng(0).normal(size=(2, 4)), [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    p = 1 / (1 + np.exp(-logits))
+    expected = -(np.log(p[0, :2]).sum() + np.log(1 - p[0, 2:]).sum() + np.log(p[1, 2]))
+    expected -= np.log(1 - p[1, [0, 1, 3]]).sum()
+    assert float(sums(Classification("bce"), logits, labels)["loss"]) == pytest.approx(expected / 4, rel=1e-5)
+
+
 def test_label_smoothing_spreads_evenly():
     targets = prepared(Classification("softmax", 0.1), jnp.eye(4), jnp.ones(4))
     np.testing.assert_allclose(targets.label_BK[0], [0.925, 0.025, 0.025, 0.025], rtol=1e-6)

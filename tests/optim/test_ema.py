@@ -44,6 +44,19 @@ def test_against_a_float64_loop(num_steps, start_step, factor):
         np.testing.assert_allclose(ours, expected, rtol=1e-5 if num_steps < 100 else 2e-5)
 
 
+@pytest.mark.parametrize("warmup", ["ratio", "power"])
+def test_warm_up_against_a_float64_loop(warmup):
+    """The weights of tf.train.ExponentialMovingAverage, and of timm's ModelEmaV3, for the n-th update from 0 on."""
+    parameters, factor, start = history(60), 0.9, 7
+    expected = parameters[start].astype(np.float64)
+    for n, now in enumerate(parameters[start + 1 :]):
+        weight = (1 + n) / (10 + n) if warmup == "ratio" else 1 - (1 + n / 1.0) ** -(2 / 3)
+        expected = min(factor, weight) * expected + (1 - min(factor, weight)) * now
+    ours = average_of(parameters, factor=factor, start_step=start, bias_correction=False, warmup=warmup)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    assert min(factor, weight) > 0.85  # the warm-up has nearly ended
+
+
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_constant_parameters_are_their_own_average(bias_correction):
     parameters = np.full((3001, 3), [0.1, -3.0, 1e-8], np.float32)

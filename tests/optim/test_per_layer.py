@@ -84,6 +84,29 @@ def test_against_optax_on_unstacked_parameters(name):
     assert_equal(run(OptimizerConfig(name=name, arguments=OPTIMIZERS[name]), params, gradients), expected)
 
 
+def kernels(arrays):
+    return {name: "/kernel" in name for name in arrays}
+
+
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
+    """Against the transformations of optax that make up LAMB, on unstacked parameters. One kernel begins at 0."""
+    params, *gradients = (fill(abstract(), seed) for seed in range(STEPS + 1))
+    params.head.linear.kernel[...] = jnp.zeros_like(params.head.linear.kernel[...])
+    optimizer = optax.chain(
+        optax.scale_by_adam(0.8, 0.95, 1e-6),
+        optax.add_decayed_weights(0.3, kernels),
+        optax.masked(optax.scale_by_trust_ratio(), kernels),
+        optax.scale_by_learning_rate(RATE),
+    )
+    expected = run_apart(optimizer, params, gradients)
+    if trained == "head":
+        expected = {name: x if name.startswith("head/") else unstack(params)[name] for name, x in expected.items()}
+    options = {"weight_decay": 0.3, "weight_decay_meaning": "paper_kernels", "trained": trained}
+    config = OptimizerConfig(name="lamb", beta1=0.8, beta2=0.95, epsilon=1e-6, **options)
+    assert_equal(run(config, params, gradients), expected)
+
+
 def test_units_of_a_resnet():
     shapes = {"first": (1, 1, 4, 6), "rest": (2, 1, 1, 6, 6)}
     tree = {"body": {"stage1": {unit: {"conv1": {"kernel": shape}} for unit, shape in shapes.items()}}}

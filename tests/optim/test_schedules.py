@@ -12,7 +12,7 @@ from vit_jax.optim.schedules import build_schedule
 
 WARMUP, TOTAL, TIMESCALE = 100, 1100, 400
 BASE = 8e-4
-LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE}
+LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE, "cooldown_steps": 400}
 
 
 def config(decay, **changes):
@@ -25,7 +25,7 @@ def rates(decay, *steps, lengths=LENGTHS, **changes):
     return [float(schedule(step)) for step in steps]
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
 def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), **LENGTHS)
     every = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
@@ -45,12 +45,22 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
         ("cosine", 1e-5, 600, (BASE + 1e-5) / 2),
         ("rsqrt", 0.0, WARMUP + 3 * TIMESCALE, BASE / 2),
         ("constant", 0.0, 777, BASE),
-        *((decay, 0.0, TOTAL, 0.0) for decay in ("linear", "cosine")),
-        *((decay, 1e-5, step, 1e-5) for decay in ("linear", "cosine") for step in (TOTAL, TOTAL + 9)),
+        ("wsd", 1e-5, TOTAL - 400, BASE),
+        ("wsd", 0.0, TOTAL - 300, BASE / 2),  # a quarter of the cooldown, whose root is a half
+        *((decay, 0.0, TOTAL, 0.0) for decay in ("linear", "cosine", "wsd")),
+        *((decay, 1e-5, step, 1e-5) for decay in ("linear", "cosine", "wsd") for step in (TOTAL, TOTAL + 9)),
     ],
 )
 def test_decay_on_its_way(decay, end, step, expected):
     assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
+
+
+def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
+    assert rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5) == pytest.approx(
+        [1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6
+    )
+    shorter = {**LENGTHS, "total_steps": 800, "cooldown_steps": 100}
+    assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
 
 
 def test_staircase_of_bit_hyperrule():

@@ -77,14 +77,20 @@ def test_the_data_of_a_recipe():
         choose_dataset("own.py", config, num_examples=5)
 
 
-def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, **changes):
-    """Of H/14 with 4096 images a step."""
+def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, **changes):
+    """Of H/14 with 4096 images a step; in phases, half of the steps have half of them, of a quarter of the FLOPs."""
     config = load_recipe("configs/pretrain_jft.py:ViT-H/14")
     h14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
+    flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14)
+    early, late = (steps // 2, 2048, flops // 4), (steps - steps // 2, 4096, flops)
+    phases = [early, late] if in_phases else [(steps, 4096, flops)]
     run = types.SimpleNamespace(
         steps=types.SimpleNamespace(total=steps),
         architecture=dataclasses.replace(h14, **changes),
-        training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14),
+        training_flops_per_image=flops,
+        images=lambda step: sum(count * batch for count, batch, _ in phases),
+        training_flops=lambda step: sum(count * batch * flops for count, batch, flops in phases),
+        earlier=phases[:-1],
     )
     topology, time = parse_topology(topology), Roofline(seconds, 0, 0, 0)
     return estimate.Plan(config, topology, JFT, run, None, "", None, None, time, price).totals
@@ -100,6 +106,9 @@ def test_a_day_on_a_pod():
     assert total.mfu == pytest.approx(useful / (512 * 459e12))
     # the same share of the peak of TPU v3 cores, 61.5 TFLOP/s each
     assert total.mfu == pytest.approx(useful / (total.tpu_v3_core_days / total.days * 61.5e12))
+    halved = totals("v5p:8x8x8", in_phases=True)
+    assert (halved.days, halved.images) == pytest.approx((0.5 + 0.5 / 8, 0.75 * total.images))
+    assert halved.exaflops == pytest.approx((0.5 + 0.5 / 8) * total.exaflops)
     total = totals("h100:8", price=None, block="mine:Block")  # GPUs have no cores, own code has no FLOPs
     assert (total.price, total.core_days, total.mfu, total.exaflops) == (None, pytest.approx(8), None, None)
     # The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak.

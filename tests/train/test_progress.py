@@ -12,7 +12,7 @@ METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.
 def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     time = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
-    clock = TrainingClock(10, 8, flops_per_image=5.0, peak_flops=1000.0)
+    clock = TrainingClock(10, lambda step: 8 * step, lambda step: 40.0 * step, peak_flops=1000.0)
     time[0] += 2
     with clock.pause():
         time[0] += 50
@@ -23,7 +23,9 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     assert rates["mfu"] == 20 * 5.0 / 1000.0
     assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18  # of all steps
     assert clock.seconds_left(20, 40) == 8
-    assert "mfu" not in TrainingClock(0, 8, 5.0, None).rates(1)  # of a chip that is not known
+    assert "mfu" not in TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None).rates(
+        1
+    )  # of a chip that is not known
 
 
 def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
@@ -35,7 +37,7 @@ def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
             time[0] += seconds
             yield seconds
 
-    clock, source = TrainingClock(0, 8, 5.0, None), batches()
+    clock, source = TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None), batches()
     found = [clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)]
     time[0] += 1
     assert found == [1, 5, 3]

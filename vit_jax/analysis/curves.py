@@ -61,13 +61,13 @@ class RunLog:
         if axis == "steps":
             return step_P
         if axis == "images":
-            if "global_batch" not in self.config:
-                raise ValueError(f"{self.name}: its config has no global_batch, so use --axis=steps.")
+            if "global_batch" not in self.config or self.config.get("phases"):
+                raise ValueError(f"{self.name}: its config has phases, or no global_batch. Use --axis=steps.")
             return step_P * self.config["global_batch"]
         known = self.curve(AXES[axis].metric)
         if not len(known.step_P):
             raise ValueError(f"{self.name} has not written {AXES[axis].metric}, so use --axis=steps or images.")
-        if axis == "exaflops":  # each step costs the same
+        if axis == "exaflops" and not self.config.get("phases"):  # each step costs the same
             return step_P * (known.value_P[-1] / known.step_P[-1])
         return np.interp(step_P, known.step_P, known.value_P)
 

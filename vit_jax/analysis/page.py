@@ -186,7 +186,7 @@ def _pictures(model: Model, view: View) -> Iterator[str]:
 def _cost(report: Report) -> dict[str, str]:
     summary, last = report.summary or {}, report.run.last
     cards = dict[str, str]()
-    if "global_batch" in report.run.config:
+    if "global_batch" in report.run.config and not report.run.config.get("phases"):
         cards["images seen"] = f"{last['step'] * report.run.config['global_batch']:,}"
     if "exaflops" in last:
         cards["training compute"] = f"{last['exaflops']:.3g} exaFLOPs"

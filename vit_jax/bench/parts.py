@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.arrays import Batch, normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
-from vit_jax.config import RunConfig
+from vit_jax.config import PretrainConfig, RunConfig
 from vit_jax.cost.chips import find_chip
 from vit_jax.data.records import Source
 from vit_jax.train import workdir as workdirs
@@ -60,6 +60,8 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
     Returns:
       JSON values: what was timed and where, the step's memory on one device, and under "parts" the figures of each.
     """
+    if isinstance(config, PretrainConfig):
+        config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None
     num_examples = config.global_batch * 1_000_000  # enough for any duration of a recipe
     shape: tuple[int, ...] = ()
@@ -215,7 +217,7 @@ class _Stamped(Assembly):
     compiled: Callable[..., Any]
     stamps: list[float]
 
-    def compile_train_step(self) -> Callable[..., Any]:
+    def compile_train_step(self, start_step: int = 0) -> Callable[..., Any]:
         def step(*arguments: Any) -> Any:
             self.stamps.append(time.perf_counter())
             return self.compiled(*arguments)

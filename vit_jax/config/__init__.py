@@ -25,6 +25,7 @@ from vit_jax.config.schema import LoggingConfig as LoggingConfig
 from vit_jax.config.schema import ModelConfig as ModelConfig
 from vit_jax.config.schema import ObjectiveConfig as ObjectiveConfig
 from vit_jax.config.schema import OptimizerConfig as OptimizerConfig
+from vit_jax.config.schema import PhaseConfig as PhaseConfig
 from vit_jax.config.schema import PolyakConfig as PolyakConfig
 from vit_jax.config.schema import PretrainConfig as PretrainConfig
 from vit_jax.config.schema import RunConfig as RunConfig

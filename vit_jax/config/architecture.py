@@ -250,6 +250,15 @@ def adapt_architecture(
     )
 
 
+def resized_architecture(a: Architecture, image_size: tuple[int, int]) -> Architecture:
+    """The same network for images of another height and width.
+
+    Raises:
+      ValueError: patches do not divide the image.
+    """
+    return _checked(dataclasses.replace(a, image_size=image_size))
+
+
 def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
     if not a.has_transformer and (config.dropout_fraction or config.stochastic_depth_fraction):
         raise ValueError(f"config.model: {a.name} has no transformer: dropout and stochastic depth have no effect.")

@@ -37,15 +37,26 @@ class Clock:
     global_batch: int  # examples a step takes
     num_examples: int  # of the training split
     total_steps: int | None = None  # length of the run; None while it is itself being converted
+    earlier: tuple[tuple[int, int], ...] = ()  # last step and batch of each phase that comes before
 
     def to_steps(self, text: str) -> int:
-        """Whole steps, rounded to the nearest; 0 only for a duration of 0."""
+        """Whole steps, rounded to the nearest; 0 only for a duration of 0. With earlier phases, from the first step."""
         value, unit = parse(text)
         if unit == "fraction":
             if self.total_steps is None:
                 raise ValueError(f"total={text!r}: the length of the run cannot be a fraction of itself.")
             steps = value * self.total_steps
+        elif unit == "steps":
+            steps = value
         else:
-            examples_per_unit = {"steps": self.global_batch, "epochs": self.num_examples, "examples": 1}[unit]
-            steps = value * examples_per_unit / self.global_batch
+            steps = self._steps_of(value * self.num_examples if unit == "epochs" else value)
         return max(round(steps), 1 if value else 0)
+
+    def _steps_of(self, examples: float) -> float:
+        """Steps from the start of the run that take these examples."""
+        first = 0
+        for last, batch in self.earlier:
+            if examples <= (last - first) * batch:
+                return first + examples / batch
+            examples, first = examples - (last - first) * batch, last
+        return first + examples / self.global_batch

@@ -3,9 +3,18 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from vit_jax.config.durations import Clock
-from vit_jax.config.schema import RunConfig
+from vit_jax.config.durations import Clock, parse
+from vit_jax.config.schema import PretrainConfig, RunConfig
 from vit_jax.config.validate import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Steps with sizes of their own, before the last part of a run."""
+
+    last_step: int
+    image_size: tuple[int, int]
+    global_batch: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +24,13 @@ class RunSteps:
     total: int
     warmup: int
     timescale: int
+    cooldown: int
     polyak_start: int
     evaluate_every: int
     checkpoint_every: int
     log_every: int
     evaluators_every: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    phases: tuple[Phase, ...] = ()
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
@@ -37,21 +48,26 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
 def lengths(config: RunConfig, num_examples: int) -> RunSteps:
     """Converts durations to steps, whatever the devices.
 
+    Points in time count the examples of earlier phases; periods, and lengths at the end, are of the last part's batch.
+
     Raises:
       ValueError: durations that do not fit each other.
     """
     clock = Clock(config.global_batch, num_examples)
-    total = clock.to_steps(config.total)
+    phases = _phases(config, clock)
+    start = dataclasses.replace(clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases))
+    total = start.to_steps(config.total)
     if total < 1:
         raise ValueError(
             _too_large(config, num_examples) or f"config.total={config.total!r}: must be at least one step."
         )
-    clock = dataclasses.replace(clock, total_steps=total)
+    start, clock = (dataclasses.replace(each, total_steps=total) for each in (start, clock))
     steps = RunSteps(
         total=total,
-        warmup=clock.to_steps(config.schedule.warmup),
+        warmup=start.to_steps(config.schedule.warmup),
         timescale=clock.to_steps(config.schedule.timescale),
-        polyak_start=clock.to_steps(config.polyak.start),
+        cooldown=clock.to_steps(config.schedule.cooldown),
+        polyak_start=start.to_steps(config.polyak.start),
         evaluate_every=clock.to_steps(config.evaluation.every),
         checkpoint_every=clock.to_steps(config.checkpoint.every),
         log_every=clock.to_steps(config.logging.every),
@@ -59,10 +75,30 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
             name: clock.to_steps(evaluator.every or config.evaluation.every)
             for name, evaluator in config.evaluation.evaluators.items()
         },
+        phases=phases,
     )
     for problem in _of_lengths(config, steps):  # the first
         raise ValueError(_too_large(config, num_examples) or f"config.{problem}")
     return steps
+
+
+def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
+    """Return the earlier parts of a run, in order; a fraction is of `config.total`, in its unit."""
+    phases: list[Phase] = []
+    total, unit = parse(config.total)
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        value, own_unit = parse(phase.until)
+        until = f"{value * total} {unit}" if own_unit == "fraction" and unit != "fraction" else phase.until
+        before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
+        batch, first = phase.global_batch or config.global_batch, before[-1][0] if before else 0
+        last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
+        if last <= first:
+            raise ValueError(
+                f"config.phases.{name}.until={phase.until!r} is step {last}: must be after step {first}, at which it "
+                "begins. Give phases in order."
+            )
+        phases.append(Phase(last, phase.image_size or config.input.image_size, batch))
+    return tuple(phases)
 
 
 def _too_large(config: RunConfig, num_examples: int) -> str:
@@ -77,10 +113,20 @@ def _too_large(config: RunConfig, num_examples: int) -> str:
 
 def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     schedule, start = config.schedule, config.logging.profile_start_step
+    if steps.phases and steps.phases[-1].last_step >= steps.total:
+        yield (
+            f"phases: the last one ends at step {steps.phases[-1].last_step} of {steps.total}: must end before the run "
+            "does. Shorten it."
+        )
     if steps.warmup >= steps.total:
         yield (
             f"schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: it must end before the run "
             "does. Shorten the warm-up or lengthen the run (config.total)."
+        )
+    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= steps.total - steps.warmup:
+        yield (
+            f"schedule.cooldown={schedule.cooldown!r} is {steps.cooldown} of {steps.total} steps: must be 1 to "
+            f"{steps.total - steps.warmup}, the steps after the warm-up. Choose another length."
         )
     if schedule.decay == "rsqrt" and steps.timescale < 1:
         yield f"schedule.timescale={schedule.timescale!r}: rsqrt needs at least 1 step."
@@ -127,6 +173,9 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
     batches = {"global_batch": (config.global_batch, shares * accumulation)}
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        if phase.global_batch is not None:
+            batches[f"phases.{name}.global_batch"] = (phase.global_batch, shares * accumulation)
     if config.evaluation.global_batch is not None:
         batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
     for name, (batch, divisor) in batches.items():

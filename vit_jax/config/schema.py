@@ -250,7 +250,7 @@ class InputConfig:
     """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
     sample without antialiasing for "direct", as the released code."""
     repeats: int = 1
-    """Number of augmented copies of each chosen image in a batch (repeated augmentation, DeiT: 3); the batch then holds
+    """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch then holds about
     global_batch / repeats images. An epoch counts copies."""
     cache_records: bool = False
     """Keep encoded images in memory; for datasets that fit."""
@@ -275,9 +275,10 @@ class ObjectiveConfig:
 
     kind: Literal["classification", "masked_patch"] = "classification"
     """Learn class labels, or predict hidden patches without labels (ViT, sec. 4.6)."""
-    loss: Literal["softmax", "sigmoid"] | Reference
-    """Loss of class labels; sigmoid treats classes independently. A reference is called with (logits_BK, label_BK) and
-    returns loss_B."""
+    loss: Literal["softmax", "sigmoid", "bce"] | Reference
+    """Loss of class labels; sigmoid treats classes independently and sums over them; bce takes every class with a share
+    in a mixed label for present and averages over classes (DeiT III). A reference is called with (logits_BK, label_BK)
+    and returns loss_B."""
     label_smoothing_fraction: float = 0.0
     """Fraction of each label that is spread evenly over all classes. 0: off."""
     class_weights: tuple[float, ...] = ()
@@ -296,18 +297,19 @@ class ObjectiveConfig:
 class OptimizerConfig:
     """The optimiser, what is done to gradients before it, and which parameters it trains."""
 
-    name: Literal["adam", "sgd"] | Reference = "adam"
-    """adam (with weight_decay: AdamW), sgd with momentum, or a reference such as "optax:lion"."""
+    name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
+    """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
+    momentum, or a reference such as "optax:lion"."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments by name for a referenced optimiser: --config.optimizer.arguments.b1=0.95."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov (ViT, App. B.1.1)."""
     beta1: float = 0.9
-    """Adam: decay of the first moment (ViT, sec. 4.1)."""
+    """Adam and LAMB: decay of the first moment (ViT, sec. 4.1)."""
     beta2: float = 0.999
-    """Adam: decay of the second moment (ViT, sec. 4.1)."""
+    """Adam and LAMB: decay of the second moment (ViT, sec. 4.1)."""
     epsilon: float = 1e-8
-    """Adam: added to the root of the second moment."""
+    """Adam and LAMB: added to the root of the second moment."""
     first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's beta1=0.9 to 0.8984."""
     weight_decay: float = 0.0
@@ -338,11 +340,15 @@ class ScheduleConfig:
     """Learning rate at its peak, after the warm-up."""
     warmup: Duration
     """Length of the linear warm-up from 0 (ViT, Table 3: 10,000 steps)."""
-    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase"] | Reference
-    """Form of the decay. A reference is called with (learning_rate, warmup_steps, total_steps) and returns the complete
-    schedule from step to learning rate."""
+    decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"] | Reference
+    """Form of the decay; wsd (warm-up, stable, decay) is constant until the cooldown. A reference is called with
+    (learning_rate, warmup_steps, total_steps) and returns the complete schedule from step to learning rate."""
     end_learning_rate: float = 0.0
-    """Learning rate at the end of a linear or cosine decay."""
+    """Learning rate at the end of a linear or cosine decay, or of a cooldown."""
+    cooldown: Duration = Duration("0.2 fraction")
+    """Length of the decay of wsd, at the end of the run."""
+    cooldown_form: Literal["linear", "sqrt"] = "sqrt"
+    """Form of the decay of wsd: linear, or 1 - sqrt(progress) (Haegele et al., 2024)."""
     timescale: Duration = Duration("10000 steps")
     """Time scale of rsqrt: learning_rate / sqrt(1 + time since the warm-up / timescale)."""
     drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)
@@ -359,6 +365,9 @@ class PolyakConfig:
     """Time at which averaging starts."""
     bias_correction: bool = True
     """Remove the weight of the parameters before the start, as Adam does for its moments."""
+    warmup: Literal["ratio", "power"] | None = None
+    """Rising weight of the previous average, up to factor, in place of bias_correction: (1 + n) / (10 + n) (ratio,
+    TensorFlow) or 1 - (1 + n) ** (-2 / 3) (power, timm) after n averaged steps. None: factor from the start."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -524,6 +533,21 @@ class _AnyRun:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """The first part of a run, or the next one, with images of another size or another batch (progressive resizing).
+
+    Evaluations have the size of the run, and networks keep its shapes: learned positions are resized in each step.
+    """
+
+    until: Duration
+    """Time at which the phase ends; "fraction" is of `total`, in the unit of it. Later phases end later."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels; one number sets both. None: input.image_size."""
+    global_batch: int | None = None
+    """Images per step on all devices together. None: config.global_batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainConfig(_AnyRun):
     """A pre-training run."""
 
@@ -531,6 +555,12 @@ class PretrainConfig(_AnyRun):
     """The network to train."""
     resume_from: str | None = None
     """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
+    phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
+    """Earlier parts of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last part has the
+    sizes of the run."""
+    resume_step: int | None = None
+    """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
+    rate of this run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

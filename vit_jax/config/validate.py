@@ -17,6 +17,7 @@ from vit_jax.config.schema import (
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
+    PretrainConfig,
     RunConfig,
     ScheduleConfig,
 )
@@ -54,11 +55,11 @@ def validate(config: RunConfig) -> None:
         _out_of_range(flatten(to_dict(config))),
         _without_effect(config),
         _wrong_input(config.input),
-        _wrong_repeats(config),
         _wrong_objective(config),
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
         _wrong_evaluations(config),
+        _wrong_phases(config),
         _wrong_start(config),
     )
     for problem in itertools.chain.from_iterable(checks):  # the first
@@ -81,6 +82,9 @@ def _out_of_range(flat: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={flat[name]}: must be positive."
     if flat["polyak.factor"] == 0:
         yield "polyak.factor=0.0: must lie between 0 and 1, for example 0.9999; None for off."
+    warmup, is_on = flat["polyak.warmup"], flat["polyak.factor"] is not None
+    if warmup and is_on and flat["polyak.bias_correction"]:
+        yield f"polyak.warmup={warmup!r}: replaces bias_correction. Set config.polyak.bias_correction=False."
     if flat["optimizer.layer_decay"] > 1:
         yield f"optimizer.layer_decay={flat['optimizer.layer_decay']}: at most 1, where 1 is off."
 
@@ -90,7 +94,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     inputs, polyak, schedule, optimizer = config.input, config.polyak, config.schedule, config.optimizer
     inception, kind, decay = inputs.train_crop == "inception", optimizer.name, schedule.decay
     ours = not is_reference(kind)
-    ends = decay in ("linear", "cosine")
+    ends = decay in ("linear", "cosine", "wsd")
     hides = config.objective.kind == "masked_patch"
     conditions = (
         (
@@ -102,14 +106,15 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("objective", ("label_smoothing_fraction", "class_weights"), not hides, "objective.kind='classification'"),
         ("input", ("mixup_alpha", "cutmix_alpha"), not hides, "objective.kind='classification'"),
         ("input", ("cutmix_fraction",), inputs.mixup_alpha > 0 < inputs.cutmix_alpha, "mixup_alpha and cutmix_alpha"),
-        ("polyak", ("start", "bias_correction"), polyak.factor is not None, "polyak.factor"),
+        ("polyak", ("start", "bias_correction", "warmup"), polyak.factor is not None, "polyak.factor"),
         ("stop_early", ("min_delta",), config.stop_early.patience is not None, "stop_early.patience"),
         ("schedule", ("timescale",), decay == "rsqrt", "schedule.decay='rsqrt'"),
         ("schedule", ("drop_at_fraction",), decay == "staircase", "schedule.decay='staircase'"),
-        ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear' or 'cosine'"),
-        ("optimizer", ("beta1", "beta2", "epsilon"), kind == "adam", "optimizer.name='adam'"),
+        ("schedule", ("cooldown", "cooldown_form"), decay == "wsd", "schedule.decay='wsd'"),
+        ("schedule", ("end_learning_rate",), ends, "schedule.decay='linear', 'cosine' or 'wsd'"),
+        ("optimizer", ("beta1", "beta2", "epsilon"), kind in ("adam", "lamb"), "optimizer.name='adam' or 'lamb'"),
         ("optimizer", ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
-        ("optimizer", ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, sgd)"),
+        ("optimizer", ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, lamb, sgd)"),
         ("optimizer", ("arguments",), not ours, "a reference such as optimizer.name='optax:lion'"),
         ("optimizer", ("layer_decay", "frozen"), optimizer.trained == "all", "optimizer.trained='all'"),
         ("input", ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
@@ -184,18 +189,15 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
         )
 
 
-def _wrong_repeats(config: RunConfig) -> Iterator[str]:
-    if config.global_batch % config.input.repeats:
-        yield (
-            f"input.repeats={config.input.repeats}: must divide global_batch={config.global_batch}. "
-            "Choose another number."
-        )
-
-
 def _wrong_objective(config: RunConfig) -> Iterator[str]:
     objective, shares = config.objective, config.objective.corruption_shares
     if objective.class_weights and min(objective.class_weights) <= 0:
         yield f"objective.class_weights={objective.class_weights}: must be positive."
+    if objective.loss == "bce" and objective.label_smoothing_fraction:
+        yield (
+            f"objective.label_smoothing_fraction={objective.label_smoothing_fraction}: must be 0 for loss='bce', which "
+            "would take all classes for present. Use loss='sigmoid'."
+        )
     if objective.kind != "masked_patch":
         return
     if isinstance(config, FinetuneConfig):
@@ -231,7 +233,7 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
 
 def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
     base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
-    if config.decay in ("linear", "cosine") and base and end > base:
+    if config.decay in ("linear", "cosine", "wsd") and base and end > base:
         yield f"schedule.end_learning_rate={end}: must lie between 0 and learning_rate={base}."
     is_inside = bool(fractions) and all(0 < fraction < 1 for fraction in fractions)
     if not is_inside or any(after <= before for before, after in itertools.pairwise(fractions)):
@@ -301,6 +303,14 @@ def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
     return (f"{number}{result}" for number in config.numbers)
 
 
+def _wrong_phases(config: RunConfig) -> Iterator[str]:
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        if phase.image_size is None and phase.global_batch is None:
+            yield f"phases.{name}: has no effect. Set its image_size or global_batch."
+        if phase.image_size is not None and min(phase.image_size) < 1:
+            yield f"phases.{name}.image_size={phase.image_size}: height and width must be at least 1 pixel."
+
+
 def _wrong_start(config: RunConfig) -> Iterator[str]:
     """Check the start of a run: seed, weights and their code, learning rate."""
     if config.seed >= 2**32:
@@ -315,6 +325,8 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
                 "init_from and config.resume_from are both set: the first starts at step 0 with the weights of another "
                 "run, the second continues it. Choose one."
             )
+        if config.resume_step is not None and config.resume_from is None:
+            yield f"resume_step={config.resume_step}: must come with config.resume_from. Set it, or leave both out."
         return
     rate, rates = config.schedule.learning_rate, config.search.learning_rates
     if not rates and not rate:

@@ -112,7 +112,9 @@ class TrainStream(Stream):
       start_step: the step that is due.
       num_steps: of the complete run.
       is_balanced: every class as often as any other, not every record.
-      repeats: augmented copies of each chosen record in a batch, as far apart as they can be; divides `global_batch`.
+      repeats: augmented copies of each chosen record, as far apart in a batch as they can be. Where it does not divide
+        `global_batch`, the copies of the last record go on in the next batch.
+      first_image: images, copies included, that came before step `start_step`. None: as many as of steps like these.
     """
 
     source: Source
@@ -124,6 +126,7 @@ class TrainStream(Stream):
     num_steps: int
     is_balanced: bool = False
     repeats: int = 1
+    first_image: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
@@ -133,9 +136,9 @@ class TrainStream(Stream):
         return self.num_steps - self.start_step
 
     def _example(self, i: int, row: int) -> tuple[int, Plan]:
-        num_records = self.global_batch // self.repeats  # of a batch
-        copy, place = divmod(int(self.rows[row]), num_records)
-        epoch, index = self._record_of((self.start_step + i) * num_records + place)
+        first = self.start_step * self.global_batch if self.first_image is None else self.first_image
+        position, copy = divmod(first + i * self.global_batch + int(self._places[row]), self.repeats)
+        epoch, index = self._record_of(position)
         rng = augmentation_rng(self.seed, epoch * self.repeats + copy, index)
         return index, lambda record, out: self.transform.plan(record, rng, out)
 
@@ -149,6 +152,12 @@ class TrainStream(Stream):
         epoch, offset = divmod(turn, len(members))
         # One more than its first record identifies the class: SeedSequence does not tell a trailing 0 from none.
         return epoch, int(members[_balanced_at(self.seed, epoch, offset, len(members), int(members[0]) + 1)])
+
+    @functools.cached_property
+    def _places(self) -> np.ndarray:
+        """The place of each row among the images of a batch, of which those of one record follow each other."""
+        places = np.arange(self.global_batch)
+        return np.concatenate([places[copy :: self.repeats] for copy in range(self.repeats)])[self.rows]
 
     @functools.cached_property
     def _members(self) -> list[np.ndarray]:

@@ -59,16 +59,21 @@ class LearnedPositions2D(nnx.Module):
 
 
 class FixedPositions(nnx.Module):
-    """Sine-cosine positions, or none: no parameters, and nothing added to a class token."""
+    """Sine-cosine positions, or none: no parameters, and nothing added to a class token.
+
+    `reference_grid` is set for images of another size than the network's, whose patches then have the same coordinates.
+    """
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         del rngs
+        self.reference_grid: tuple[int, int] | None = None
         self.grid, self.width = architecture.grid, architecture.width
         self.kind, self.prefix_length = architecture.position_embedding, architecture.prefix_length
 
     def __call__(self) -> jax.Array:
         """Returns positions_1SD."""
-        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, prefix_length=self.prefix_length))
+        options: Any = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
+        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
 
 
 class RelativePositions(nnx.Module):

@@ -1,4 +1,4 @@
-"""Softmax and sigmoid cross-entropy over class probabilities.
+"""Softmax, sigmoid and binary cross-entropy over class probabilities.
 
 Legend: B batch, K classes.
 """
@@ -27,8 +27,9 @@ class Classification:
 
     Attributes:
       loss: "softmax": one class an image. "sigmoid": an independent yes or no for each class, summed over
-        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT. Or a function of one's own,
-        (logits_BK, label_BK) -> loss_B, all float32.
+        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT. "bce": the same, averaged over
+        classes, of labels that are 1 wherever they are above 0 (DeiT III, which mixes images). Or a user-defined
+        function, (logits_BK, label_BK) -> loss_B, all float32.
       label_smoothing_fraction: share of the label spread evenly over all classes.
     """
 
@@ -46,6 +47,8 @@ class Classification:
         logits_BK, label_BK = output.logits_BK.astype(jnp.float32), targets.label_BK
         if self.loss == "softmax":
             loss_B = optax.softmax_cross_entropy(logits_BK, label_BK)
+        elif self.loss == "bce":
+            loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK > 0).mean(axis=-1)
         elif callable(self.loss):
             loss_B = self.loss(logits_BK, label_BK)
             if loss_B.shape != targets.mask_B.shape:

@@ -24,7 +24,14 @@ def init(parameters: T) -> T:
 
 
 def update(
-    average: T, parameters: T, step: jax.typing.ArrayLike, *, factor: float, start_step: int, bias_correction: bool
+    average: T,
+    parameters: T,
+    step: jax.typing.ArrayLike,
+    *,
+    factor: float,
+    start_step: int,
+    bias_correction: bool,
+    warmup: str | None = None,
 ) -> T:
     """The average after one more step.
 
@@ -33,8 +40,10 @@ def update(
     * With bias correction the average is what Adam makes of its moments: the sum over those n steps of
       `factor**age * parameters`, divided by the sum of its weights. Parameters before them have no weight.
     * Without, it is `factor * average + (1 - factor) * parameters`, begun at the parameters of `start_step`.
+    * With a warm-up, `factor` there is at most n / (9 + n) ("ratio"; n - 1 updates came before, as in TensorFlow and
+      its min(factor, (1 + updates) / (10 + updates))), or 1 - n ** (-2 / 3) ("power", as timm's ModelEmaV3).
 
-    Both are `average + rate * (parameters - average)`, the first with a rate of (1 - factor) / (1 - factor**n).
+    All are `average + rate * (parameters - average)`, the first with a rate of (1 - factor) / (1 - factor**n).
     In float32 this form keeps constant parameters as they are, which `factor * average + (1 - factor) *
     parameters` does not: the rounding of 0.9999 alone would shrink them by 2e-4.
 
@@ -43,8 +52,12 @@ def update(
     """
     # (1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first.
     count = jnp.asarray(step, jnp.float32) - start_step
-    corrected = (1 - factor) / -jnp.expm1(math.log(factor) * jnp.maximum(count, 1.0))
-    rate = corrected if bias_correction else jnp.float32(1 - factor)
+    averaged = jnp.maximum(count, 1.0)
+    rate = jnp.float32(1 - factor)
+    if bias_correction:
+        rate = rate / -jnp.expm1(math.log(factor) * averaged)
+    elif warmup is not None:
+        rate = jnp.maximum(rate, 9.0 / (9.0 + averaged) if warmup == "ratio" else averaged ** (-2.0 / 3.0))
 
     def leaf(average: jax.Array, parameter: jax.Array) -> jax.Array:
         parameter = parameter.astype(jnp.float32)

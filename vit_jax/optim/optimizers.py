@@ -1,4 +1,4 @@
-"""Adam, SGD with momentum, or any optimiser of optax or of one's own, as a chain of optax transformations.
+"""Adam, LAMB, SGD with momentum, or any optimiser of optax or of one's own, as a chain of optax transformations.
 
 The three meanings that papers give to "weight decay 0.1" are one transformation here, told apart by a
 coefficient and by which parameters it touches. Micro-batches are summed in `train/step`, before this chain.
@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 
@@ -15,7 +16,7 @@ from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.files import first_line
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
-from vit_jax.optim.per_layer import describe_matrices, per_layer
+from vit_jax.optim.per_layer import describe_matrices, is_stacked, per_layer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.references import called, is_reference, resolve
 
@@ -29,6 +30,9 @@ def build_optimizer(
 
     * "adam": Adam's, from bias-corrected moments; with weight decay this is AdamW. With `first_moment_dtype="bfloat16"`
       optax multiplies in bfloat16, where a `beta1` of 0.9 is 0.8984 (so it is in big_vision too);
+    * "lamb": Adam's (You et al., 2019, 1904.00962, with the bias correction of its released code and no limits of
+      norms). Each kernel's update, weight decay included, is scaled to the norm of the kernel, in every layer; where
+      one of the two norms is 0, it stays. Other parameters are not scaled (timm, deit3-jax);
     * "sgd": the momentum buffer `m = momentum * m + g`, which starts at 0. There is no Nesterov step, and weight decay
       stays out of the buffer (ViT, App. B.1.1, fine-tunes so, with a momentum of 0.9 and no weight decay). With
       bfloat16 the product is computed in float32 and only `m` is rounded; the released code multiplies in bfloat16, so
@@ -65,9 +69,11 @@ def build_optimizer(
     else:
         dtype = config.first_moment_dtype
         adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype)
-        steps.append(_promoting(adam) if config.name == "adam" else _add_momentum(config))
+        steps.append(_add_momentum(config) if config.name == "sgd" else _promoting(adam))
         if config.weight_decay:
             steps.append(_build_weight_decay(config, peak_learning_rate))
+        if config.name == "lamb":
+            steps.append(_scale_to_kernels())
         steps.append(optax.scale_by_learning_rate(schedule))
     scales = [scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []
     scales += [scale_by_pattern(config.learning_rate_multipliers)] if config.learning_rate_multipliers else []
@@ -119,9 +125,27 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     everything = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        return update + coefficient * parameter if everything or name.rpartition("/")[2] == "kernel" else update
+        return update + coefficient * parameter if everything or _is_kernel(name) else update
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
+
+
+def _scale_to_kernels() -> optax.GradientTransformation:
+    """Scale the update of each layer's kernels to the norms of these kernels: LAMB's trust ratio."""
+
+    def scale(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
+        if not _is_kernel(name):
+            return update
+        axes = tuple(range(is_stacked(name), update.ndim))
+        kernel_norm, update_norm = (jnp.linalg.vector_norm(x, axis=axes, keepdims=True) for x in (parameter, update))
+        has_norms = (kernel_norm > 0) & (update_norm > 0)
+        return update * jnp.where(has_norms, kernel_norm / jnp.where(has_norms, update_norm, 1.0), 1.0)
+
+    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates, params))
+
+
+def _is_kernel(name: str) -> bool:
+    return name.rpartition("/")[2] == "kernel"
 
 
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:

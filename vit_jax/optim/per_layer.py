@@ -30,7 +30,7 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return _stack(optimizer.init(_unstack(params)))
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
-        layers = {name: len(update) for name, update in updates.items() if _STACKED.match(name)}
+        layers = {name: len(update) for name, update in updates.items() if is_stacked(name)}
         state = jax.tree.map(
             lambda node: _split(node, layers) if _is_dict(node) else node,
             state,
@@ -56,13 +56,18 @@ def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensio
     return {name: matrix(name, leaf) for name, leaf in params.items()}
 
 
+def is_stacked(name: str) -> bool:
+    """Return whether the array of this name has a leading layer axis."""
+    return _STACKED.match(name) is not None
+
+
 def _is_dict(node: Any) -> bool:
     return isinstance(node, dict)
 
 
 def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the arrays by name, one per layer."""
-    return _split(leaves, {name: len(leaf) for name, leaf in leaves.items() if _STACKED.match(name)})
+    return _split(leaves, {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)})
 
 
 def _split(entries: Mapping[str, Any], layers: Mapping[str, int]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 """From steps already taken (int32, traced or not) to the learning rate of the next one (float32 scalar)."""
 
 
-def build_schedule(config: ScheduleConfig, *, warmup_steps: int, total_steps: int, timescale_steps: int) -> Schedule:
+def build_schedule(
+    config: ScheduleConfig, *, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int = 0
+) -> Schedule:
     """The schedule that `config` describes.
 
     With `progress` running from 0 at the end of the warm-up to 1 at the end of the run, the decays are
@@ -30,20 +32,25 @@ def build_schedule(config: ScheduleConfig, *, warmup_steps: int, total_steps: in
     * staircase: `base` divided by 10 for every fraction of `drop_at_fraction` that has passed. Fractions are of the
       full run, warm-up included, rounded to the nearest step; the step of that number is the first with the lower
       rate (BiT-HyperRule; its released code is one step later);
+    * wsd: `base` until the last `cooldown_steps`, in which `p` runs from 0 to 1: `end + (base - end) * (1 - p)`
+      (linear) or `end + (base - end) * (1 - sqrt(p))` (sqrt; Haegele et al., 2024, 2405.18392). Before the cooldown
+      the rate depends on neither the length of the run nor that of the cooldown: runs of several lengths have it in
+      common;
 
     each times `min(1, step / warmup_steps)`. Step 0 therefore has rate 0 if there is a warm-up.
 
     A reference in the place of a decay is called with the arguments `learning_rate`, `warmup_steps` and `total_steps`
     and returns the complete schedule, warm-up included: step -> learning rate, as those of optax.
 
-    The config's durations are ignored in favour of those in steps: warm-up (may be 0), run, timescale (of rsqrt only).
+    The config's durations are ignored in favour of those in steps: warm-up (may be 0), run, timescale (of rsqrt only),
+    cooldown (of wsd only).
 
     Raises:
       ValueError: a reference that cannot be called so.
     """
     if is_reference(config.decay):
         return _build_referenced(config, warmup_steps, total_steps)
-    decay = _make_decay(config, warmup_steps, total_steps, timescale_steps)
+    decay = _make_decay(config, warmup_steps, total_steps, timescale_steps, cooldown_steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
@@ -54,7 +61,7 @@ def build_schedule(config: ScheduleConfig, *, warmup_steps: int, total_steps: in
 
 
 def _make_decay(
-    config: ScheduleConfig, warmup_steps: int, total_steps: int, timescale_steps: int
+    config: ScheduleConfig, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int
 ) -> Callable[[jax.Array], jax.Array]:
     """The rate as a function of the (float32) steps since the end of the warm-up."""
     base, end = config.learning_rate, config.end_learning_rate
@@ -70,6 +77,14 @@ def _make_decay(
             return lambda step: end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
         case "rsqrt":
             return lambda step: base / jnp.sqrt(1.0 + step / timescale_steps)
+        case "wsd":
+            is_linear, stable_steps = config.cooldown_form == "linear", decay_steps - cooldown_steps
+
+            def cool(step: jax.Array) -> jax.Array:
+                progress = jnp.clip((step - stable_steps) / cooldown_steps, 0.0, 1.0)
+                return end + (base - end) * (1.0 - (progress if is_linear else jnp.sqrt(progress)))
+
+            return cool
         case "staircase":
             drops = [round(fraction * total_steps) - warmup_steps for fraction in config.drop_at_fraction]
             return optax.piecewise_constant_schedule(base, {step: 0.1 ** drops.count(step) for step in drops})

@@ -14,7 +14,7 @@ from vit_jax.files import first_line
 from vit_jax.plan.dataset import choose_dataset, known_examples
 from vit_jax.plan.topology import StandIn
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
-from vit_jax.train.start import adapt, fitting_weights, read_resumed
+from vit_jax.train.start import adapt, fitting_weights, steps_to_continue
 from vit_jax.weights.hub import is_hub_address
 
 _UNKNOWN_EXAMPLES = 10**9  # so large that no length of a run is too long for it
@@ -137,7 +137,7 @@ def _read_start(run: Assembly, unseen: list[pathlib.Path]) -> None:
     if config.init_from is not None and pathlib.Path(config.init_from) not in unseen:
         fitting_weights(run)
     if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
-        read_resumed(config.resume_from)
+        steps_to_continue(run)
 
 
 def _trace(run: Assembly) -> None:

@@ -17,7 +17,7 @@ from vit_jax.train.assemble import Assembly, architecture_of, assemble
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """All steps of a recipe."""
+    """All steps of a recipe; earlier phases are counted at the FLOPs per second of the last one."""
 
     steps: int  # updates, of all its runs
     images: int  # seen, repeats included
@@ -90,14 +90,16 @@ class Plan:
         run, topology = self.run, self.topology
         steps, v3 = run.steps.total * self.num_runs, find_chip("TPU v3")
         assert v3 is not None
-        images, speed = steps * self.config.global_batch, self.config.global_batch / self.step_seconds
-        days = steps * self.step_seconds / 86400
-        chip_days, flops = days * topology.num_chips, run.training_flops_per_image
+        speed, flops = self.config.global_batch / self.step_seconds, run.training_flops_per_image
+        all_flops = run.training_flops(run.steps.total) * self.num_runs
+        equal_steps = all_flops / (flops * self.config.global_batch) if run.earlier else steps  # of the last phase
+        days = equal_steps * self.step_seconds / 86400
+        chip_days = days * topology.num_chips
         is_standard = run.architecture.is_standard
         return Totals(
             steps=steps,
-            images=images,
-            exaflops=flops * images / 1e18 if is_standard else None,
+            images=run.images(run.steps.total) * self.num_runs,
+            exaflops=all_flops / 1e18 if is_standard else None,
             images_per_second=speed,
             mfu=speed * flops / topology.num_chips / topology.chip.peak_bf16_flops if is_standard else None,
             days=days,

@@ -7,6 +7,8 @@ for devices that this machine does not have.
 import contextlib
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +19,14 @@ import optax
 from vit_jax import pytree
 from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture, named_architecture
-from vit_jax.config.resolve import RunSteps, resolve
+from vit_jax.config.architecture import (
+    Architecture,
+    adapt_architecture,
+    build_architecture,
+    named_architecture,
+    resized_architecture,
+)
+from vit_jax.config.resolve import Phase, RunSteps, resolve
 from vit_jax.config.schema import MULTILABEL_RESULTS, ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
@@ -42,6 +50,7 @@ from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
 from vit_jax.train.layout import resolve_layout
+from vit_jax.train.phases import config_in, make_view
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
 
@@ -67,6 +76,32 @@ class Assembly:
     train_step_of_leaves: Any  # the same, of the state's leaves by name
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
     attention_form: Callable[[], str] | None  # of the standard blocks, on the devices; None if there are none
+    earlier: tuple["Assembly", ...] = ()  # the parts for each phase in `steps.phases`, with the sizes of its images
+
+    def in_phase(self, step: int) -> "Assembly":
+        """The parts for a step, counted from 1: of the run, or with the image size and batch of an earlier phase."""
+        for phase, run in zip(self.steps.phases, self.earlier, strict=True):
+            if step <= phase.last_step:
+                common: Any = {"steps": self.steps, "evaluation_batch": self.evaluation_batch}
+                return dataclasses.replace(run, config=config_in(self.config, phase), **common)
+        return self
+
+    def images(self, step: int) -> int:
+        """Images of the first `step` steps."""
+        return sum(count * batch for count, batch, _ in self._work(step))
+
+    def training_flops(self, step: int) -> int:
+        """FLOPs of the first `step` steps, counted as `training_flops_per_image`."""
+        return sum(count * batch * flops for count, batch, flops in self._work(step))
+
+    def _work(self, step: int) -> Iterator[tuple[int, int, int]]:
+        """Yield steps, batch and FLOPs of an image for each phase; the last one has no end."""
+        first = 0
+        for phase, run in zip(self.steps.phases, self.earlier, strict=True):
+            last = min(step, phase.last_step)
+            yield last - first, phase.global_batch, run.training_flops_per_image
+            first = last
+        yield step - first, self.config.global_batch, self.training_flops_per_image
 
     def trace_train_step(self) -> jax.stages.Traced:
         """Trace the train step: a second call, and the compilation, use the same trace.
@@ -79,14 +114,21 @@ class Assembly:
         traced: jax.stages.Traced = self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
         return traced
 
-    def compile_train_step(self) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
+    def compile_train_step(self, start_step: int = 0) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
         """Return the train step as an executable, so that no later call can hide a compilation.
 
-        It takes and returns the leaves of a state by name (`pytree.named_leaves`): modules take Python three
-        milliseconds more to hand over.
+        With phases it is one for each that is not over after `start_step`, chosen by the shape of the batch. It takes
+        and returns the leaves of a state by name (`pytree.named_leaves`): modules take Python three milliseconds more
+        to hand over.
         """
-        compiled: Any = self.trace_train_step().lower().compile()
-        return compiled  # type: ignore[no-any-return]
+        firsts = [start_step, *(phase.last_step for phase in self.steps.phases if phase.last_step > start_step)]
+        compiled: dict[tuple[int, ...], Any] = {}
+        for run in (self.in_phase(first + 1) for first in firsts):
+            shape = (run.config.global_batch, *run.architecture.image_size, 3)
+            compiled[shape] = compiled.get(shape) or run.trace_train_step().lower().compile()
+        if len(compiled) == 1:
+            return next(iter(compiled.values()))  # type: ignore[no-any-return]
+        return lambda leaves, batch: compiled[batch.image_BHWC.shape](leaves, batch)
 
     def state_from(self, leaves: Leaves) -> TrainState:
         """The state with these leaves."""
@@ -110,6 +152,17 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
             "--config=configs/finetune.py:ViT-B/16,... or --config.model.name=ViT-B/16."
         )
     return adapt_architecture(named_architecture(model.name), model, image_size=image_size, num_classes=num_classes)
+
+
+def schedule_of(config: RunConfig, steps: RunSteps) -> Schedule:
+    """Return the learning rate of a run by the number of steps done."""
+    return build_schedule(
+        config.schedule,
+        warmup_steps=steps.warmup,
+        total_steps=steps.total,
+        timescale_steps=steps.timescale,
+        cooldown_steps=steps.cooldown,
+    )
 
 
 def assemble(
@@ -152,14 +205,14 @@ def assemble(
         raise ValueError(f"config.model.attention='cudnn' needs an NVIDIA GPU, and here is {platform}: use auto.")
     if form != "auto" and not architecture.has_transformer:
         raise ValueError(f"config.model.attention={form!r} has no effect: {architecture.name} has no attention.")
-    schedule = schedule or build_schedule(
-        config.schedule, warmup_steps=steps.warmup, total_steps=steps.total, timescale_steps=steps.timescale
-    )
+    schedule = schedule or schedule_of(config, steps)
     if optimizer is None:
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     else:
         optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
-    objective = objective or build_objective(config.objective, architecture)
+    make_objective: Any = (
+        functools.partial(build_objective, config.objective) if objective is None else lambda _: objective
+    )
     build = network or build_model
 
     def state_of(model: Any) -> TrainState:
@@ -169,10 +222,16 @@ def assemble(
         return state_of(build(architecture, jax.random.key(config.seed)))
 
     abstract = jax.eval_shape(functools.partial(init, architecture))
-    resolved, chosen = resolve_layout(config, architecture, abstract, devices, is_standard=network is None)
-    if chosen != architecture:  # a network knows its policy
-        abstract = jax.eval_shape(functools.partial(init, chosen))
-    config, architecture = resolved, chosen
+    sizes = [(config, architecture), *(_in_phase(config, architecture, phase) for phase in steps.phases)]
+    largest = max(sizes, key=lambda size: size[0].global_batch * math.prod(size[1].grid))  # decides the memory
+    resolved, chosen = resolve_layout(*largest, abstract, devices, is_standard=network is None)
+    if chosen.remat != architecture.remat:  # a network knows its policy
+        architecture = dataclasses.replace(architecture, remat=chosen.remat)
+        abstract = jax.eval_shape(functools.partial(init, architecture))
+    laid_out: Any = {name: getattr(resolved, name) for name in ("model", "optimizer", "sharding")}
+    config = dataclasses.replace(config, **laid_out)
+    if steps.phases:  # micro-batches must divide every batch
+        resolve(config, num_examples=num_examples, num_devices=len(devices))
     mesh = build_mesh(devices, config.sharding)
     num_heads, num_shards = architecture.num_heads, mesh.shape["model"]
     if architecture.is_standard and num_heads % num_shards:
@@ -186,20 +245,8 @@ def assemble(
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
-    def macs(*, count_padding: bool) -> int:
-        """By formula, or of a user's own network by counting in its program."""
-        if network is None and architecture.is_standard:
-            return forward_macs(architecture, count_padding=count_padding)
-        return flops.forward_macs(abstract.model, architecture, count_padding=count_padding)
-
     whole = replicated(mesh)
     on_mesh = placed_by(Placement(mesh))  # a decorator: activations find their places when a step is traced
-    train_step = on_mesh(make_train_step(config, steps, architecture, objective, optimizer, schedule))
-
-    def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
-        after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
-        return pytree.named_leaves(after), metrics
-
     has_standard_blocks = network is None and architecture.is_standard and architecture.has_transformer
     batches, options = batch_sharding(mesh), compiler_options(mesh)
 
@@ -210,28 +257,62 @@ def assemble(
             step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
         )
 
-    return Assembly(
-        config=config,
+    def sized(config: RunConfig, architecture: Architecture, model: Any, view: Any = lambda model: model) -> Any:
+        """Return what depends on the size of the images; `view` makes of a model of the run a `model` of this size."""
+        task = make_objective(architecture)
+        train_step = on_mesh(make_train_step(config, steps, architecture, task, optimizer, schedule, view))
+
+        def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+            after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
+            return pytree.named_leaves(after), metrics
+
+        def macs(*, count_padding: bool) -> int:
+            """By formula, or of a user's own network by counting in its program."""
+            if network is None and architecture.is_standard:
+                return forward_macs(architecture, count_padding=count_padding)
+            return flops.forward_macs(model, architecture, count_padding=count_padding)
+
+        return {
+            "config": config,
+            "architecture": architecture,
+            "forward_macs": macs(count_padding=True),
+            "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
+            "train_step": jit_training(train_step, shardings),
+            "train_step_of_leaves": jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
+        }
+
+    run = Assembly(
+        **sized(config, architecture, abstract.model),
         steps=steps,
-        architecture=architecture,
         batch_sharding=batches,
         label_shape=label_shape,
         evaluation_batch=config.evaluation.global_batch or config.global_batch,
-        forward_macs=macs(count_padding=True),
-        training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
         abstract_state=abstract,
         init_state=jax.jit(functools.partial(init, architecture), out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
-        train_step=jit_training(train_step, shardings),
-        train_step_of_leaves=jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
         evaluation_step=jax.jit(
-            on_mesh(make_evaluation_step(architecture, objective)),
+            on_mesh(make_evaluation_step(architecture, make_objective(architecture))),
             in_shardings=(shardings, batches),
             out_shardings=whole,
             compiler_options=options,
         ),
         attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
     )
+
+    def in_phase(phase: Phase) -> Assembly:
+        smaller_config, smaller = _in_phase(config, architecture, phase)
+        model = jax.eval_shape(functools.partial(init, smaller)).model
+        view = make_view(abstract.model, model, architecture.grid, smaller.grid)
+        return dataclasses.replace(run, **sized(smaller_config, smaller, model, view))
+
+    return dataclasses.replace(run, earlier=tuple(map(in_phase, steps.phases)))
+
+
+def _in_phase(config: RunConfig, architecture: Architecture, phase: Phase) -> tuple[RunConfig, Architecture]:
+    try:
+        return config_in(config, phase), resized_architecture(architecture, phase.image_size)
+    except ValueError as error:
+        raise ValueError(f"config.phases: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,8 +398,15 @@ def _require_same_classes(data: str, train_name: str, train: Source, name: str, 
         raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
-def train_stream(config: RunConfig, source: Source, rows: np.ndarray, start_step: int, num_steps: int) -> TrainStream:
-    """Return the training batches of the config, of which this process supplies the rows."""
+def train_stream(
+    config: RunConfig,
+    source: Source,
+    rows: np.ndarray,
+    start_step: int,
+    num_steps: int,
+    first_image: int | None = None,
+) -> TrainStream:
+    """Return the training batches of the config, of which this process supplies the rows; as `TrainStream`."""
     transform, is_balanced = TrainTransform(config.input), config.input.sampling == "balanced"
     return TrainStream(
         source,
@@ -330,6 +418,7 @@ def train_stream(config: RunConfig, source: Source, rows: np.ndarray, start_step
         num_steps,
         is_balanced,
         config.input.repeats,
+        first_image,
     )
 
 
@@ -339,15 +428,27 @@ def open_train_batches(
 ) -> Iterator[tuple[Iterator[Batch], UnreadableLog]]:
     """Placed batches of the steps from `start_step` on, and what counts the images among them that cannot be read.
 
-    Threads and workers end with the context.
+    Threads and workers end with the context. Each phase begins with new ones.
     """
-    config, sharding = assembly.config, assembly.batch_sharding
-    rows = local_rows(sharding, config.global_batch)
-    stream = train_stream(config, source, rows, start_step, assembly.steps.total)
-    inputs = config.input
+    inputs, sharding, steps = assembly.config.input, assembly.batch_sharding, assembly.steps
     log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
-    with open_placed(stream, sharding, log, config.input.num_workers, config.input.num_threads) as batches:
-        yield batches, log
+    ends = [*(phase.last_step for phase in steps.phases if phase.last_step > start_step), steps.total]
+    with contextlib.ExitStack() as stack:
+
+        def opened(first: int, last: int) -> Iterator[Batch]:
+            config = assembly.in_phase(first + 1).config
+            rows = local_rows(sharding, config.global_batch)
+            stream = train_stream(config, source, rows, first, last, assembly.images(first))
+            stack.close()  # the input of the phase before
+            return stack.enter_context(open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads))
+
+        now = opened(start_step, ends[0])  # starts the threads
+        yield itertools.chain(now, *(_late(opened, *pair) for pair in itertools.pairwise(ends))), log
+
+
+def _late(make: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
+    """Yield from an iterator that is made when its first element is asked for."""
+    yield from make(*arguments)
 
 
 @contextlib.contextmanager

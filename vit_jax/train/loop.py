@@ -98,7 +98,7 @@ def train(
         display.say(overview.opening(run, data, folder, split=split))
         display.say(origin)
         began_compiling = time.perf_counter()
-        train_step = run.compile_train_step()
+        train_step = run.compile_train_step(start_step)
         display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")
         leaves = pytree.named_leaves(state)  # what steps hand on; `state` is made of them when somebody asks for it
 
@@ -106,7 +106,7 @@ def train(
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         unreadable.resume(start_step, _own_part(before.get("unreadable_records", [])))
         stack.enter_context(jax.transfer_guard("disallow"))
-        clock = TrainingClock(start_step, config.global_batch, run.training_flops_per_image, peak_flops())
+        clock = TrainingClock(start_step, run.images, run.training_flops, peak_flops())
         watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
         log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
         train_metrics: dict[str, float] = {}

@@ -78,7 +78,7 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
     """What is about to be trained, on what, and where it goes; `split` names what `data.test` is."""
     config, steps, architecture = run.config, run.steps, run.architecture
-    epochs = steps.total * config.global_batch / len(data.train)
+    epochs = run.images(steps.total) / len(data.train)
     height, width = architecture.image_size
     size = [f"width {architecture.width}, depth {architecture.depth}"] if architecture.has_transformer else []
     if architecture.has_resnet:
@@ -94,6 +94,11 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         f"{data.train.num_classes:,} classes{labels}{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
+        *(
+            f"phase    to step {phase.last_step:,}: {phase.global_batch:,} images of "
+            f"{phase.image_size[0]}x{phase.image_size[1]} a step"
+            for phase in steps.phases
+        ),
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
         *([f"compute  {architecture.compute_dtype}, attention {run.attention_form()}"] if run.attention_form else []),
         f"input    {_input(run)}",
@@ -160,6 +165,7 @@ def checkpoint_metadata(
         "data": config.data,
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
+        **({"phases": [(p.last_step, p.global_batch) for p in run.steps.phases]} if run.steps.phases else {}),
         "seed": config.seed,
         **files_of(config, data),
     }
@@ -177,14 +183,13 @@ def summary(
 
     `num_missing` images of the split that `results` are of could not be read.
     """
-    images = last_step * run.config.global_batch
     return {
         **results,
         **({"train_loss": train_metrics["train_loss"]} if "train_loss" in train_metrics else {}),
         "learning_rate": run.config.schedule.learning_rate,
         "steps": last_step,
-        "images": images,
-        "exaflops": run.training_flops_per_image * images / 1e18,
+        "images": run.images(last_step),
+        "exaflops": run.training_flops(last_step) / 1e18,
         "wall_seconds": 0.0,
         "images_per_second": train_metrics.get("images_per_second", 0.0),
         "unreadable_images": train_metrics.get("unreadable_images", 0) + num_missing,

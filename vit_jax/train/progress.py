@@ -20,12 +20,18 @@ _SHORT_SECONDS = 60  # no estimate is shown of less
 class TrainingClock:
     """Seconds spent on training steps alone, of this process: compiling, evaluating and saving are left out.
 
-    Training takes `flops_per_image`, of which all devices together can do `peak_flops` in a second; None: not known.
+    The first n steps of a run have `images(n)` and take `flops(n)`, of which all devices together can do `peak_flops`
+    in a second; None: not known.
     """
 
-    def __init__(self, start_step: int, global_batch: int, flops_per_image: float, peak_flops: float | None):
-        self._start_step, self._global_batch = start_step, global_batch
-        self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
+    def __init__(
+        self,
+        start_step: int,
+        images: Callable[[int], int],
+        flops: Callable[[int], float],
+        peak_flops: float | None,
+    ):
+        self._start_step, self._images, self._flops, self._peak_flops = start_step, images, flops, peak_flops
         self._running_since = time.perf_counter()
         self._seconds = self._waited_seconds = 0.0
 
@@ -59,19 +65,18 @@ class TrainingClock:
 
         And `exaflops`, the compute of all steps so far, those before a resume too.
         """
-        images = (step - self._start_step) * self._global_batch
         seconds = max(self.seconds, 1e-9)
-        images_per_second = images / seconds
+        images_per_second = (self._images(step) - self._images(self._start_step)) / seconds
         rates = {"images_per_second": images_per_second, "input_wait_fraction": self._waited_seconds / seconds}
-        rates["exaflops"] = self._flops_per_image * self._global_batch * step / 1e18
+        rates["exaflops"] = self._flops(step) / 1e18
         if self._peak_flops:
-            rates["mfu"] = images_per_second * self._flops_per_image / self._peak_flops
+            rates["mfu"] = (self._flops(step) - self._flops(self._start_step)) / seconds / self._peak_flops
         return rates
 
     def seconds_left(self, step: int, total_steps: int) -> float:
-        """At the mean speed so far."""
-        done = step - self._start_step
-        return self.seconds / max(done, 1) * (total_steps - step)
+        """At the mean speed so far, by the FLOPs of these steps."""
+        done = self._flops(step) - self._flops(self._start_step)
+        return self.seconds / max(done, 1) * (self._flops(total_steps) - self._flops(step))
 
 
 class Display:

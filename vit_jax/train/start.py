@@ -6,20 +6,22 @@ For fine-tuning, which network follows from given weights, and its parameters.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
-from vit_jax.config.load import references
+from vit_jax.config.load import from_dict, references
+from vit_jax.config.resolve import lengths
 from vit_jax.data.records import Source
 from vit_jax.files import expanded, printable
-from vit_jax.train.assemble import Assembly
+from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.transfer import Fitted, fit, without_head
@@ -60,25 +62,60 @@ def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, A
     if continued := _continue_run(assembly, own, metadata):
         return continued
     if config.resume_from is not None:
-        reader = read_resumed(config.resume_from)
-        state, step, damage = _restore_newest(assembly, reader, metadata)
+        reader, steps = steps_to_continue(assembly)
+        state, step, damage = _restore_newest(assembly, reader, metadata, steps)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
     return first_state(assembly)
 
 
-def read_resumed(workdir: str) -> CheckpointReader:
-    """Return the reader of the checkpoints of `config.resume_from`.
+def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
+    """Return the reader of the checkpoints of `config.resume_from` and the steps that the run may continue, ascending.
+
+    A run of warm-up, stable, decay continues only steps up to which its learning rate is that of the other run.
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are none, or not `config.resume_step`.
     """
+    config = assembly.config
+    assert isinstance(config, PretrainConfig)
+    assert config.resume_from is not None, "the caller checks it"
+    workdir, wanted = config.resume_from, config.resume_step
     reader = CheckpointReader(expanded(workdir))
-    if not reader.all_steps():
+    stored = reader.all_steps()
+    if not stored:
         raise ValueError(
             f"config.resume_from={workdir!r} is not a workdir with a checkpoint: give the folder of a run, the one "
             f"with the sub-folder {FOLDER}/ in it."
         )
-    return reader
+    if wanted not in (None, *stored):
+        raise ValueError(f"config.resume_step={wanted}: must be a checkpoint of {workdir}. Use one of {stored}.")
+    steps = stored if wanted is None else [wanted]
+    if config.schedule.decay == "wsd":
+        steps = [step for step in steps if _has_same_rates(assembly, reader, step)]
+    if not steps:
+        raise ValueError(
+            f"config.resume_from={workdir!r}: must have a checkpoint before both cooldowns, with the learning rates of "
+            f"this run. It has {stored}. Keep more checkpoints of the trunk (config.checkpoint.keep_latest), or "
+            "shorten config.schedule.cooldown."
+        )
+    return reader, steps
+
+
+def _has_same_rates(assembly: Assembly, reader: CheckpointReader, step: int) -> bool:
+    """Return whether the run of a checkpoint had the learning rates of this run, the next one included.
+
+    Its config is that of the checkpoint: a branch may itself be continued. True of a damaged one, which is skipped when
+    it is restored.
+    """
+    try:
+        stored = reader.metadata(step)
+    except DamagedCheckpoint:
+        return True
+    trunk = from_dict(PretrainConfig, stored["config"])
+    done = jnp.arange(step + 1)
+    theirs = jax.vmap(schedule_of(trunk, lengths(trunk, stored["num_examples"])))(done)
+    ours = jax.vmap(schedule_of(assembly.config, assembly.steps))(done)
+    return bool(jnp.allclose(theirs, ours, rtol=1e-6, atol=0.0))
 
 
 def first_state(assembly: Assembly) -> tuple[TrainState, str]:
@@ -125,9 +162,10 @@ def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str,
     Raises:
       ValueError: all are damaged, or they do not fit the run.
     """
-    if not own.all_steps():
+    steps = own.all_steps()
+    if not steps:
         return None
-    state, step, damage = _restore_newest(assembly, own, metadata)
+    state, step, damage = _restore_newest(assembly, own, metadata, steps)
     lines = [f"{problem} It was moved to {_set_aside(own.folder, number)}." for number, problem in damage.items()]
     return state, "\n".join([*lines, f"continuing from this workdir's checkpoint of step {step}"])
 
@@ -170,11 +208,11 @@ def _require_same_parameters(assembly: Assembly, parameters: Mapping[str, np.nda
 
 
 def _restore_newest(
-    assembly: Assembly, reader: CheckpointReader, metadata: dict[str, Any]
+    assembly: Assembly, reader: CheckpointReader, metadata: dict[str, Any], steps: Sequence[int]
 ) -> tuple[TrainState, int, dict[int, str]]:
-    """The state of the newest checkpoint that is not damaged, its step, and what is wrong with newer ones."""
+    """The state of the newest of these checkpoints that is not damaged, its step, and what is wrong with newer ones."""
     damage: dict[int, str] = {}
-    for step in reversed(reader.all_steps()):
+    for step in reversed(steps):
         try:
             return restore(assembly, reader, step, metadata), step, damage
         except DamagedCheckpoint as error:
@@ -194,8 +232,9 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     """
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
-    always = ("data", "num_examples", "class_names", "global_batch", "seed")
-    for name in (*always, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
+    always = ("data", "num_examples", "class_names", "seed")
+    order = ("global_batch", "phases") if _images(stored, step) != _images(metadata, step) else ()
+    for name in (*always, *order, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
                 f"The checkpoint in {reader.folder} was trained with {name}={_short(stored.get(name))}, this run has "
@@ -205,6 +244,14 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     restored = reader.restore(step, items_of(assembly.abstract_state))
     step_array, polyak = restored["progress"]["step"], restored.get("polyak")
     return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
+
+
+def _images(metadata: Mapping[str, Any], step: int) -> int:
+    """Return the images of the first steps: where the run is in the order of its data."""
+    images, first = 0, 0
+    for last, batch in (*metadata.get("phases", ()), (step, metadata["global_batch"])):
+        images, first = images + (min(step, last) - first) * batch, min(step, last)
+    return images
 
 
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:

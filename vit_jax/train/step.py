@@ -33,11 +33,14 @@ def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: Callable[[jax.Array], jax.Array],
+    view: Callable[[Any], Any] = lambda model: model,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return (state, batch) -> (state, metrics).
 
     Randomness comes from (seed, step) alone. With accumulation, sums over micro-batches are divided once by
     the weight of the full batch, so gradients equal those of the large batch even where examples are masked.
+
+    `view` makes of the model that which sees the images, for another size of these (`train.phases`).
 
     `update_norm` is NaN after a step that is not logged, except on GPUs.
     """
@@ -74,7 +77,7 @@ def make_train_step(
 
     def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
         def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            output = _freeze(model)(image, dropout_key=key if drops else None, **_corruption(targets))
+            output = view(_freeze(model))(image, dropout_key=key if drops else None, **_corruption(targets))
             with jax.named_scope("loss"):
                 sums = objective.sums(output, targets)
             return sums["loss"], sums
@@ -115,7 +118,7 @@ def make_train_step(
     def _average(state: TrainState, model: Any, step: jax.Array) -> Any:
         if state.polyak is None or polyak.factor is None:
             return None
-        settings: Any = {"factor": polyak.factor, "start_step": steps.polyak_start}
+        settings: Any = {"factor": polyak.factor, "start_step": steps.polyak_start, "warmup": polyak.warmup}
         return ema.update(state.polyak, model, step, bias_correction=polyak.bias_correction, **settings)
 
     return train_step

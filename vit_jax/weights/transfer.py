@@ -4,7 +4,6 @@ Legend: h w rows and columns of patches, S sequence length, D width.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,7 +15,7 @@ from vit_jax.references import is_reference
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
-from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
+from vit_jax.weights.position_resize import resize_positions
 from vit_jax.weights.report import ArrayStatus
 
 _NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
@@ -68,13 +67,8 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    for name in given:
-        old, new = (_grid_of(name, a.grid) for a in (source, target))
-        if old != new:
-            given[name] = _resize(name, given[name], old, new, position_resize)
-            grids = f"{old[0]}x{old[1]} to {new[0]}x{new[1]}"
-            how = f"resized from {grids} ({position_resize}, {EQUALS[position_resize]})"
-            statuses.append(ArrayStatus.of(name, given[name], how))
+    given, resized = resize_positions(given, source.grid, target.grid, position_resize)
+    statuses += resized
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
         raise ValueError(f"{fault}:{pytree.listed(lines)}")
@@ -155,28 +149,3 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
-
-
-_TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")
-
-
-def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
-    """Of a table of positions, on patches of this grid; (0, 0) of any other parameter.
-
-    Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
-    """
-    rows, columns = grid
-    one = {"row_table": (rows, 1), "column_table": (columns, 1), "rows": (1, columns), "columns": (1, rows)}
-    match = _TABLE.fullmatch(name)
-    return one.get(match[1] or match[2], grid) if match else (0, 0)
-
-
-def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    if name.startswith("encoder/blocks/"):
-        rest = name.removeprefix("encoder/blocks/")
-        return np.stack([_resize(rest, layer, old, new, method) for layer in array])
-    if "attention/" in name:
-        return resize_offsets(array, old, new, method)
-    if name.endswith("/table"):
-        return resize_rows(array[0], old, new, method)[None]
-    return resize_grid(array[:, None], new, method)[:, 0]
