@@ -33,7 +33,7 @@ from vit_jax.data.transforms import (
     check_augmentations,
 )
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.models import build_model, flops
+from vit_jax.models import build_model, flops, lora
 from vit_jax.models.block import attention_form
 from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
@@ -160,13 +160,17 @@ def assemble(
     else:
         optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
     objective = objective or build_objective(config.objective, architecture)
-    build = network or build_model
+    build, factors = network or build_model, config.optimizer.lora
+    if factors is not None:
+        lora.require_adaptable(architecture, is_standard=network is None)
 
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
     def init(architecture: Architecture) -> TrainState:
-        return state_of(build(architecture, jax.random.key(config.seed)))
+        key = jax.random.key(config.seed)
+        model = build(architecture, key)
+        return state_of(model if factors is None else lora.add_factors(model, factors, key))
 
     abstract = jax.eval_shape(functools.partial(init, architecture))
     resolved, chosen = resolve_layout(config, architecture, abstract, devices, is_standard=network is None)

@@ -58,7 +58,9 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     if is_value_range(values):
         low, high = values
         lines += [f"| more than 8 bits | values from {low:g} to {high:g} become 0 to 255, before the preparation |"]
-    lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
+    rank = weights.training and weights.training.lora_rank
+    lora = f", LoRA of rank {rank}, merged" if rank else ""
+    lines += [f"| trained on | {training or 'not known'}{lora} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
     classes = "ViTForImageClassification" if a.num_classes else "ViTModel"
