@@ -20,6 +20,7 @@ from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.models import build_model
+from vit_jax.models.lora import Lora, factor_shapes
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.sharding import shard_tree, spec_of
 from vit_jax.sharding.rules import RULES
@@ -91,7 +92,10 @@ def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_mo
 
 def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     patterns = [(pattern, pattern) for pattern, _ in RULES]
-    used = {pytree.first_match(patterns, name) for options in EVERY_KIND for name in parameters(**options)}
+    names = {name for options in EVERY_KIND for name in parameters(**options)}
+    shapes = {name: leaf.shape for name, leaf in parameters("ViT-B/16", mlp="swiglu").items()}
+    names |= factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())).keys()
+    used = {pytree.first_match(patterns, name) for name in names}
     assert used == {pattern for pattern, _ in RULES[:-1]}
 
 

@@ -50,11 +50,12 @@ def test_checkpoints_that_have_the_config_alone():
         {"config": {"data": None, "seed": 0, "input": {}}},
         *(
             {"training": STORED | {name: wrong}}
-            for name in STORED.keys() - {"held_up_to", "is_multilabel"}
+            for name in STORED.keys() - {"held_up_to", "is_multilabel", "lora_rank"}
             for wrong in (None, {}, True)
         ),
         *({"training": STORED | {"held_up_to": wrong}} for wrong in ([1], "ab", {"cat": 3})),
         *({"training": STORED | {"is_multilabel": wrong}} for wrong in (None, {}, 1)),
+        *({"training": STORED | {"lora_rank": wrong}} for wrong in ("4", {}, True)),
         {"training": STORED | {"classes": ["cat", 2]}},
         {"training": {name: value for name, value in STORED.items() if name != "seed"}},
     ],

@@ -42,6 +42,8 @@ _WORDS = {  # what is to be written here, and what others call it
     "objective.class_weights": "class_weight pos_weight",
     "optimizer.frozen": "freeze freeze_layers frozen_layers freeze_backbone",
     "optimizer.trained": "linear_probe head_only train_head",
+    "optimizer.lora_rank": "lora lora_r peft use_lora",
+    "optimizer.lora_layers": "target_modules lora_target_modules lora_modules",
     "optimizer.name": "optimizer opt optim",
     "optimizer.weight_decay": "wd",
     "optimizer.clip_global_norm": "clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val clip clip_norm",

@@ -40,6 +40,8 @@ AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
 PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
 Interpolation = Literal["bilinear", "bicubic"]
 INTERPOLATIONS = get_args(Interpolation)
+LoraLayer = Literal["query", "key", "value", "out", "expand", "gate", "contract"]
+LORA_FACTORS = ("lora_a", "lora_b")  # the ends of their names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,6 +332,14 @@ class OptimizerConfig:
     """Train all parameters, or only the head: a linear probe on frozen features."""
     frozen: tuple[str, ...] = ()
     """Patterns of names of parameters that are not trained, such as "embedding/*" or "encoder/*/bias"."""
+    lora_rank: int | None = None
+    """LoRA (Hu et al., 2021) in fine-tuning: train the head and, beside each kernel of lora_layers, two factors of this
+    rank; all other parameters are frozen. None: off."""
+    lora_alpha: float | None = None
+    """LoRA: a kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a scale of 1."""
+    lora_layers: tuple[LoraLayer, ...] = ()
+    """LoRA: layers of each block that gain factors: query, key, value and out of attention; expand, gate and contract
+    of the MLP. (): all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

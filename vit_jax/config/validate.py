@@ -33,10 +33,12 @@ _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields th
     (0, None, True, "input.num_workers checkpoint.keep_best seed stop_early.min_delta input.cutmix_alpha"),
     (1, None, True, "checkpoint.keep_latest logging.profile_num_steps input.num_threads optimizer.accumulation_steps"),
     (1, None, True, "sharding.num_replicas sharding.num_model_shards stop_early.patience input.repeats"),
+    (1, None, True, "optimizer.lora_rank"),
 )
 _POSITIVE = (
     *("input.test_crop_fraction", "input.max_image_megapixels"),
-    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "logging.hang_seconds"),
+    *("optimizer.epsilon", "optimizer.clip_global_norm", "optimizer.layer_decay", "optimizer.lora_alpha"),
+    "logging.hang_seconds",
 )
 
 
@@ -116,7 +118,8 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         ("optimizer", ("momentum",), kind == "sgd", "optimizer.name='sgd'"),
         ("optimizer", ("weight_decay", "first_moment_dtype"), ours, "an optimiser of ours (adam, lamb, sgd)"),
         ("optimizer", ("arguments",), not ours, "a reference such as optimizer.name='optax:lion'"),
-        ("optimizer", ("layer_decay", "frozen"), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("optimizer", ("layer_decay", "frozen", "lora_rank"), optimizer.trained == "all", "optimizer.trained='all'"),
+        ("optimizer", ("lora_alpha", "lora_layers"), optimizer.lora_rank is not None, "optimizer.lora_rank"),
         ("input", ("crop_area_fraction", "crop_distribution"), inception, "an inception crop"),
         ("input", ("randaugment_arithmetic",), inputs.randaugment_layers > 0, "input.randaugment_layers"),
         (
@@ -226,6 +229,11 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
         yield (
             "optimizer.weight_decay_meaning='big_vision' divides by the peak learning rate, which is 0: set "
             "schedule.learning_rate to a positive number, or weight_decay to 0."
+        )
+    if optimizer.lora_rank is not None and not isinstance(config, FinetuneConfig):
+        yield (
+            f"optimizer.lora_rank={optimizer.lora_rank}: LoRA adapts weights that are given. Use `vit-jax finetune`, "
+            "or None."
         )
     if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
         yield "model: with optimizer.trained='head' the features are frozen: dropout has no effect."

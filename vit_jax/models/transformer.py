@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
-from vit_jax.models import attention_kernel
+from vit_jax.models import attention_kernel, lora
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
@@ -61,6 +61,7 @@ class Encoder(nnx.Module):
         self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth, self.remat = a.depth, a.remat
+        self.lora_scale: float | None = None
         self.scan_unroll, self.scan_unroll_on_accelerators = a.scan_unroll or 1, a.scan_unroll_on_accelerators
         self.position_layers = a.position_layers
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
@@ -90,6 +91,8 @@ class Encoder(nnx.Module):
 
         def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, tuple]:
             block, *inputs = layer
+            if self.lora_scale is not None:
+                block = lora.adapted(block, self.lora_scale)
             if self.position_layers != "stem":
                 x_BSD = add_positions(x_BSD, block.positions if self.position_layers == "every" else positions)
             x_BSD, weights_BTQS = (

@@ -16,16 +16,26 @@ import numpy as np
 import optax
 
 from vit_jax import pytree
-from vit_jax.config.schema import OptimizerConfig
+from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
 
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     """Whether the parameter of a name changes in training; None where all do."""
     if config.trained == "head":
         return lambda name: name.startswith("head/")
-    if config.frozen:
-        return lambda name: not any(fnmatchcase(name, pattern) for pattern in config.frozen)
-    return None
+    if config.lora_rank is None and not config.frozen:
+        return None
+
+    def is_trained(name: str) -> bool:
+        is_adapted = config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
+        return is_adapted and not any(fnmatchcase(name, pattern) for pattern in config.frozen)
+
+    return is_trained
+
+
+def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
+    """Return the leaves of a network's tree that change in training, by name; all if `is_trained` is None."""
+    return {name: leaf for name, leaf in pytree.named_leaves(tree).items() if is_trained is None or is_trained(name)}
 
 
 def train_only(
@@ -40,15 +50,12 @@ def train_only(
     ones' gradients. The compiler drops the unused part of the backward pass.
     """
 
-    def trained_part(tree: Any) -> dict[str, Any]:
-        return {name: leaf for name, leaf in pytree.named_leaves(tree).items() if is_trained(name)}
-
     def init(params: optax.Params) -> optax.OptState:
-        return optimizer.init(trained_part(params))
+        return optimizer.init(trained_leaves(params, is_trained))
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
         trained, state = optimizer.update(
-            trained_part(updates), state, None if params is None else trained_part(params)
+            trained_leaves(updates, is_trained), state, None if params is None else trained_leaves(params, is_trained)
         )
 
         def leaf(name: str, gradient: jax.Array) -> jax.Array:

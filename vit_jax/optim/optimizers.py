@@ -13,7 +13,7 @@ import optax
 import optax.contrib
 
 from vit_jax import pytree
-from vit_jax.config.schema import OptimizerConfig
+from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
 from vit_jax.files import first_line
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.per_layer import describe_matrices, is_stacked, per_layer
@@ -42,7 +42,7 @@ def build_optimizer(
 
     * "paper": `p - lr * (d + wd * p)` for every parameter. The paper's 0.1, 0.03 and 0.3 mean this
       (decoupled, times the scheduled rate: flax.optim.Adam of its time, today's AdamW);
-    * "paper_kernels": the same, but only kernels decay, not biases, norms and embeddings;
+    * "paper_kernels": the same, but only kernels and factors of LoRA decay, not biases, norms and embeddings;
     * "big_vision": `p - lr * d - (lr / peak) * wd * p` on kernels: `wd` follows the schedule's shape
       but not its height, so 1e-4 there is the paper's 0.1 at a peak rate of 1e-3.
 
@@ -125,7 +125,8 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     everything = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        return update + coefficient * parameter if everything or _is_kernel(name) else update
+        is_decayed = everything or _is_kernel(name) or name.endswith(LORA_FACTORS)
+        return update + coefficient * parameter if is_decayed else update
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 

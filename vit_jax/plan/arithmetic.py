@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from vit_jax.cost.memory import ROWS, Memory, kept_bytes
+from vit_jax.optim.by_name import make_is_trained
 from vit_jax.plan.hlo import mesh_members
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import Assembly
-from vit_jax.train.memory import shard_bytes, step_memory, values_of
+from vit_jax.train.memory import shard_bytes, step_memory, updated_leaves, values_of
 
 ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
@@ -32,6 +33,7 @@ def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
         run.abstract_state,
         global_batch=config.global_batch,
         accumulation_steps=config.optimizer.accumulation_steps or 1,
+        is_trained=make_is_trained(config.optimizer),
         tiled=topology.is_tpu,
     )
 
@@ -104,9 +106,9 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
 
 
 def _updated_bytes(run: Assembly) -> int:
-    """State and gradients on one device, read and written."""
-    leaves = [*jax.tree.leaves(run.abstract_state), *jax.tree.leaves(run.abstract_state.model)]
-    return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in leaves)
+    """The updated part of the state, and gradients, on one device, read and written."""
+    updated = updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
+    return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in updated)
 
 
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:

@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from vit_jax.optim.by_name import make_is_trained
 from vit_jax.plan.aot import Executable
 from vit_jax.plan.arithmetic import ATTAINABLE
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.gpu_kernels import BANDWIDTH, PRODUCTS
 from vit_jax.plan.search import Candidate, Found
+from vit_jax.train.overview import parameter_table
 
 GIB = 2**30
 _NUM_COLLECTIVES = 4
@@ -39,6 +41,9 @@ def _machine(plan: Plan) -> Iterator[str]:
     )
     if (form := plan.attention_form) is not None:
         yield f"compute  {run.architecture.compute_dtype}, attention {form}"
+    model, is_trained = run.abstract_state.model, make_is_trained(config.optimizer)
+    if is_trained is not None:
+        yield parameter_table(model, is_folded=True, is_trained=is_trained)
     data = plan.dataset
     yield f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes ({data.source})"
     if isinstance(plan.compiled, Executable):

@@ -4,7 +4,8 @@ The rules apply to the complete training state. An optimiser moment or a Polyak 
 and a name that ends in the parameter's, and is placed like it. Arrays of other shapes (Adafactor's row and column
 factors, preconditioners) and parameters of networks that the rules do not know are split by the last rule.
 
-Legend: L layers, D width, E of all heads together, M MLP dimension, I O input and output channels, K classes.
+Legend: L layers, D width, E of all heads together, M MLP dimension, r rank of LoRA, I O input and output channels,
+K classes.
 """
 
 import dataclasses
@@ -42,6 +43,12 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*mlp/(expand|gate)/kernel", Split(data=-2, model=-1)),  # (L, D, M)
     (r".*mlp/(expand|gate)/bias", Split(model=-1)),  # (L, M)
     (r".*mlp/contract/kernel", Split(data=-1, model=-2)),  # (L, M, D)
+    # Factors of LoRA: the dimension that they share with the split one of their kernel; too small for FSDP.
+    (r".*attention/(query|key|value)/lora_b", Split(model=-1)),  # (L, r, E)
+    (r".*attention/out/lora_a", Split(model=-2)),  # (L, E, r)
+    (r".*mlp/(expand|gate)/lora_b", Split(model=-1)),  # (L, r, M)
+    (r".*mlp/contract/lora_a", Split(model=-2)),  # (L, M, r)
+    (r".*/lora_[ab]", WHOLE),
     # Bottlenecks likewise: the inner channels are spread, one sum at the end of a unit.
     (r".*conv[12]/kernel", Split(data=-2, model=-1)),  # (height, width, I, O)
     (r".*(conv3|shortcut/conv)/kernel", Split(data=-1, model=-2)),

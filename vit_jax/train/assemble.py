@@ -41,7 +41,7 @@ from vit_jax.data.transforms import (
     check_augmentations,
 )
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.models import build_model, flops
+from vit_jax.models import build_model, flops, lora
 from vit_jax.models.block import attention_form
 from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
@@ -213,13 +213,17 @@ def assemble(
     make_objective: Any = (
         functools.partial(build_objective, config.objective) if objective is None else lambda _: objective
     )
-    build = network or build_model
+    build, factors = network or build_model, lora.lora_of(config.optimizer)
+    if factors is not None:
+        lora.require_adaptable(architecture, is_standard=network is None)
 
     def state_of(model: Any) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
     def init(architecture: Architecture) -> TrainState:
-        return state_of(build(architecture, jax.random.key(config.seed)))
+        key = jax.random.key(config.seed)
+        model = build(architecture, key)
+        return state_of(model if factors is None else lora.add_factors(model, factors, key))
 
     abstract = jax.eval_shape(functools.partial(init, architecture))
     sizes = [(config, architecture), *(_in_phase(config, architecture, phase) for phase in steps.phases)]

@@ -22,8 +22,9 @@ from vit_jax.cost.chips import find_chip
 from vit_jax.cost.fabrics import GIB, fabric_of
 from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.files import expanded
+from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
-from vit_jax.train.memory import step_memory
+from vit_jax.train.memory import step_memory, updated_leaves
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 
@@ -127,7 +128,8 @@ def _update_share(config: RunConfig, architecture: Architecture, state: TrainSta
     chip = find_chip(devices[0].device_kind)
     if chip is None:
         return 0.0
-    num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state, state.model)))
+    updated = updated_leaves(state, make_is_trained(config.optimizer))
+    num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
     macs = forward_macs(architecture) * config.global_batch / len(devices)
     seconds = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs / chip.peak_bf16_flops
     return num_bytes / chip.memory_bandwidth_bytes_per_second / seconds
@@ -203,6 +205,7 @@ def _needed_bytes(
         shapes,
         global_batch=config.global_batch,
         accumulation_steps=parts,
+        is_trained=make_is_trained(config.optimizer),
         tiled=devices[0].platform == "tpu",
     ).total
 

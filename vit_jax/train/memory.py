@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.cost.memory import Memory, padded_bytes, passing_bytes
+from vit_jax.optim.by_name import trained_leaves
 from vit_jax.sharding import BATCH_AXES
 from vit_jax.train.state import TrainState
 
@@ -17,7 +19,13 @@ _STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
 
 
 def step_memory(
-    architecture: Architecture, state: TrainState, *, global_batch: int, accumulation_steps: int, tiled: bool
+    architecture: Architecture,
+    state: TrainState,
+    *,
+    global_batch: int,
+    accumulation_steps: int,
+    is_trained: Callable[[str], bool] | None,
+    tiled: bool,
 ) -> Memory:
     """Return the memory of one device by kind.
 
@@ -26,6 +34,7 @@ def step_memory(
       state: shapes, dtypes and shardings.
       global_batch: images of a step on all devices.
       accumulation_steps: micro-batches of a step.
+      is_trained: whether the parameter of a name has a gradient; None: all have.
       tiled: True on TPUs, whose memory consists of tiles.
 
     Raises:
@@ -41,7 +50,7 @@ def step_memory(
     passing = passing_bytes(
         architecture,
         images=images // accumulation_steps,
-        gradient_bytes=sizes["model"],
+        gradient_bytes=sum(shard_bytes(x, tiled=tiled) for x in trained_leaves(state.model, is_trained).values()),
         **_parameters(state.model, axes["model"]),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
@@ -55,6 +64,12 @@ def step_memory(
         **passing,
         program=_PROGRAM_BYTES,
     )
+
+
+def updated_leaves(state: TrainState, is_trained: Callable[[str], bool] | None) -> list[Any]:
+    """Return what the update of a step reads and writes: all of the state but frozen parameters, and gradients."""
+    trained = trained_leaves(state.model, is_trained)
+    return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))
 
 
 def shard_bytes(leaf: Any, *, tiled: bool) -> int:

@@ -1,10 +1,11 @@
 """What a run reports about itself: the table of parameters at the start, the summary at the end."""
 
 import collections
+import dataclasses
 import hashlib
 import importlib.metadata
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
+from vit_jax.models.lora import lora_of
+from vit_jax.optim.by_name import make_is_trained, trained_leaves
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -32,17 +35,22 @@ SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
-def parameter_table(model: Any, *, is_folded: bool) -> str:
-    """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total."""
+def parameter_table(model: Any, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None) -> str:
+    """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total.
+
+    The number of trained parameters follows if `is_trained` is not None.
+    """
     leaves = pytree.named_leaves(model)
+    num_trained = sum(leaf.size for leaf in trained_leaves(model, is_trained).values())
     if is_folded:
         sizes: collections.Counter[str] = collections.Counter()
         for name, leaf in leaves.items():
             sizes[name.partition("/")[0]] += leaf.size
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        return f"params   {sizes.total():,}: {parts}"
+        return f"params   {sizes.total():,}: {parts}{'' if is_trained is None else f'; trained {num_trained:,}'}"
     rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
     rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
+    rows += [] if is_trained is None else [("trained", "", f"{num_trained:,}")]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
@@ -89,7 +97,11 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
     lines = [
         f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
-        parameter_table(run.abstract_state.model, is_folded=not config.logging.parameters),
+        parameter_table(
+            run.abstract_state.model,
+            is_folded=not config.logging.parameters,
+            is_trained=make_is_trained(config.optimizer),
+        ),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes{labels}{preparation(config.data or '')}",
         f"classes  {few(data.train.class_names, repr)}",
@@ -152,7 +164,9 @@ def checkpoint_metadata(
         classes=config.input.classes,
         is_multilabel=data.train.is_multilabel,
         held_up_to=held_up_to(data.test, config.seed) if holds_out(config.data, config.input) else {},
+        lora_rank=config.optimizer.lora_rank,
     )
+    factors = lora_of(config.optimizer)
     return {
         **describe(
             architecture,
@@ -161,6 +175,7 @@ def checkpoint_metadata(
             training_data,
             licence,
         ),
+        **({} if factors is None else {"lora": dataclasses.asdict(factors)}),
         "config": to_dict(config),
         "data": config.data,
         "num_examples": len(data.train),

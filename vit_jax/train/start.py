@@ -19,8 +19,10 @@ from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
 from vit_jax.config.load import from_dict, references
 from vit_jax.config.resolve import lengths
+from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
 from vit_jax.files import expanded, printable
+from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
@@ -191,9 +193,15 @@ def _begin(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str
 def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
     """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
+    Factors of LoRA have their initial values.
+
     Raises:
       ValueError: they are not those of the run's network; differences are listed.
     """
+    leaves = pytree.named_leaves(assembly.abstract_state.model)
+    factors = {name: leaf.shape for name, leaf in leaves.items() if name.endswith(LORA_FACTORS)}
+    initial = initial_factors(factors, jax.random.key(assembly.config.seed))
+    parameters = {**parameters, **jax.device_get(initial)}
     _require_same_parameters(assembly, parameters, source)
 
     def place(name: str, leaf: Any) -> jax.Array:

@@ -65,7 +65,9 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
         lines += [f"| more than 8 bits | values from {low:g} to {high:g} become 0 to 255, before the preparation |"]
     if weights.licence:
         lines += [f"| licence of the pre-trained weights | {markdown_text(weights.licence)} |"]
-    lines += [f"| trained on | {training or 'not known'} |", f"| computed with | {_details(weights)} |", ""]
+    rank = weights.training and weights.training.lora_rank
+    lora = f", LoRA of rank {rank}, merged" if rank else ""
+    lines += [f"| trained on | {training or 'not known'}{lora} |", f"| computed with | {_details(weights)} |", ""]
     if a.num_classes:
         lines += ["## Classes", "", _classes(weights), ""]
     classes = huggingface_class(a) if format_name == "huggingface" else ""

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
-from vit_jax.config.load import references
+from vit_jax.config.load import from_dict, references
+from vit_jax.models.lora import Lora
 from vit_jax.references import StoredReference
 from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation
 
@@ -23,7 +24,7 @@ MOST_LAYERS, MOST_STAGES = 10_000, 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The data of the run that made the weights."""
+    """The run that made the weights, and above all its data."""
 
     data: str  # as in a config; files by their absolute path
     seed: int  # of the run, which chose the hold-out of files without splits
@@ -34,6 +35,7 @@ class TrainingData:
     is_multilabel: bool = False  # an image may have any number of the labels, not exactly one
     # of files without splits, by class: what was held out, from `data.subset.held_up_to`
     held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lora_rank: int | None = None  # of a run with LoRA; its factors are merged into the kernels
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
@@ -149,4 +151,15 @@ def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
     texts = [known["data"], known["train_split"], known["test_split"], *known["classes"], *held.values()]
     kinds = {"seed": int, "holdout_fraction": float, "is_multilabel": bool}
     is_sound = all(type(known[name]) is kind for name, kind in kinds.items())
+    is_sound &= known["lora_rank"] is None or type(known["lora_rank"]) is int
     return TrainingData(**known) if is_sound and all(isinstance(text, str) for text in texts) else None
+
+
+def stored_lora(metadata: Mapping[str, Any]) -> Lora | None:
+    """Return the factors beside the kernels of a run's checkpoint; None where there are none.
+
+    Raises:
+      ValueError: their description is damaged.
+    """
+    stored = metadata.get("lora")
+    return None if stored is None else from_dict(Lora, stored, "lora.")

@@ -15,9 +15,16 @@ from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
+from vit_jax.models import lora
 from vit_jax.references import allowed_code
 from vit_jax.weights import hub
-from vit_jax.weights.description import TrainingData, stored_architecture, stored_licence, stored_training_data
+from vit_jax.weights.description import (
+    TrainingData,
+    stored_architecture,
+    stored_licence,
+    stored_lora,
+    stored_training_data,
+)
 from vit_jax.weights.folding import (
     OURS,
     Normalisation,
@@ -128,17 +135,26 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], 
             refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
             return architecture
 
-    parameters, metadata, what = read_workdir(
-        path, lambda found: stacked_shapes(architecture_of(found)), polyak=polyak, allowed=allowed
-    )
+    def shapes_of(metadata: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+        shapes = stacked_shapes(architecture_of(metadata))
+        with naming(str(path)):
+            factors = stored_lora(metadata)
+            return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
+
+    parameters, metadata, what = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
+    statuses, notes = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()], []
+    if (factors := stored_lora(metadata)) is not None:
+        parameters = lora.merge(parameters, factors)
+        notes.append(f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged into the kernels.")
     return Weights(
         architecture_of(metadata),
         parameters,
         tuple(metadata.get("class_names") or ()) or None,
         metadata.get("preprocessing"),
         f"{path} (vit_jax, {what})",
-        [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
-        training=stored_training_data(metadata),
+        statuses,
+        notes,
+        stored_training_data(metadata),
         licence=stored_licence(metadata),
     )
 

@@ -1,0 +1,149 @@
+"""LoRA (Hu et al., 2021): beside each kernel W of a block two thin factors, so that it computes as W + scale * A B.
+
+The factors are parameters of the linear layers, "encoder/blocks/mlp/expand/lora_a" beside ".../kernel".
+
+Legend: L layers, I O channels of a kernel's input and output, r rank.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax import pytree
+from vit_jax.config import Architecture
+from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
+from vit_jax.references import is_reference
+
+Shape = tuple[int, ...]
+A, B = LORA_FACTORS
+_KERNEL = re.compile(r"(encoder/blocks/.*(?:attention|mlp)/(\w+))/kernel")
+_STREAM = 2**32 - 1  # of random numbers; no step has this number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora:
+    """The factors of a network."""
+
+    rank: int
+    scale: float
+    layers: tuple[str, ...]  # (): all of attention and MLP
+
+
+def lora_of(config: OptimizerConfig) -> Lora | None:
+    """Return the factors that a run trains; None without LoRA."""
+    if config.lora_rank is None:
+        return None
+    alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
+    return Lora(rank=config.lora_rank, scale=alpha / config.lora_rank, layers=config.lora_layers)
+
+
+def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
+    """Check that the blocks of a network are ours.
+
+    Args:
+      a: the network.
+      is_standard: False for a network that `a` does not describe.
+
+    Raises:
+      ValueError: there are none, or they are user-defined.
+    """
+    if not is_standard or a.network is not None or is_reference(a.block):
+        raise ValueError(
+            f"config.optimizer.lora_rank: LoRA does not know the layers of user-defined blocks or networks, such as "
+            f"that of {a.name}. Use lora_rank=None; optimizer.frozen chooses what is trained."
+        )
+    if not a.has_transformer:
+        raise ValueError(
+            f"config.optimizer.lora_rank: LoRA adapts attention and MLP, and {a.name} has neither. Use lora_rank=None."
+        )
+
+
+def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
+    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name.
+
+    Args:
+      shapes: of the network's parameters by name.
+      lora: which layers are adapted.
+
+    Raises:
+      ValueError: the rank is larger than a side of a kernel, or the blocks have no such layer.
+    """
+    found, layers = dict[str, Shape](), set[str]()
+    for name, shape in shapes.items():
+        match = _KERNEL.fullmatch(name)
+        if match is None or (lora.layers and match[2] not in lora.layers):
+            continue
+        depth, inputs, outputs = shape
+        if not 1 <= lora.rank <= min(inputs, outputs):
+            raise ValueError(
+                f"config.optimizer.lora_rank={lora.rank}: must lie in [1, {min(inputs, outputs)}], the smaller side of "
+                f"{name}. Use 4 to 64."
+            )
+        found |= {f"{match[1]}/{A}": (depth, inputs, lora.rank), f"{match[1]}/{B}": (depth, lora.rank, outputs)}
+        layers.add(match[2])
+    if missing := [layer for layer in lora.layers if layer not in layers]:
+        raise ValueError(f"config.optimizer.lora_layers={','.join(lora.layers)}: the blocks have no {missing[0]}.")
+    return found
+
+
+def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
+    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero.
+
+    Args:
+      shapes: of the factors by name.
+      key: of the run.
+    """
+    keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
+
+    def initial(name: str, key: jax.Array) -> jax.Array:
+        bound = 1 / math.sqrt(shapes[name][-2]) if name.endswith(A) else 0.0
+        return jax.random.uniform(key, shapes[name], minval=-bound, maxval=bound)
+
+    return {name: initial(name, key) for name, key in zip(sorted(shapes), keys, strict=True)}
+
+
+def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
+    """Add factors with initial values to the linear layers of a network, and return it.
+
+    Raises:
+      ValueError: as `factor_shapes`.
+    """
+    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items()}
+    for name, array in initial_factors(factor_shapes(shapes, lora), key).items():
+        setattr(_layer(model, name), name.rpartition("/")[2], nnx.Param(array))
+    model.encoder.lora_scale = lora.scale
+    return model
+
+
+def adapted(block: Any, scale: float) -> Any:
+    """Return one block whose kernels are W + scale * A B."""
+    for name in pytree.named_leaves(block):
+        if name.endswith(f"/{A}"):
+            layer = _layer(block, name)
+            product_IO = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
+            layer.kernel = nnx.Param(layer.kernel[...] + scale * product_IO)
+    return block
+
+
+def _layer(module: Any, name: str) -> Any:
+    """Return the layer that a parameter belongs to."""
+    return functools.reduce(getattr, name.split("/")[:-1], module)
+
+
+def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndarray]:
+    """Return the parameters of the plain network that computes the same, W + scale * A B in float32."""
+    merged = {name: array for name, array in parameters.items() if not name.endswith((f"/{A}", f"/{B}"))}
+    for name in merged:
+        layer = name.removesuffix("/kernel")
+        if f"{layer}/{A}" in parameters:
+            product = np.matmul(parameters[f"{layer}/{A}"], parameters[f"{layer}/{B}"])
+            merged[name] = merged[name] + np.float32(lora.scale) * product
+    return merged
