@@ -1,0 +1,332 @@
+"""Tar archives that others made, read forwards once: their members, and the labelled images among them.
+
+Nothing is written by a member's name. Damage ends in one error: Python's `tarfile` takes a damaged header in the middle
+of an archive for its end, and reads extended headers of any size into memory; so only its parser of a header is used.
+"""
+
+import contextlib
+import gzip
+import itertools
+import os
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from vit_jax.data.files import MAX_NAME_BYTES
+from vit_jax.files import open_regular, parse_json, shortened
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+LABEL_EXTENSIONS = ("cls", "json")
+MAX_LABEL_BYTES = 2**20
+MAX_CLASSES = 2**20  # of numbered ones; a larger number is an error of the archive
+STANDARD_INPUT = "-"
+
+_BLOCK = 512
+_CHUNK = 2**20
+_MAX_HEADER_BYTES = 2**20  # of a long name or of extended attributes
+_MOST_AFTER_END = 2**20  # tar fills its last record, of 10 KiB by default, with zeros
+_GZIP = b"\x1f\x8b"
+_MOST_RATIO, _FREE_BYTES = 100, 2**28  # images hardly become smaller; gzip reaches 1,032
+_OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_PAX = re.compile(rb"(\d{1,7}) ([^=]{1,1000})=")
+_JSON_LABELS = ("class_id", "wnid", "synset", "class", "label")
+_IMAGE_STARTS = ((b"\xff\xd8\xff", ("jpg", "jpeg")), (b"\x89PNG", ("png",)), (b"RIFF", ("webp",)))
+
+T = TypeVar("T")
+
+
+class TarError(ValueError):
+    """An archive is damaged, cut off, or larger than its compressed size allows; the message says where."""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Stream:
+    """A file that is read forwards, with exact reads.
+
+    Attributes:
+      name: for messages.
+      place: how many bytes were read or skipped.
+    """
+
+    def __init__(self, file: _Readable, name: str, size: int | None = None, compressed: "_Counter | None" = None):
+        """Takes the size where it is known, and the compressed file that `file` is read from."""
+        self.name, self.place = name, 0
+        self._file, self._size, self._compressed = file, size, compressed
+
+    def read(self, size: int) -> bytes:
+        """Return exactly this number of bytes.
+
+        Raises:
+          TarError: the file ends before, is damaged, or is a decompression bomb.
+        """
+        return self._read(size, size)
+
+    def read_rest(self, most: int) -> bytes:
+        """Return what is left, or its first `most` bytes."""
+        return self._read(most if self._size is None else min(most, self._size - self.place), 0)
+
+    def _read(self, most: int, least: int) -> bytes:
+        self._require(least)
+        content, part = b"", b"\0"
+        while len(content) < most and part:
+            try:
+                part = self._file.read(most - len(content))
+            except (EOFError, OSError, zlib.error) as error:
+                raise TarError(f"{self.name}: cannot be read after byte {self.place:,} ({error}).") from error
+            content = content + part if content else part
+            self.place += len(part)
+            if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
+                raise TarError(
+                    f"{self.name}: {self._compressed.count:,} compressed bytes give more than {self.place:,}, which "
+                    "images never do. Check where it comes from."
+                )
+        if len(content) < least:
+            raise self._cut_off()
+        return content
+
+    def skip(self, size: int) -> None:
+        """Go forwards by this number of bytes; raises as `read`."""
+        self._require(size)
+        if self._size is not None and isinstance(self._file, Stream):
+            self._file.skip(size)
+            self.place += size
+        elif self._size is not None:
+            self._file.seek(size, os.SEEK_CUR)  # type: ignore[attr-defined]  # a regular file
+            self.place += size
+        else:
+            for _ in range(size // _CHUNK):
+                self.read(_CHUNK)
+            self.read(size % _CHUNK)
+
+    def part(self, size: int, name: str) -> "Stream":
+        """Return the next bytes as a stream, which reads from this one."""
+        return Stream(self, name, size)
+
+    def _require(self, size: int) -> None:
+        if self._size is not None and self.place + size > self._size:
+            raise self._cut_off()
+
+    def _cut_off(self) -> TarError:
+        return TarError(f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive.")
+
+
+class _Counter:
+    """Counts the compressed bytes that gzip reads."""
+
+    def __init__(self, file: _Readable) -> None:
+        self._file, self.count = file, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._file.read(size)
+        self.count += len(content)
+        return content
+
+
+@contextlib.contextmanager
+def open_tar(path: str) -> Iterator[Stream]:
+    """Yield a tar file, plain or compressed by gzip, as a stream; "-" is the standard input.
+
+    Raises:
+      ValueError: it is no regular file; a pipe is read as "-".
+      OSError: the system refuses.
+    """
+    name = "standard input" if path == STANDARD_INPUT else path
+    with contextlib.nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else open_regular(path) as file:
+        if file.peek(2)[:2] == _GZIP:  # type: ignore[union-attr]  # both are buffered
+            counter = _Counter(file)
+            yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
+        else:
+            yield Stream(file, name, None if path == STANDARD_INPUT else os.fstat(file.fileno()).st_size)
+
+
+class Member(NamedTuple):
+    """One member of an archive that is no folder.
+
+    Attributes:
+      name: its path, with "/" between folders; bytes that are not UTF-8 are escaped.
+      offset: of its content in the archive, without compression.
+      size: of its content, in bytes.
+      problem: why it must not be read; "" for a regular file with a path below the archive's own folder.
+    """
+
+    name: str
+    offset: int
+    size: int
+    problem: str
+
+
+def members(stream: Stream) -> Iterator[Member]:
+    """Yield the members of an archive in their order, without folders.
+
+    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns it, and what is left
+    of it is skipped.
+
+    Raises:
+      TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data behind its end.
+    """
+    for count in itertools.count():
+        extended: dict[str, bytes] = {}
+        while True:
+            at, block = stream.place, stream.read(_BLOCK)
+            if not any(block):
+                _require_end(stream)
+                return
+            try:
+                header = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")  # type: ignore[arg-type]
+            except tarfile.HeaderError as error:
+                problem = f"the header at byte {at:,} is damaged ({error})" if count else f"is no tar archive ({error})"
+                raise TarError(f"{stream.name}: {problem}.") from error
+            if header.size < 0:
+                raise TarError(f"{stream.name}: the header at byte {at:,} states a negative size.")
+            if header.type not in _OF_NEXT_MEMBER:
+                break
+            if header.size > _MAX_HEADER_BYTES:
+                raise TarError(f"{stream.name}: the header at byte {at:,} has {header.size:,} bytes, more than 1 MiB.")
+            content = stream.read(header.size)
+            stream.skip(-header.size % _BLOCK)
+            if header.type == tarfile.GNUTYPE_LONGNAME:
+                extended["path"] = content.partition(b"\0")[0]
+            elif header.type != tarfile.GNUTYPE_LONGLINK:
+                if (found := _attributes(content)) is None:
+                    raise TarError(f"{stream.name}: the extended header at byte {at:,} is damaged.")
+                extended |= found if header.type != tarfile.XGLTYPE else {}
+        name = extended["path"].decode("utf-8", "backslashreplace") if "path" in extended else header.name
+        if header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
+            raise TarError(f"{stream.name}: {shortened(name, 200)} is a sparse file. Pack it without --sparse.")
+        if not (stated := extended.get("size", b"%d" % header.size)).isdigit() or len(stated) > 18:
+            raise TarError(f"{stream.name}: the header at byte {at:,} states a size that is no number.")
+        if header.isdir():
+            continue
+        has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+        size, offset = int(stated) if has_content else 0, stream.place
+        is_sparse = any(key.startswith("GNU.sparse") for key in extended)
+        yield Member(
+            shortened(name, MAX_NAME_BYTES), offset, size, "is a sparse file" if is_sparse else _problem(name, header)
+        )
+        stream.skip(offset + size + -size % _BLOCK - stream.place)
+
+
+def _attributes(content: bytes) -> dict[str, bytes] | None:
+    """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
+    found, place = dict[str, bytes](), 0
+    while place < len(content):
+        match = _PAX.match(content, place)
+        end = place + int(match[1]) if match else 0
+        if not match or not match.end() < end <= len(content):
+            return None
+        found[match[2].decode("utf-8", "backslashreplace")] = content[match.end() : end - 1]
+        place = end
+    return found
+
+
+def _require_end(stream: Stream) -> None:
+    """Refuse data behind the end: another archive would be lost in silence."""
+    rest = stream.read_rest(_MOST_AFTER_END)
+    if any(rest):
+        raise TarError(
+            f"{stream.name}: has other data behind its end, before byte {stream.place:,}. Give joined archives one by "
+            "one; otherwise the file is damaged."
+        )
+
+
+def _problem(name: str, header: tarfile.TarInfo) -> str:
+    if header.issym() or header.islnk():
+        return "is a link"
+    if not header.isreg():
+        return "is a device, a pipe or of an unknown kind"
+    if len(name) > MAX_NAME_BYTES:
+        return f"has a name of {len(name):,} characters"
+    if name.startswith("/"):
+        return "has an absolute path"
+    if ".." in name.split("/"):
+        return "has '..' in its path"
+    return "" if name and "\0" not in name else "has no proper name"
+
+
+# Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot of the last part.
+
+
+class Sample(NamedTuple, Generic[T]):
+    """One image and the files with its labels.
+
+    Attributes:
+      name: of the image.
+      image: what stands for its content.
+      labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or archive.
+    """
+
+    name: str
+    image: T
+    labels: Mapping[str, T]
+
+
+def extension(name: str) -> str:
+    """Return the last extension in lower case, without the dot; "" for a hidden file."""
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def sample_key(name: str) -> str:
+    """Return what the files of one sample share."""
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.partition(".")[0]
+
+
+def samples(entries: Iterable[tuple[str, T]]) -> Iterator[Sample[T]]:
+    """Yield the images of an archive with their labels, from names and contents in the order of the archive.
+
+    Other files are skipped. Labels may come before or after their image. Several images of one key each have its labels
+    as far as they came before the next.
+    """
+    current, image, labels = None, list[tuple[str, T]](), dict[str, T]()
+    for name, content in entries:
+        key, kind = sample_key(name), extension(name)
+        if key != current:
+            if image:
+                yield Sample(*image[0], labels)
+            current, image, labels = key, [], {}
+        if kind in IMAGE_EXTENSIONS:
+            if image:
+                yield Sample(*image[0], dict(labels))
+            image = [(name, content)]
+        elif kind in LABEL_EXTENSIONS:
+            labels.setdefault(kind, content)
+    if image:
+        yield Sample(*image[0], labels)
+
+
+def label_of(labels: Mapping[str, bytes]) -> int | str:
+    """Return the class that the files of a sample state: a number, or a name.
+
+    A ".cls" file holds it as text. Without one it is the value of the first of "class_id", "wnid", "synset", "class"
+    and "label" in a ".json" file.
+
+    Raises:
+      ValueError: they state none.
+    """
+    if "cls" in labels:
+        value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
+    else:
+        found = parse_json(labels["json"])
+        keys = [key for key in _JSON_LABELS if isinstance(found, dict) and key in found]
+        value = found[keys[0]] if keys else None
+    if isinstance(value, str) and value.isdecimal() and value.isascii():
+        value = int(value[: len(str(MAX_CLASSES)) + 1])
+    if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:
+        return value
+    if type(value) is int and 0 <= value < MAX_CLASSES:
+        return value
+    raise ValueError(f"states no class: {shortened(repr(value), 80)}")
+
+
+def is_mislabelled(name: str, image: bytes) -> bool:
+    """Whether an image has the extension of another format."""
+    return not any(image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS)
