@@ -24,6 +24,7 @@ REQUIREMENTS = [
     "opencv-python-headless>=5.0.0.93",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "pyarrow>=26.0.1",  # parquet files; TFDS requires it too
     "safetensors>=0.8.0",
     "scikit-learn>=1.9.1",  # the digits of the embedded default
     "scipy>=1.17",  # Cholesky in float64; JAX requires it too

@@ -7,31 +7,15 @@ import tarfile
 
 import pytest
 
+from tests.data.archives import packed, special
 from tests.rejections import rejects
 from vit_jax.data import tar
-
-
-def packed(*entries, **options):
-    """A tar of (name, content) and of `TarInfo`s, which have no content."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", **options) as archive:
-        for entry in entries:
-            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
-            info.size = 0 if isinstance(entry, tarfile.TarInfo) else len(entry[1])
-            archive.addfile(info, None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1]))
-    return file.getvalue()
 
 
 def read(content, size=None):
     """Names, contents and problems of the members."""
     stream = tar.Stream(io.BytesIO(content), "a.tar", size)
     return [(member.name, stream.read(member.size), member.problem) for member in tar.members(stream)]
-
-
-def special(name, kind, target=""):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
 
 
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -12,8 +12,8 @@ from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_place
 from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, positive, value_range, whole, wholes
-from vit_jax.files import expanded, printable
+from vit_jax.cli.words import LISTED, Given, UsageError, positive, value_range, whole, wholes
+from vit_jax.files import cache_folder, expanded, printable
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -217,7 +217,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     numbers = limits(options)
     preprocessing = options.get("preprocessing", preprocessing)
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
-    if "data_dir" in options and all(name.startswith(("folder:", "csv:")) for name in options["data"].split(",")):
+    if "data_dir" in options and all(name.partition(":")[0] in LISTED for name in options["data"].split(",")):
         idle.append("--data_dir")
     if idle:
         raise UsageError(f"{', '.join(idle)}: without effect here; leave it out (--preprocessing={preprocessing}).")
@@ -249,11 +249,10 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 def _cache(options: Mapping[str, str]) -> pathlib.Path | None:
     """Return the folder of features, the same in all processes; None without one, or if the default is not writable."""
     from vit_jax import hosts
-    from vit_jax.transfer.features import default_cache
 
     if "cache" in options:
         return None if options["cache"] == "none" else expanded(options["cache"])
-    folder = default_cache()
+    folder = cache_folder("features")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)

@@ -8,7 +8,8 @@ from typing import NamedTuple, NoReturn
 
 from vit_jax.files import printable_lines, refuse_bucket
 
-_KINDS_OF_DATA = ("csv", "folder", "tfds", "vtab")  # as in "folder:PATH"
+LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
+_KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
 
 
 class UsageError(ValueError):

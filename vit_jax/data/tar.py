@@ -12,7 +12,7 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.files import MAX_NAME_BYTES
@@ -61,6 +61,11 @@ class Stream:
         """Takes the size where it is known, and the compressed file that `file` is read from."""
         self.name, self.place = name, 0
         self._file, self._size, self._compressed = file, size, compressed
+
+    @property
+    def num_bytes(self) -> int:
+        """How much of the file, as it is stored, was read."""
+        return self._compressed.count if self._compressed else self.place
 
     def read(self, size: int) -> bytes:
         """Return exactly this number of bytes.
@@ -303,11 +308,10 @@ def samples(entries: Iterable[tuple[str, T]]) -> Iterator[Sample[T]]:
         yield Sample(*image[0], labels)
 
 
-def label_of(labels: Mapping[str, bytes]) -> int | str:
+def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) -> int | str:
     """Return the class that the files of a sample state: a number, or a name.
 
-    A ".cls" file holds it as text. Without one it is the value of the first of "class_id", "wnid", "synset", "class"
-    and "label" in a ".json" file.
+    A ".cls" file holds it as text. Without one it is the value of the first of these keys in a ".json" file.
 
     Raises:
       ValueError: they state none.
@@ -316,8 +320,7 @@ def label_of(labels: Mapping[str, bytes]) -> int | str:
         value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
     else:
         found = parse_json(labels["json"])
-        keys = [key for key in _JSON_LABELS if isinstance(found, dict) and key in found]
-        value = found[keys[0]] if keys else None
+        value = next((found[key] for key in keys if isinstance(found, dict) and key in found), None)
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[: len(str(MAX_CLASSES)) + 1])
     if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:
