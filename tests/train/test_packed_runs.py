@@ -1,11 +1,14 @@
-"""Runs on tar shards and on parquet: as on the digits that they hold, interrupted and resumed too."""
+"""Runs on tar shards and on parquet, equal to runs on the digits that they hold; and runs without some images."""
 
 import dataclasses
+import json
 
 import cv2
 import pytest
 
 from tests.data.packed_files import write_parquet, write_shard
+from tests.integration import commands
+from tests.tiny import LENGTH
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.data.images import decode
 from vit_jax.data.sources import open_source
@@ -47,3 +50,18 @@ def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(kind, packed
     summary = pretrain(config, str(tmp_path))
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
         assert summary[name] == tiny_run.summary[name], name
+
+
+def test_a_resumed_run_excludes_the_same_images(data_dir, tiny_run, tmp_path):
+    """The opening counts them, and another file of as many ids is another run."""
+    ids = {"split": "train", "records": 1437, "ids": [str(number) for number in range(10)]}
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    words = commands.pretraining(data_dir, tmp_path / "run", *LENGTH, f"input.exclude={tmp_path}/ids.json")
+    out = commands.succeed(words)
+    assert f"excluded 10 images of {tmp_path}/ids.json" in out
+    assert "1,427 training" in out
+    assert commands.summary(tmp_path / "run")["parameters_sha256"] != tiny_run.summary["parameters_sha256"]
+    (tmp_path / "ids.json").write_text(json.dumps(ids | {"ids": [*ids["ids"][1:], "20"]}))
+    outcome = commands.run(words)
+    assert outcome.code == 2
+    assert "exclude_sha256" in outcome.err

@@ -198,6 +198,8 @@ class InputConfig:
     """Fraction of each class that is held out as test split; only for images in files without splits."""
     image_size: tuple[int, int]
     """Height and width in pixels; one number sets both."""
+    exclude: str | None = None
+    """File with the ids of records that are not trained on, from vit-jax duplicates --write. None: train on all."""
     classes: tuple[str, ...] = ()
     """Names of the classes to use, numbered in this order. (): all classes of the dataset."""
     sampling: Literal["uniform", "balanced"] = "uniform"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.exclusion import exclude
 from vit_jax.data.folder import Folder
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.listing import RANGE_OPTION, Listing, open_listing, whole_splits
@@ -85,7 +86,7 @@ def open_source(
         returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
         train800val200 or test.
-      config: where data is kept, which classes and training examples to take, whether to cache records.
+      config: where data is kept, which classes and training examples to take or exclude, whether to cache records.
       seed: chooses the hold-out of files without splits, and the training examples.
       held_then: of such files, what was held out when weights were trained on it, from `subset.held_up_to`.
       range_option: the option that warnings about files of more than 8 bits name.
@@ -95,7 +96,10 @@ def open_source(
         or examples that the config chooses do not exist; what a reference names is no source.
     """
     opened = _open(data, split, config, seed, held_then, range_option)
-    source = select(opened, config, training=split == config.train_split, seed=seed)
+    is_training = split == config.train_split
+    if is_training and config.exclude is not None:
+        opened = exclude(opened, config.exclude, split)
+    source = select(opened, config, training=is_training, seed=seed)
     return CachedSource(source) if config.cache_records else source
 
 

@@ -194,7 +194,7 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     """
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
-    always = ("data", "num_examples", "class_names", "global_batch", "seed")
+    always = ("data", "num_examples", "class_names", "global_batch", "seed", "exclude_sha256")
     for name in (*always, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
