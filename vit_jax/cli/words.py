@@ -115,7 +115,7 @@ def _fields_meant_by(name: str) -> list[str]:
 
 def whole(options: Mapping[str, str], name: str) -> int:
     """Return the option as an integer from 1, or from another lowest number where that is meaningful."""
-    lowest = {"seed": 0, "max_unreadable": 0, "folds": 2}.get(name, 1)
+    lowest = {"seed": 0, "max_unreadable": 0, "distance": 0, "folds": 2}.get(name, 1)
     if not options[name].isdecimal() or int(options[name]) < lowest:
         raise UsageError(f"--{name}={options[name]}: must be a whole number from {lowest}.")
     return int(options[name])
