@@ -70,6 +70,11 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
         raise ValueError(f"{os.fspath(path)}: its home folder is not known. Write the path in full.") from None
 
 
+def cache_folder(name: str) -> pathlib.Path:
+    """Return the user's folder for files that can be computed again: $XDG_CACHE_HOME/vit_jax/NAME, or in ~/.cache."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / name
+
+
 # Reading files that others made.
 
 MAX_JSON_BYTES = 2**26

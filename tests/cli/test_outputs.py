@@ -23,6 +23,7 @@ OUTPUTS = {  # by verb, the words before the output, and the options that name a
     "export": ([WEIGHTS, "--to=stablehlo"], ["output=a.stablehlo"]),
     "probe": ([WEIGHTS, "--data=digits"], ["output=a/"]),
     "features": ([WEIGHTS, "--data=digits"], ["output=a.npz"]),
+    "duplicates": (["digits", "--against=no-such-data"], ["output=a.csv"]),
     "plot": (["no-such-run"], ["output=a.png"]),
     "report": (["no-such-run"], ["output=a.html"]),
     "inspect": ([WEIGHTS], ["output=a/"]),

@@ -24,10 +24,10 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.evals import features as evaluated
 from vit_jax.evals import sums
-from vit_jax.files import WriteError
+from vit_jax.files import WriteError, cache_folder
 from vit_jax.sharding import build_mesh, replicated
 from vit_jax.transfer import features
-from vit_jax.transfer.features import Extractor, default_cache, write_features
+from vit_jax.transfer.features import Extractor, write_features
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
 PIXELS, LABELS = sample_pixels(13), np.arange(13) % 6
@@ -266,4 +266,4 @@ def test_cache_that_cannot_be_written(tmp_path):
 
 def test_default_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "vit_jax" / "features"
+    assert cache_folder("features") == tmp_path / "vit_jax" / "features"

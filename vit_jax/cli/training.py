@@ -132,8 +132,8 @@ def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
 
     if not holds_out(config.data, config.input):
         raise UsageError(
-            f"{given[-1]}: without effect on {config.data}; only a folder or a table without splits has a part that is "
-            "held out for testing. Leave it out."
+            f"{given[-1]}: without effect on {config.data}; only files without splits have a part that is held out for "
+            "testing. Leave it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""Verbs on frozen features: fewshot, probe, knn, features."""
+"""Verbs on frozen features: fewshot, probe, knn, features, duplicates."""
 
 import contextlib
 import json
@@ -12,8 +12,8 @@ from vit_jax.cli.model import CHECKPOINT, OF_LIMITS, READING, limits, load_place
 from vit_jax.cli.outputs import output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, positive, value_range, whole, wholes
-from vit_jax.files import expanded, printable
+from vit_jax.cli.words import LISTED, Given, UsageError, fraction, positive, value_range, whole, wholes
+from vit_jax.files import cache_folder, expanded, printable
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -199,6 +199,77 @@ def features(given: Given) -> None:
         _say(options, extractor, written, "\n".join(f"{name:<12} {value}" for name, value in written.items()), [])
 
 
+_READING = [form.strip("[]-").partition("=")[0] for form in READING]
+
+
+@verb(
+    {
+        "DATA": "as in a recipe: its images that are also in --against are found",
+        "--against=DATA,…": "test sets",
+        "[--split=train]": "of DATA",
+        "[--against_split=test]": "of all test sets",
+        "[--distance=6]": "pairs whose perceptual hashes differ in at most this number of 64 bits are duplicates",
+        "[--weights=CHECKPOINT]": "any weights, whose features confirm further pairs",
+        "[--candidates=16]": "further pairs: those that differ in at most this number of bits, or all",
+        "[--cosine=0.95]": "least cosine of the features of further pairs",
+        "[--output=FILE]": "the pairs as CSV",
+        "[--write=FILE]": "ids of the images of DATA, which --config.input.exclude=FILE keeps out of training",
+        "[--data_dir=FOLDER]": "of TFDS",
+    }
+    | {form: meaning for form, meaning in _OF_FEATURES.items() if "preprocessing" not in form},
+    "folder:my-images --against=folder:my-test-images --output=pairs.csv",
+    "wds:i21k --against=tfds:imagenet2012 --against_split=validation --weights=ViT-B_16.npz --write=duplicates.json",
+)
+def duplicates(given: Given) -> None:
+    """Find training images that are near-duplicates of test images: resized, recoloured or mirrored.
+
+    --weights= also finds cropped copies. With --distance=0 features decide on all pairs but those of equal hashes.
+    """
+    options = given.options
+    of_weights = () if "weights" in options else ("candidates", "cosine", "layer", "cache", "global_batch", *_READING)
+    excluded = ["data_dir"] * _are_listed(f"{options['DATA']},{options['against']}")
+    if idle := [name for name in (*of_weights, *excluded) if name in options]:
+        fix = "Leave it out" if idle[0] in excluded else "Give --weights=CHECKPOINT"
+        raise UsageError(f"--{idle[0]}= has no effect here. {fix}.")
+    options = {"distance": "6", "candidates": "16", "cosine": "0.95"} | options
+    by_features = options["candidates"] == "all"
+    distance = whole(options, "distance")
+    candidates = distance if by_features or "weights" not in options else max(distance, whole(options, "candidates"))
+    cosine = fraction(options, "cosine")
+    written: list[str] = [name for name in ("output", "write") if name in options]
+    files = {name: output_file(options[name], f"--{name}=") for name in written}
+
+    with _perhaps_extracting(options) as (extractor, choice):
+        from vit_jax import hosts
+        from vit_jax.transfer.datasets import open_split
+        from vit_jax.transfer.duplicates import confirm, find_by_features, find_by_hashes, merged, report
+
+        split, against = options.get("split", "train"), options["against"].split(",")
+        source = open_split(options["DATA"], split, choice)
+        tests = [open_split(name, options.get("against_split"), choice) for name in against]
+        found = find_by_hashes(source, tests, candidates, limits(options)["max_unreadable"])
+        if extractor:
+            found = confirm(found, source, tests, extractor, distance, cosine)
+        if extractor and by_features:
+            found = merged([*found, *find_by_features(source, tests, extractor, cosine)])
+        if hosts.is_first():
+            print(report(found, source, dict(zip(against, tests, strict=True)), split, files, "json" in options))
+
+
+@contextlib.contextmanager
+def _perhaps_extracting(options: Mapping[str, str]) -> "Iterator[tuple[Extractor | None, PairChoice]]":
+    """Join the other processes; load the model of --weights=, if there is one."""
+    of_data = {"data": f"{options['DATA']},{options['against']}", "preprocessing": "own"}
+    if "weights" in options:
+        with _extracting({**options, **of_data, "CHECKPOINT": options["weights"]}, "own") as (extractor, choice, _):
+            yield extractor, choice
+        return
+    with joined():
+        from vit_jax.transfer.datasets import PairChoice
+
+        yield None, PairChoice(data_dir=options.get("data_dir"))
+
+
 @contextlib.contextmanager
 def _on_pairs(options: Mapping[str, str], preprocessing: str) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
     """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
@@ -217,7 +288,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
     numbers = limits(options)
     preprocessing = options.get("preprocessing", preprocessing)
     idle = [f"--{name}" for name in _OF_IMAGES if name in options and preprocessing == "fewshot"]
-    if "data_dir" in options and all(name.startswith(("folder:", "csv:")) for name in options["data"].split(",")):
+    if "data_dir" in options and _are_listed(options["data"]):
         idle.append("--data_dir")
     if idle:
         raise UsageError(f"{', '.join(idle)}: without effect here; leave it out (--preprocessing={preprocessing}).")
@@ -246,14 +317,18 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
         yield extractor, choice, weights
 
 
+def _are_listed(data: str) -> bool:
+    """Whether all these data are files that they name, which need no --data_dir=."""
+    return all(name.partition(":")[0] in LISTED for name in data.split(","))
+
+
 def _cache(options: Mapping[str, str]) -> pathlib.Path | None:
     """Return the folder of features, the same in all processes; None without one, or if the default is not writable."""
     from vit_jax import hosts
-    from vit_jax.transfer.features import default_cache
 
     if "cache" in options:
         return None if options["cache"] == "none" else expanded(options["cache"])
-    folder = default_cache()
+    folder = cache_folder("features")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)

@@ -89,7 +89,8 @@ def _convert(options: Mapping[str, str], source: str, destination: str, to: str 
 @verb(
     CHECKPOINT
     | {
-        "--data=DATA": "folder:PATH, csv:FILE, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of its sets",
+        "--data=DATA": "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or "
+        "imagenet:NAME,… of its sets",
         "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
         "[--csv=FILE]": "write the table of classes; - shows it, and nothing else",
         "[--json]": "print all figures as JSON",

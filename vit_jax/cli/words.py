@@ -8,7 +8,8 @@ from typing import NamedTuple, NoReturn
 
 from vit_jax.files import printable_lines, refuse_bucket
 
-_KINDS_OF_DATA = ("csv", "folder", "tfds", "vtab")  # as in "folder:PATH"
+LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
+_KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
 
 
 class UsageError(ValueError):
@@ -121,7 +122,7 @@ def _fields_meant_by(name: str) -> list[str]:
 
 def whole(options: Mapping[str, str], name: str) -> int:
     """Return the option as an integer from 1, or from another lowest number where that is meaningful."""
-    lowest = {"seed": 0, "max_unreadable": 0, "folds": 2}.get(name, 1)
+    lowest = {"seed": 0, "max_unreadable": 0, "distance": 0, "folds": 2}.get(name, 1)
     if not options[name].isdecimal() or int(options[name]) < lowest:
         raise UsageError(f"--{name}={options[name]}: must be a whole number from {lowest}.")
     return int(options[name])

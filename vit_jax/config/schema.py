@@ -197,9 +197,11 @@ class InputConfig:
     data_dir: str | None = None
     """Folder of prepared TFDS datasets. None: the default of TFDS, ~/tensorflow_datasets."""
     holdout_fraction: float = 0.1
-    """Fraction of each class that is held out as test split; only for a folder or table without splits."""
+    """Fraction of each class that is held out as test split; only for images in files without splits."""
     image_size: tuple[int, int]
     """Height and width in pixels; one number sets both."""
+    exclude: str | None = None
+    """File with the ids of records that are not trained on, from vit-jax duplicates --write. None: train on all."""
     classes: tuple[str, ...] = ()
     """Names of the classes to use, numbered in this order. (): all classes of the dataset."""
     sampling: Literal["uniform", "balanced"] = "uniform"
@@ -508,8 +510,8 @@ class _AnyRun:
     seed: int = 0
     """Random seed of initialisation, data order, augmentation and dropout."""
     data: str | None
-    """Dataset: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or a reference. None: required on the
-    command line."""
+    """Dataset: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", "wds:PATH", "parquet:PATH" or a
+    reference. None: required on the command line."""
     total: Duration
     """Length of the run, such as "300 epochs", "500 steps" or "1e6 examples"."""
     global_batch: int

@@ -1,4 +1,4 @@
-"""Image files with labels, in splits or all together, however they are listed: by a folder or by a table.
+"""Images with labels, in splits or all together, however they are listed: by a folder, a table or packed files.
 
 Without splits a fixed part of every class is held out for testing; any split can be taken in parts.
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.depth import ValueRange
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source, class_sizes, few
 from vit_jax.data.subset import SubsetSource, hold_out, hold_out_as_then, part_of
@@ -30,7 +31,15 @@ WHOLE = "all"  # the split that is every image, where there are no splits
 RANGE_OPTION = "--config.input.value_range"
 
 
-class FileSource(Source):
+class ListedSource(Source):
+    """The images of a listing."""
+
+    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        """Return warnings as `survey.survey`."""
+        raise NotImplementedError
+
+
+class FileSource(ListedSource):
     """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
     def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
@@ -41,6 +50,9 @@ class FileSource(Source):
 
     def image_of(self, index: int) -> bytes:
         return read_file(self.name_of(index))
+
+    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        return survey(map(self.name_of, range(len(self))), value_range, option)
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[index]))
@@ -66,16 +78,18 @@ class FileSource(Source):
 
 
 class Listing:
-    """A list of image files with labels. A subclass says in its words what is missing.
+    """A list of images with labels. A subclass says in its words what is missing.
 
     Attributes:
       path: of the folder, or of the file.
+      suffix: what follows the path in the text that names the data.
       unsplit: what it is without splits.
       needed: what gives it classes.
       to_unite, to_train: what to do about a class under two names, and about one without training images.
     """
 
     path: Path
+    suffix: str = ""
     unsplit: str
     needed: str
     to_unite: str
@@ -101,10 +115,10 @@ class Listing:
         raise NotImplementedError
 
     def classes(self, split: str | None) -> list[str]:
-        """Names of the classes in a split, or without splits, sorted."""
+        """Names of the classes in a split, or without splits, in the order of their numbers."""
         raise NotImplementedError
 
-    def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
         """The images of a split, or without splits."""
         raise NotImplementedError
 
@@ -217,7 +231,7 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
             "fraction between 0 and 1."
         )
     sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
-    if not everything.is_multilabel and (single := [name for name, size in sizes if size < 2]):
+    if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
         raise ValueError(
             f"Classes of {path!r} with one image, which cannot serve for training and for testing: "
             f"{few(single)}. Add images, or name the splits."
@@ -230,13 +244,13 @@ def _warn_of_losses(listing: Listing, source: Source, config: InputConfig, range
     """Warn of files that lose bits or pages; of a list without splits look at all of it, for one warning."""
     while isinstance(source, SubsetSource):
         source = source.source
-    names = (source.name_of(index) for index in range(len(source)))
-    for line in survey(names, config.value_range, range_option):
+    assert isinstance(source, ListedSource)
+    for line in source.survey(config.value_range, range_option):
         warn_once(f"{listing.path}: {line}")
 
 
 def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
-    """The classes to train on, at least two, in alphabetical order."""
+    """The classes to train on, at least two."""
     names = tuple(listing.classes(split))
     if len(names) < 2:
         found = f"only one, {names[0]!r}" if names else "none"

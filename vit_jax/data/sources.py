@@ -1,4 +1,4 @@
-"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE" or one's own, "module:name"."""
+"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", a list of images (`LISTINGS`) or "module:name"."""
 
 import difflib
 import os
@@ -10,24 +10,33 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.exclusion import exclude
 from vit_jax.data.folder import Folder
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.listing import RANGE_OPTION, Listing, open_listing, whole_splits
 from vit_jax.data.memory import CachedSource
+from vit_jax.data.parquet import Parquet
 from vit_jax.data.records import Source, checked_labels, few
+from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
 from vit_jax.files import expanded
 from vit_jax.references import is_reference, resolve
 
-_LISTINGS: Mapping[str, Callable[[Path], Listing]] = {"folder": Folder, "csv": Table}
+LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
+    "folder": Folder,
+    "wds": Shards,
+    "parquet": Parquet,
+    "csv": Table,
+}
+"""Lists of images by their kind, "folder" in "folder:PATH"."""
 
 
 def listing_of(data: str) -> Listing | None:
-    """The list of files in "folder:PATH" and "csv:FILE"; None for other data."""
+    """The list of images in "folder:PATH", "csv:FILE", "wds:PATH" and "parquet:PATH"; None for other data."""
     kind, _, name = data.partition(":")
-    return _LISTINGS[kind](Path(os.path.expanduser(name))) if kind in _LISTINGS and name else None
+    return LISTINGS[kind](Path(os.path.expanduser(name))) if kind in LISTINGS and name else None
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:
@@ -48,9 +57,9 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
 
 
 def located(data: str) -> str:
-    """The same text for every way to write the path of one list of files; other data unchanged."""
+    """The same text for every way to write the path of one list of images; other data unchanged."""
     listing = listing_of(data)
-    return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}"
+    return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}{listing.suffix}"
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
@@ -73,10 +82,11 @@ def open_source(
 
     Args:
       data: "digits", "tfds:NAME" (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), "vtab:TASK", "folder:PATH",
-        "csv:FILE", or "package.module:name", which is called with (split, config, seed) and returns a `Source`.
+        "wds:PATH", "parquet:PATH", "csv:FILE", or "package.module:name", which is called with (split, config, seed) and
+        returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
         train800val200 or test.
-      config: where data is kept, which classes and training examples to take, whether to cache records.
+      config: where data is kept, which classes and training examples to take or exclude, whether to cache records.
       seed: chooses the hold-out of files without splits, and the training examples.
       held_then: of such files, what was held out when weights were trained on it, from `subset.held_up_to`.
       range_option: the option that warnings about files of more than 8 bits name.
@@ -86,7 +96,10 @@ def open_source(
         or examples that the config chooses do not exist; what a reference names is no source.
     """
     opened = _open(data, split, config, seed, held_then, range_option)
-    source = select(opened, config, training=split == config.train_split, seed=seed)
+    is_training = split == config.train_split
+    if is_training and config.exclude is not None:
+        opened = exclude(opened, config.exclude, split)
+    source = select(opened, config, training=is_training, seed=seed)
     return CachedSource(source) if config.cache_records else source
 
 
@@ -103,14 +116,14 @@ def _open(
         return opened(name, split, config.data_dir)
     if (listing := listing_of(data)) is not None:
         return open_listing(listing, split, config, seed, held_then, range_option)
-    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *_LISTINGS], n=1)
-    found = [f"{kind}:{data}" for kind, listed in _LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
+    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *LISTINGS], n=1)
+    found = [f"{kind}:{data}" for kind, listed in LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
     near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     if not is_reference(data):
         raise ValueError(
-            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", '
-            f'"csv:FILE" and "package.module:name".{hint}'
+            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", '
+            f'"wds:PATH", "parquet:PATH" and "package.module:name".{hint}'
         )
     try:
         opener = resolve(data, "config.data")

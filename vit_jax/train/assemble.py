@@ -342,8 +342,8 @@ def open_datasets(config: RunConfig) -> Datasets:
     if config.data is None:
         raise ValueError(
             "config.data is not set, and this recipe does not choose a dataset: add --config.data=tfds:NAME "
-            "for a dataset of the TFDS catalogue, --config.data=folder:PATH for a folder of images, or "
-            "--config.data=csv:FILE for a table of them."
+            "for a dataset of the TFDS catalogue, --config.data=folder:PATH for a folder of images, csv:FILE for a "
+            "table of them, wds:PATH for tar shards, or parquet:PATH for a dataset of Hugging Face."
         )
     inputs, seed = config.input, config.seed
     train = open_source(config.data, inputs.train_split, inputs, seed)

@@ -1,13 +1,12 @@
 """The machine that a run is on: its speed, its compilation cache, a profiler trace."""
 
-import os
 import pathlib
 
 import jax
 
 from vit_jax.config import LoggingConfig
 from vit_jax.cost.chips import find_chip
-from vit_jax.files import expanded
+from vit_jax.files import cache_folder
 
 
 def peak_flops() -> float | None:
@@ -19,8 +18,7 @@ def peak_flops() -> float | None:
 def use_compilation_cache(enabled: bool) -> None:
     """Compiled programs outlive the process, unless the user has set up a cache of their own."""
     if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        jax.config.update("jax_compilation_cache_dir", str(expanded(root) / "vit_jax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 
 
 class Profiler:

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.data.exclusion import exclusion_sha256, num_excluded
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation
 from vit_jax.data.records import few
@@ -66,10 +67,15 @@ def parameters_sha256(model: Any) -> str:
 
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
-    """Hashes of the names and classes of listed files: what is held out goes by names. Other data have versions."""
+    """Hashes of the names and classes of listed files, because what is held out goes by names, and of excluded ids.
+
+    Other data have versions.
+    """
+    exclude = config.input.exclude
+    excluded = {} if exclude is None else {"exclude_sha256": exclusion_sha256(exclude)}
     if config.data is None or listing_of(config.data) is None:
-        return {}
-    return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")}
+        return excluded
+    return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")} | excluded
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +100,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         size = [f"units {units}, width factor {architecture.width_factor:g}", *size]
     device = jax.devices()[0].device_kind
     labels = ", any number of them an image" if data.train.is_multilabel else ""
+    excluded = num_excluded(data.train)
     lines = [
         f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
         f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
@@ -104,6 +111,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
         ),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
         f"{data.train.num_classes:,} classes{labels}{preparation(config.data or '')}",
+        *([f"excluded {excluded:,} images of {config.input.exclude}"] if excluded else []),
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
         *(

@@ -240,7 +240,7 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     """
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
-    always = ("data", "num_examples", "class_names", "seed")
+    always = ("data", "num_examples", "class_names", "seed", "exclude_sha256")
     order = ("global_batch", "phases") if _images(stored, step) != _images(metadata, step) else ()
     for name in (*always, *order, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):

@@ -102,7 +102,7 @@ def _how(
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
-            "folder:PATH, csv:FILE, tfds:NAME, vtab:TASK, package.module:name."
+            "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, package.module:name."
         )
     known = known or Known(name, "train800val200" if name.startswith("vtab:") else "train", "test")
     then = training if training and located(training.data) == located(known.data) else None

@@ -7,7 +7,6 @@ another, they are computed again.
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -27,18 +26,13 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.features import Features, feature_rows, hashes, make_feature_step
-from vit_jax.files import expanded, open_atomically
+from vit_jax.files import open_atomically
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 from vit_jax.train.overview import parameters_sha256
 from vit_jax.transfer.cache import Entry, write_rows
 
 FORM = 2  # of the files below; another number never reads them
 _FILES = _FEATURE, _IS_READ, _HASH = "feature.npy", "is_read.npy", "hash.npy"
-
-
-def default_cache() -> pathlib.Path:
-    """The user's folder for features: $XDG_CACHE_HOME/vit_jax/features, or that in ~/.cache."""
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / "features"
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,0 +1,127 @@
+"""Measure the images a second of one core from each kind of data: read in order, read in random order, and decoded.
+
+    python -m tests.bench.sources FOLDER [--count=1000] [--rounds=3]
+
+The first run writes JPEGs of `input_against_tf_data` into FOLDER, and packs them as ArrayRecord (TFDS), tar shards and
+parquet with row groups of 100 images, as the Hub has them. All kinds take turns in one process of one thread, on files
+that the system holds in memory. The figures are medians over the rounds, by CPU time.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from tests.bench.input_against_tf_data import SIZE, make
+from tests.data.packed_files import write_parquet, write_shard
+from vit_jax.config.schema import InputConfig
+from vit_jax.data import parquet
+from vit_jax.data.sources import open_source
+from vit_jax.data.stream import TrainStream
+from vit_jax.data.transforms import TrainTransform
+
+BATCH, PER_FILE = 50, 500
+
+
+def config_of(folder: Path) -> InputConfig:
+    """Return the input of a run."""
+    return InputConfig(train_split="train", test_split="test", image_size=(SIZE, SIZE), data_dir=str(folder / "tfds"))
+
+
+class BenchSources(tfds.core.GeneratorBasedBuilder):
+    """The JPEGs as ArrayRecord files."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, source: Any = None, **options: Any) -> None:
+        self.source = source
+        super().__init__(**options)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        label = tfds.features.ClassLabel(num_classes=10)
+        features = tfds.features.FeaturesDict({"image": tfds.features.Image(), "label": label})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {"train": ((n, {"image": self.source[n].image, "label": n % 10}) for n in range(len(self.source)))}
+
+    def _generate_examples(self) -> None:
+        raise NotImplementedError
+
+
+def pack(folder: Path, count: int) -> dict[str, str]:
+    """Write what is not there; return the data by kind."""
+    if not (folder / "jpegs").exists():
+        make(folder / "jpegs", count)
+    source = open_source(f"folder:{folder}/jpegs", "all", config_of(folder), 0)
+    if not (folder / "wds").exists():
+        images, labels = [source[n].image for n in range(len(source))], [n % 10 for n in range(len(source))]
+        for first in range(0, count, PER_FILE):
+            chosen = range(first, min(first + PER_FILE, count))
+            members = [one for n in chosen for one in ((f"{n:06}.jpg", images[n]), (f"{n:06}.cls", b"%d" % labels[n]))]
+            write_shard(folder / "wds" / f"train-{first:06}.tar", members)
+            stored = [{"bytes": images[n], "path": None} for n in chosen]
+            write_parquet(
+                folder / "parquet" / f"train-{first:06}.parquet",
+                labels[chosen[0] : chosen[-1] + 1],
+                group=100,
+                images=stored,
+            )
+        BenchSources(source, data_dir=str(folder / "tfds"), file_format="array_record").download_and_prepare()
+    return {
+        "ArrayRecord": "tfds:bench_sources",
+        "folder": f"folder:{folder}/jpegs",
+        "wds": f"wds:{folder}/wds",
+        "parquet": f"parquet:{folder}/parquet",
+    }
+
+
+def measure(folder: Path, data: str, split: str) -> dict[str, float]:
+    """Return CPU seconds an image."""
+    config = config_of(folder)
+    source = open_source(data, split, config, 0)
+    parquet._GROUPS = parquet._Groups(4 * 100 * 2**17)  # 50 MB of 100: as for data that do not fit
+    seconds = {}
+    for name, order in (
+        ("in order", range(len(source))),
+        ("at random", np.random.default_rng(0).permutation(len(source))),
+    ):
+        began = time.process_time()
+        for index in order:
+            source[int(index)]
+        seconds[name] = (time.process_time() - began) / len(source)
+    steps = len(source) // BATCH
+    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
+    began = time.process_time()
+    for step in range(steps):
+        stream[step]
+    return seconds | {"training": (time.process_time() - began) / steps / BATCH}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    words = parser.parse_args()
+    data = pack(words.folder, words.count)
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in data}
+    for _ in range(words.rounds):
+        for kind, name in data.items():
+            rounds[kind].append(measure(words.folder, name, "all" if kind == "folder" else "train"))
+    print("| source | in order | at random | training | training, x folder |\n|---|---|---|---|---|")
+    ours = {
+        kind: {name: statistics.median(x[name] for x in found) for name in found[0]} for kind, found in rounds.items()
+    }
+    for kind, found in ours.items():
+        ratio = ours["folder"]["training"] / found["training"]
+        print(f"| {kind} | {' | '.join(f'{1 / value:,.0f}' for value in found.values())} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

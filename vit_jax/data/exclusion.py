@@ -1,0 +1,87 @@
+"""Records that are not trained on: a file with their ids, which `vit-jax duplicates --write` makes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.memory import CachedSource
+from vit_jax.data.records import Source
+from vit_jax.data.subset import SubsetSource
+from vit_jax.files import expanded, read_bounded, read_json, write_atomically
+
+MAX_BYTES = 2**30  # ten million ids of a hundred bytes
+
+
+class ExcludingSource(SubsetSource):
+    """Another source without some records.
+
+    Attributes:
+      num_excluded: of these.
+    """
+
+    def __init__(self, source: Source, is_excluded_N: np.ndarray) -> None:
+        super().__init__(source, np.flatnonzero(~is_excluded_N))
+        self.num_excluded = int(is_excluded_N.sum())
+
+
+def write_exclusion(path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]) -> None:
+    """Write the ids of records of a split."""
+    ids = [os.fsdecode(source.key_of(index)) for index in indices]
+    content = {"split": split, "records": len(source), "ids": ids}
+    write_atomically(path, json.dumps(content, indent=0) + "\n")
+
+
+def exclude(source: Source, file: str, split: str) -> ExcludingSource:
+    """Return a source without the records that a file names.
+
+    Raises:
+      ValueError: the file cannot be read, names no record of the source, or names records by their place in another
+        split.
+    """
+    field = f"config.input.exclude={file}"
+    stated = read_json(expanded(file), MAX_BYTES)
+    if not _is_exclusion(stated):
+        raise ValueError(f"{field}: must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE.")
+    if _identifies_by_place(source) and (stated["split"], stated["records"]) != (split, len(source)):
+        raise ValueError(
+            f"{field}: is of split {stated['split']!r} with {stated['records']:,} records, and {split!r} has "
+            f"{len(source):,}; ids of these data are places in a split. Write it for --split='{split}'."
+        )
+    ids = {os.fsencode(name) for name in stated["ids"]}
+    is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
+    if ids and not is_excluded_N.any():
+        raise ValueError(
+            f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give the file of these data."
+        )
+    return ExcludingSource(source, is_excluded_N)
+
+
+def num_excluded(source: Source) -> int:
+    """Return how many records were excluded before parts of a source were chosen."""
+    while not isinstance(source, ExcludingSource):
+        if not isinstance(source, SubsetSource | CachedSource):
+            return 0
+        source = source.source
+    return source.num_excluded
+
+
+def exclusion_sha256(file: str) -> str:
+    """Return the digest of a file of ids."""
+    return hashlib.sha256(read_bounded(expanded(file), MAX_BYTES)).hexdigest()
+
+
+def _is_exclusion(stated: Any) -> bool:
+    kinds = {"split": str, "records": int, "ids": list}
+    has_all = isinstance(stated, dict) and all(type(stated.get(name)) is kind for name, kind in kinds.items())
+    return has_all and all(isinstance(name, str) for name in stated["ids"])
+
+
+def _identifies_by_place(source: Source) -> bool:
+    """Whether the keys of records are their numbers, as of TFDS."""
+    while isinstance(source, SubsetSource):
+        source = source.source
+    return type(source).key_of is Source.key_of

@@ -1,0 +1,264 @@
+"""Datasets packed in a few large files: which files, the split that each is of, and the numbers of their classes.
+
+A file belongs to the split whose name is in the file's name or else in that of its folder: train/0000.tar,
+imagenet-train-0000.tar, train-00000-of-00005.parquet.
+"""
+
+import functools
+import glob
+import hashlib
+import io
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.data.depth import ValueRange
+from vit_jax.data.files import entries_of, is_folder, walk_folders
+from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
+from vit_jax.data.records import checked_labels, few
+from vit_jax.data.survey import survey
+from vit_jax.files import printable
+
+MOST_FILES = 100_000  # that a pattern may name
+MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+
+
+class PackedSource(ListedSource):
+    """Records of packed files.
+
+    Attributes:
+      files: of all records.
+      root: folder that the names of records are relative to.
+    """
+
+    files: list[str]
+    root: str
+
+    def image_of(self, index: int) -> bytes:
+        raise NotImplementedError
+
+    def surveyed(self) -> Sequence[int]:
+        """Return the records whose headers may be checked for values of more than 8 bits."""
+        raise NotImplementedError
+
+    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        indices = {self.name_of(index): index for index in self.surveyed()}
+        return survey(indices, value_range, option, lambda name: io.BytesIO(self.image_of(indices[name])))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self.key_of(index)))
+
+    @functools.cached_property
+    def origin(self) -> str:  # type: ignore[override]
+        """A digest of the name, size and times of each file."""
+        digest = hashlib.sha256(type(self).__name__.encode())
+        for file in self.files:
+            found = os.stat(file)
+            digest.update(b"\0%b %d %d %d" % (os.fsencode(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+        return digest.hexdigest()
+
+
+class Packed(Listing):
+    """A folder of packed files, a file, or a pattern with `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`.
+
+    "PATH#NAME" also names the label. A subclass says what is in the files.
+
+    Attributes:
+      kind: in "kind:PATH".
+      extension: of the files.
+      names: of the classes by number; None: labels are numbers without names, or names themselves.
+    """
+
+    kind: str
+    extension: str
+    unsplit = "whose file names have no split in them"
+    needed = "labels of at least two classes"
+    to_unite = "Write one of them in all records"
+    to_train = "add them to the training files, or leave the others out"
+
+    def __init__(self, path: Path) -> None:
+        text, _, self.label = str(path).partition("#")
+        self.path, self.suffix = Path(text), f"#{self.label}" * bool(self.label)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        raise NotImplementedError
+
+    def labels(self, files: Sequence[str]) -> np.ndarray:
+        """Return the label of every record of the files, integers or text (N,)."""
+        raise NotImplementedError
+
+    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> PackedSource:
+        """Return the records of the files with labels int32 (N,)."""
+        raise NotImplementedError
+
+    def exists(self) -> bool:
+        if self.path.is_file():
+            return self.path.suffix == self.extension
+        return self.path.is_dir() or any(map(os.path.exists, self._matches))
+
+    def require(self) -> None:
+        if not self.exists():
+            raise ValueError(
+                f"There is no file, folder or pattern {str(self.path)!r}; give {self.kind}:PATH with files named "
+                f"*{self.extension}."
+            )
+        if missing := [file for file in self._matches if not os.path.isfile(file)]:
+            raise ValueError(
+                f"{self.kind}:{self.path}: {len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. "
+                "Complete the set, or correct the pattern."
+            )
+        if not self.files:
+            raise ValueError(f"{self.kind}:{self.path}: there are no files named *{self.extension}.{self._hint()}")
+
+    def splits(self, *names: str) -> list[str]:
+        return sorted({*self._split_of_files(names)} - {""})
+
+    def require_splits(self, *names: str) -> None:
+        of_no_split = [file for file, split in zip(self.files, self._split_of_files(names), strict=True) if not split]
+        if of_no_split:
+            raise ValueError(
+                f"{self.kind}:{self.path}: other files name a split, and {len(of_no_split):,} do not: "
+                f"{few(of_no_split)}. Rename them, or give a pattern without them."
+            )
+
+    def advise_without(self, split: str) -> str:
+        return f"Set config.input.train_split='{split}[:90%]' and config.input.test_split='{split}[90%:]'"
+
+    def classes(self, split: str | None) -> list[str]:
+        """Names in the order of their numbers; of text without numbers, sorted."""
+        if self.names is not None:
+            return list(self.names)
+        labels = self.labels(self._of(split))
+        if not np.issubdtype(labels.dtype, np.integer):
+            return sorted({*labels.tolist()})
+        return [str(number) for number in range(self._highest(labels) + 1)]
+
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
+        """The records of the files in the order of their names.
+
+        Raises:
+          ValueError: a label is no class.
+        """
+        files = self._of(split)
+        labels = self.labels(files)
+        if np.issubdtype(labels.dtype, np.integer):
+            if (highest := self._highest(labels)) >= len(class_names):
+                raise ValueError(
+                    f"{self.place(split)}: a label is {highest}, and there are {len(class_names):,} names of classes "
+                    f"({few(class_names)}). Give each number a name, from 0."
+                )
+            source = self.records(files, class_names, labels.astype(np.int32))
+            checked_labels(source)
+            return source
+        numbers = {name: number for number, name in enumerate(class_names)}
+        found, inverse = np.unique(labels, return_inverse=True)
+        if unknown := [name for name in found.tolist() if name not in numbers]:
+            raise ValueError(f"{self.place(split)}: labels are not among the names of classes: {few(unknown)}.")
+        number_of = np.array([numbers[name] for name in found.tolist()], np.int32)
+        return self.records(files, class_names, number_of[inverse])
+
+    def place(self, split: str | None) -> str:
+        return f"{self.kind}:{printable(str(self.path))}" + (f", split {split!r}," if split else "")
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        """The files in the order of their names."""
+        if self.path.is_file() or not self.path.is_dir():
+            return self._matches
+        return [name for name in self._inside if name.endswith(self.extension)]
+
+    @property
+    def root(self) -> str:
+        """The folder that contains all files."""
+        if self.path.is_dir():
+            return str(self.path)
+        return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in self.files])
+
+    @functools.cached_property
+    def _inside(self) -> list[str]:
+        folders = walk_folders(str(self.path))
+        return sorted(
+            entry.path
+            for folder in folders
+            for entry in entries_of(folder)
+            if not entry.name.startswith(".") and not is_folder(entry)
+        )
+
+    @functools.cached_property
+    def _matches(self) -> list[str]:
+        """The files that a pattern names; those in braces whether they exist or not."""
+        if self.path.is_file():
+            return [str(self.path)]
+        return [] if self.path.is_dir() else sorted({*_expanded(str(self.path))})
+
+    def _hint(self) -> str:
+        compressed = [name for name in self._inside if f"{self.extension}." in name] if self.path.is_dir() else []
+        return f" Compressed files cannot be read by index: decompress {few(compressed)}." if compressed else ""
+
+    def _highest(self, labels: np.ndarray) -> int:
+        highest = int(labels.max(initial=-1))
+        if highest >= MOST_CLASSES:
+            raise ValueError(
+                f"{self.place(None)}: a label is {highest}; numbers of classes are below {MOST_CLASSES:,}."
+            )
+        return highest
+
+    def _of(self, split: str | None) -> list[str]:
+        if split is None:
+            return self.files
+        return [file for file, own in zip(self.files, self._split_of_files((split,)), strict=True) if own == split]
+
+    def _split_of_files(self, names: Sequence[str]) -> list[str]:
+        wanted = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
+        words = "|".join(map(re.escape, sorted(wanted, key=len, reverse=True)))
+        word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
+        return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
+
+
+def _split_of(file: str, word: re.Pattern[str]) -> str:
+    """The split in the name of a file or of the nearest folder that has one; "" without."""
+    for part in reversed(Path(file).parts):
+        if found := word.findall(part):
+            return found[0]
+    return ""
+
+
+def _expanded(pattern: str) -> list[str]:
+    """The files that a pattern names: every one in braces, and of `*`, `?` and `[…]` those that exist."""
+    waiting, found = [pattern], list[str]()
+    while waiting:
+        one = waiting.pop()
+        if (choices := _choices(one)) is not None:
+            waiting += choices
+        else:
+            found += glob.glob(one) if glob.has_magic(one) else [one]
+        if len(waiting) + len(found) > MOST_FILES:
+            raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
+    return found
+
+
+def _choices(pattern: str) -> list[str] | None:
+    """The pattern with each of the choices in its first braces, numbers with leading zeros or words; None without."""
+    start = pattern.find("{")
+    depth, cuts = 0, [start]
+    for place in range(start, len(pattern)) if start >= 0 else ():
+        depth += (pattern[place] == "{") - (pattern[place] == "}")
+        if depth == 0 or (depth == 1 and pattern[place] == ","):
+            cuts.append(place)
+        if depth == 0:
+            break
+    if start < 0 or depth:
+        return None
+    choices = [pattern[before + 1 : after] for before, after in itertools.pairwise(cuts)]
+    if numbers := _RANGE.fullmatch(choices[0]) if len(choices) == 1 else None:
+        first, last = int(numbers[1]), int(numbers[2])
+        if not first <= last < first + MOST_FILES:
+            raise ValueError(f"{pattern}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
+        choices = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
+    return [pattern[:start] + choice + pattern[cuts[-1] + 1 :] for choice in choices]

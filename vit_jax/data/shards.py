@@ -1,0 +1,253 @@
+"""WebDataset tar shards ("wds:PATH"): an index of each shard is made once, and images are read by their place in it.
+
+`tar` reads the members of a shard; nothing is unpacked.
+"""
+
+import collections
+import concurrent.futures
+import functools
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.data.files import MAX_IMAGE_BYTES
+from vit_jax.data.images import UnreadableImage
+from vit_jax.data.listing import warn_once
+from vit_jax.data.packed import Packed, PackedSource
+from vit_jax.data.records import few
+from vit_jax.data.survey import CAN_BE_DEEP
+from vit_jax.data.tar import (
+    IMAGE_EXTENSIONS,
+    LABEL_EXTENSIONS,
+    MAX_LABEL_BYTES,
+    Sample,
+    Stream,
+    TarError,
+    extension,
+    label_of,
+    members,
+    samples,
+)
+from vit_jax.files import (
+    WriteError,
+    cache_folder,
+    make_folder,
+    open_regular,
+    parse_json,
+    printable,
+    read_bounded,
+    read_lines,
+    write_atomically,
+)
+
+CLASS_NAMES = ("classes.txt", "classnames.txt")  # the second is of OpenCLIP's datasets
+_FORM = 1  # of index files; another number never reads them
+_MOST_INDEX_BYTES = 2**30
+_MOST_NAMES_BYTES, _MOST_NAME_LETTERS = 2**24, 1000
+_THREADS = 8  # that index shards, mostly waiting for a disk or a network
+
+
+class ShardSource(PackedSource):
+    """Images of tar shards, read by their offsets."""
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        indices: Sequence[np.ndarray],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
+        root: str,
+    ) -> None:
+        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
+        self._shards = [os.fsencode(os.path.relpath(file, root)) for file in files]
+        self._firsts = np.cumsum([0, *(len(index) for index in indices)])
+        self._names = np.concatenate([index["name"] for index in indices])
+        self._offsets = np.concatenate([index["offset"] for index in indices])
+        self._sizes = np.concatenate([index["size"] for index in indices])
+
+    def image_of(self, index: int) -> bytes:
+        shard, offset, size = self._shard_of(index), int(self._offsets[index]), int(self._sizes[index])
+        if size > MAX_IMAGE_BYTES:
+            raise UnreadableImage(f"It is larger than {MAX_IMAGE_BYTES:,} bytes")
+        try:
+            with open_regular(self.files[shard]) as file:
+                image = os.pread(file.fileno(), size, offset)
+        except (OSError, ValueError) as error:
+            raise UnreadableImage(f"The shard cannot be read ({error})") from error
+        if len(image) < size:
+            raise UnreadableImage(f"The shard ends after {len(image):,} of {size:,} bytes")
+        return image
+
+    def key_of(self, index: int) -> bytes:
+        return b"%b/%b" % (self._shards[self._shard_of(index)], bytes(self._names[index]))
+
+    def surveyed(self) -> Sequence[int]:
+        suffixes = tuple(map(str.encode, CAN_BE_DEEP))
+        return [index for index, name in enumerate(self._names.tolist()) if name.lower().endswith(suffixes)]
+
+    def _shard_of(self, index: int) -> int:
+        return int(np.searchsorted(self._firsts, index, side="right")) - 1
+
+
+class Shards(Packed):
+    """Tar shards. Names of classes are in a file beside them, one a line from number 0, or there are none."""
+
+    kind, extension = "wds", ".tar"
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        found = [path for path in (os.path.join(self.root, name) for name in CLASS_NAMES) if os.path.isfile(path)]
+        if not found:
+            return None
+        try:
+            text = io.StringIO(read_bounded(found[0], _MOST_NAMES_BYTES).decode("utf-8-sig"))
+            names = tuple(line.strip() for line in read_lines(text, _MOST_NAME_LETTERS))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{found[0]}: it is not a list of names of classes: {error}.") from error
+        if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
+            raise ValueError(f"{found[0]}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+        return names
+
+    def labels(self, files: Sequence[str]) -> np.ndarray:
+        labels = np.concatenate([index["label"] for index in self._indices(files)])
+        try:
+            return labels.astype(np.int64)
+        except ValueError:
+            pass
+        text = np.char.decode(labels, "utf-8")
+        if self.names is None and (numbers := [one for one in np.unique(text).tolist() if one.lstrip("-").isdecimal()]):
+            raise ValueError(
+                f"{self.place(None)}: some labels are numbers ({few(numbers)}) and others are names "
+                f"({few([one for one in np.unique(text).tolist() if one not in numbers])}). Use one kind."
+            )
+        return text
+
+    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> ShardSource:
+        return ShardSource(files, self._indices(files), class_names, labels, self.root)
+
+    def _indices(self, files: Sequence[str]) -> list[np.ndarray]:
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(functools.partial(_index_of, label=self.label), files))
+
+
+def _index_of(file: str, label: str) -> np.ndarray:
+    """The index of a shard: kept beside it or, where that cannot be written, in the user's cache folder."""
+    return _valid_index(os.path.realpath(file), label, *_state_of(file))
+
+
+def _state_of(file: str) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        raise ValueError(f"{file}: the shard cannot be read ({error.strerror}).") from error
+    return found.st_size, found.st_mtime_ns
+
+
+@functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
+def _valid_index(file: str, label: str, size: int, mtime: int) -> np.ndarray:
+    about = {"form": _FORM, "size": size, "mtime_ns": mtime, "label": label}
+    digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
+    places = [Path(f"{file}.index"), cache_folder("shards") / f"{digest}.index"]
+    for place in places:
+        if (index := _load(place, about)) is not None:
+            return index
+    index = read_index(file, label)
+    head = json.dumps({"about": about, "letters": [index.dtype["name"].itemsize, index.dtype["label"].itemsize]})
+    for place in places:
+        try:
+            with make_folder(place.parent):
+                write_atomically(place, head.encode() + b"\n" + index.tobytes())
+            return index
+        except WriteError as error:
+            problem = error
+    warn_once(f"Indices of shards are not kept, and are made again for each run: {problem}")
+    return index
+
+
+def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
+    """The index in a file; None if it is of another state of the shard, or damaged."""
+    try:
+        head, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
+        stated = parse_json(head)
+        return np.frombuffer(content, _dtype(*stated["letters"])) if stated["about"] == about else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _dtype(name: int, label: int) -> np.dtype:
+    """Of an index: for each image the name of its member, place and size in the shard, and label."""
+    return np.dtype([("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")])
+
+
+def read_index(file: str, key: str = "") -> np.ndarray:
+    """Read the headers of a shard, and the labels.
+
+    Args:
+      file: an uncompressed tar.
+      key: of `.json`, whose value is the label; "": as `tar.label_of`.
+
+    Returns:
+      An array with a row for each image, of `_dtype`.
+
+    Raises:
+      ValueError: it is damaged or cut off; an image has no label, is no plain member, or has the name of another.
+    """
+    try:
+        with open_regular(file) as opened:
+            found = list(samples(_entries(Stream(opened, file, os.fstat(opened.fileno()).st_size))))
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror}).") from error
+    names = [sample.name for sample in found]
+    kinds = ("json",) if key else LABEL_EXTENSIONS
+    try:
+        if bare := [sample.name for sample in found if sample.labels.keys().isdisjoint(kinds)]:
+            wanted = " or ".join(f".{kind}" for kind in kinds)
+            raise ValueError(f"{len(bare):,} images have no label ({wanted}): {few(bare)}")
+        if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
+            raise ValueError(f"{len(repeated):,} images have the name of another: {few(repeated)}")
+        if not found:
+            raise ValueError(f"it has no images, named {' '.join(f'.{kind}' for kind in IMAGE_EXTENSIONS)}")
+        encoded, labels = [name.encode() for name in names], [_label_of(sample, key) for sample in found]
+    except ValueError as error:
+        raise ValueError(f"{file}: {str(error).rstrip('.')}. Repair the shard, or leave it out.") from error
+    index = np.empty(len(found), _dtype(max(map(len, encoded)), max(map(len, labels))))
+    index["name"], index["label"] = encoded, labels
+    index["offset"], index["size"] = [sample.image.offset for sample in found], [sample.image.size for sample in found]
+    return index
+
+
+class _Entry(NamedTuple):
+    """A member of a sample; the content of a label, and no content of an image."""
+
+    offset: int
+    size: int
+    content: bytes = b""
+
+
+def _entries(stream: Stream) -> Iterator[tuple[str, _Entry]]:
+    for member in members(stream):
+        kind = extension(member.name)
+        if kind not in (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS):
+            continue
+        if member.problem or (kind in LABEL_EXTENSIONS and member.size > MAX_LABEL_BYTES):
+            problem = member.problem or f"has {member.size:,} bytes"
+            raise TarError(
+                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair or leave out the shard."
+            )
+        content = stream.read(member.size) if kind in LABEL_EXTENSIONS else b""
+        yield member.name, _Entry(member.offset, member.size, content)
+
+
+def _label_of(sample: Sample[_Entry], key: str) -> bytes:
+    contents = {kind: entry.content for kind, entry in sample.labels.items() if not key or kind == "json"}
+    try:
+        return str(label_of(contents, (key,)) if key else label_of(contents)).encode()
+    except ValueError as error:
+        hint = f" under the key {key!r}" if key else "; name the key of .json: wds:PATH#KEY"
+        raise ValueError(f"the label of {sample.name!r} {error}{hint}") from error
