@@ -70,9 +70,7 @@ def find_own_place() -> Place | None:
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = cloud_tpu_init.running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
-    place = find_place(
-        os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host
-    )
+    place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host)
     if place is None and (tasks := slurm.idle_tasks(os.environ)) > 1:
         print(
             f"vit-jax: job {os.environ['SLURM_JOB_ID']} has {tasks} tasks, but this is one process outside of srun: "
