@@ -55,7 +55,8 @@ EXTRAS = {
         "hypothesis==6.170.15",
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         *PLAN_GPU,
-        "jsonschema==4.26.0",
+        "kubeflow-trainer-api==2.3.0",  # schema of JobSet
+        "kubernetes-validate==1.37.0",
         "matplotlib>=3.8",
         "mkdocs-material==9.8.1",
         "mkdocstrings[python]==1.0.8",

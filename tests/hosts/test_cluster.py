@@ -19,7 +19,7 @@ SLURM |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
 def find(environment, *, gpus=0):
-    return find_place(environment, has_tpu=False, count_gpus=lambda: gpus)
+    return find_place(environment, has_tpu=False, count_gpus=lambda: gpus, find_host=lambda node: node)
 
 
 def numbers(place):
@@ -123,7 +123,7 @@ def pod(monkeypatch):
 
 
 def on_tpu(environment):
-    return find_place(environment, has_tpu=True, count_gpus=lambda: 0)
+    return find_place(environment, has_tpu=True, count_gpus=lambda: 0, find_host=lambda node: node)
 
 
 def test_a_tpu_pod_as_jax_sees_it(pod):

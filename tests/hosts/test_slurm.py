@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hosts.test_cluster import SLURM, find, numbers, without
-from vit_jax.hosts.slurm import idle_tasks
+from vit_jax.hosts.slurm import find_host, idle_tasks
 
 OF_A_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_PROCID": "0"}
 
@@ -105,3 +105,25 @@ def test_gpus_that_are_absent_or_cannot_be_shared():
     assert find(one_node(4, 2), gpus=0).local_device_ids is None
     with pytest.raises(ValueError, match="3 GPUs cannot be shared evenly by the 2 tasks"):
         find(one_node(2, 0), gpus=3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("NodeName=no-node NodeAddr=127.0.0.1 NodeHostName=x", "127.0.0.1"),
+        ("NodeName=no-node NodeAddr=no-node NodeHostName=x", "SLURM's address, no-node, does not either"),
+        ("", "scontrol shows no address of it here"),
+    ],
+)
+def test_a_node_whose_name_does_not_resolve(answer, expected, monkeypatch, tmp_path):
+    (tmp_path / "scontrol").write_text(f"""#!/bin/bash
+[[ "$*" == "show node no-node --oneliner" ]] && echo "{answer}"
+""")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert find_host("localhost") == "localhost"
+    if expected == "127.0.0.1":
+        assert find_host("no-node") == expected
+    else:
+        with pytest.raises(ValueError, match=f"SLURM node no-node: its name must resolve .*{expected}"):
+            find_host("no-node")

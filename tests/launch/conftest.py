@@ -77,6 +77,11 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
+    return make_stage(tmp_path)
+
+
+def make_stage(tmp_path: Path) -> Stage:
+    """Return a stage whose files are in this empty folder."""
     checkout = tmp_path / "a checkout"
     shutil.copytree(LAUNCH, checkout / "launch")
     for name in ("setup.py", "pyproject.toml"):

@@ -19,7 +19,7 @@ from vit_jax.config.nearest import did_you_mean
 _TRAINING = (training.pretrain, training.finetune, training.lr_range, sweeps.sweep)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, transfer.duplicates, sweeps.vtab)
-_PICTURES = (sweeps.study, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
+_PICTURES = (sweeps.study, runs.status, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
 _LISTS = (catalogue.models, catalogue.weights, catalogue.recipes, training.show)
 _OTHERS = (planning.plan, preparation.prepare, training.bench, training.doctor)
 _ALL = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS

@@ -1,15 +1,51 @@
-"""Verbs that show what runs did: plot and report."""
+"""Verbs that show what runs do and did: status, plot and report."""
 
+import dataclasses
+import json
 import sys
+import time
 from typing import Any
 
 from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import ALLOW_CODE, verb
-from vit_jax.cli.words import Given, UsageError
+from vit_jax.cli.words import Given, UsageError, positive
 from vit_jax.files import expanded, printable
 
 _OF_DATA = ("data_dir", "global_batch", "max_unreadable")
+
+
+@verb(
+    {
+        "WORKDIR…": "of runs, or folders with workdirs in them; also on mounted or shared file systems",
+        "[--follow=SECONDS]": "print the table again after this time, until no run is running",
+        "[--json]": "a list of objects, for programs",
+    },
+    "runs/digits",
+    "runs --follow=60",
+)
+def status(given: Given) -> None:
+    """Print the state of runs: step, loss, speed, time left, last checkpoint, last error.
+
+    It reads the files of workdirs and no device, and can run beside the runs.
+    """
+    options = given.options
+    seconds = positive(options, "follow") if "follow" in options else None
+    if seconds is not None and "json" in options:
+        raise UsageError("--follow has no effect with --json: run the command again.")
+
+    from vit_jax.train.status import read_all, to_table
+
+    while True:
+        found = read_all(given.more)
+        if "json" in options:
+            print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+        else:
+            print(to_table(found), end="", flush=True)
+        if seconds is None or all(one.state != "running" for one in found):
+            return
+        time.sleep(seconds)
+        print()
 
 
 @verb(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 Environment = Mapping[str, str]
 GpuCount = Callable[[], int]
+FindHost = Callable[[str], str]
 COORDINATOR, NUM_PROCESSES, PROCESS_ID = "VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID"
 FIRST_PORT, NUM_PORTS = 61440, 4096  # above those that Linux gives to outgoing connections
 JOBSET_PORT = 8476

@@ -21,10 +21,13 @@ HEARTBEAT_SECONDS = 100  # of JAX, which would abort with a C++ stack: ours (`pe
 SHUTDOWN_SECONDS = 300
 
 
-def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount) -> Place | None:
+def find_place(
+    environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount, find_host: cluster.FindHost
+) -> Place | None:
     """The place of this process in its run; None if it is the only one.
 
-    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use.
+    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use;
+    `find_host` maps the name of a SLURM node to a name or address that can be reached.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -44,7 +47,7 @@ def find_place(environment: Mapping[str, str], *, has_tpu: bool, count_gpus: clu
         return cluster.tpu_place(environment, join_seconds(environment))
     found = (
         cluster.open_mpi_place(environment)
-        or slurm.slurm_place(environment, count_gpus)
+        or slurm.slurm_place(environment, count_gpus, find_host)
         or cluster.jobset_place(environment)
     )
     if explicit and found and (explicit.num_processes, explicit.process_id) != (found.num_processes, found.process_id):
@@ -67,7 +70,7 @@ def find_own_place() -> Place | None:
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = cloud_tpu_init.running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
-    place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus)
+    place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host)
     if place is None and (tasks := slurm.idle_tasks(os.environ)) > 1:
         print(
             f"vit-jax: job {os.environ['SLURM_JOB_ID']} has {tasks} tasks, but this is one process outside of srun: "

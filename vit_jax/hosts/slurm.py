@@ -5,12 +5,15 @@ and reads the first name of "rack[1-2]n[01-04]" as "rack1".
 """
 
 import re
+import socket
 import subprocess
 
 from vit_jax.hosts.cluster import (
+    COORDINATOR,
     FIRST_PORT,
     NUM_PORTS,
     Environment,
+    FindHost,
     GpuCount,
     Place,
     given_coordinator,
@@ -23,13 +26,14 @@ _NODE = rf"(?:[0-9A-Za-z_.-]|\[{_RANGE}(?:,{_RANGE})*\])+"
 _OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and of sbatch's script
 
 
-def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
+def slurm_place(environment: Environment, count_gpus: GpuCount, find_host: FindHost) -> Place | None:
     """Tasks of the step that `srun` started; None outside of a step, where one process runs alone.
 
-    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it.
+    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it; `find_host` with the
+    name of the first node.
 
     Raises:
-      ValueError: variables are missing or contradict each other.
+      ValueError: variables are missing or contradict each other, or the first node cannot be found.
     """
     if not _is_in_step(environment):
         return None
@@ -37,7 +41,7 @@ def slurm_place(environment: Environment, count_gpus: GpuCount) -> Place | None:
     process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
-    coordinator = given_coordinator(environment) or f"{_first_node(environment)}:{_port(environment)}"
+    coordinator = given_coordinator(environment) or f"{find_host(_first_node(environment))}:{_port(environment)}"
     return Place("SLURM", coordinator, num_processes, process_id, _gpu_share(environment, count_gpus))
 
 
@@ -126,6 +130,38 @@ def _visible_gpus(environment: Environment, count_gpus: GpuCount) -> int:
     if visible is None:
         return count_gpus()
     return 0 if visible in ("", "-1", "NoDevFiles") else len(visible.split(","))
+
+
+def find_host(node: str) -> str:
+    """Return the name of a node if this machine can resolve it, else the address that SLURM has for it (`NodeAddr`).
+
+    Names of nodes need not resolve: SLURM itself uses the addresses of slurm.conf.
+
+    Raises:
+      ValueError: neither resolves.
+    """
+    if _resolves(node):
+        return node
+    try:
+        show = ["scontrol", "show", "node", node, "--oneliner"]
+        shown = subprocess.run(show, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        shown = ""
+    address = re.search(r"\bNodeAddr=(\S+)", shown)
+    if address and address[1] != node and _resolves(address[1]):
+        return address[1]
+    has = f"SLURM's address, {address[1]}, does not either" if address else "scontrol shows no address of it here"
+    raise ValueError(
+        f"SLURM node {node}: its name must resolve on every node. It does not on {socket.gethostname()}, and {has}. "
+        f"Check `getent hosts {node}` there, or set {COORDINATOR}=ADDRESS:PORT of the first node."
+    )
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def count_nvidia_gpus() -> int:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,9 +18,11 @@ from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, s
 CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction that it has reached, and all its steps
+ERROR_FILE = "error.json"  # of a run that an error ended, until it is started again
 MAX_METRICS_BYTES = 2**28  # about 800,000 lines; in memory they take ten times as much
 MAX_LINE_BYTES = 2**20
 MAX_SHOWN = 60  # letters of a name in an error
+MAX_ERROR = 2000  # letters
 MAX_STEP = 2**53  # whole numbers up to this are exact as floats
 DIVERGED = "diverged"
 """In `summary.json` the reason why a run's loss was not finite; its results are null then."""
@@ -55,6 +58,27 @@ def read_start(file: pathlib.Path) -> dict[str, Any]:
     with _damage(file):
         _require(isinstance(values.get("parameters_sha256"), str), "parameters_sha256 must be text")
     return values
+
+
+def write_error(workdir: pathlib.Path, error: BaseException) -> None:
+    """Write the error that ends a run; nothing if the disk is full."""
+    text = json.dumps({"error": shortened(f"{type(error).__name__}: {error}", MAX_ERROR), "seconds": time.time()})
+    with contextlib.suppress(OSError):
+        write_atomically(workdir / ERROR_FILE, text + "\n")
+
+
+def read_error(workdir: pathlib.Path) -> str | None:
+    """Return the error that ended a run, its type first; None if there is none.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    if not (workdir / ERROR_FILE).exists():
+        return None
+    values = _read_object(workdir / ERROR_FILE)
+    with _damage(workdir / ERROR_FILE):
+        _require(isinstance(values.get("error"), str), "error must be text")
+    return str(values["error"])
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

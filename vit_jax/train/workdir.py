@@ -18,9 +18,10 @@ from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import expanded, shortened, write_atomically
 from vit_jax.train.lock import FILE as LOCK_FILE
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lock import WorkdirLock, WorkdirLost
 from vit_jax.train.run_files import (
     CONFIG_FILE,
+    ERROR_FILE,
     METRICS_FILE,
     PAUSE_FILE,
     START_FILE,
@@ -28,6 +29,7 @@ from vit_jax.train.run_files import (
     read_config,
     read_metrics,
     read_start,
+    write_error,
 )
 from vit_jax.weights.hub import is_hub_address
 
@@ -50,7 +52,23 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
         error = _take(lock, config, stack) if hosts.is_first() else None
         _agree(path, error)
-        yield lock
+        with _recorded_error(path):
+            yield lock
+
+
+@contextlib.contextmanager
+def _recorded_error(path: pathlib.Path) -> Iterator[None]:
+    """Leave the error that ends the run in the folder; one of the config or the data leaves no trace."""
+    if not hosts.is_first():
+        yield
+        return
+    (path / ERROR_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, ValueError | WorkdirLost):
+            write_error(path, error)
+        raise
 
 
 def prepare_shared(path: pathlib.Path) -> None:
@@ -185,7 +203,7 @@ def _require_writable(path: pathlib.Path) -> None:
 
 def _require_own_files(path: pathlib.Path) -> None:
     """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
-    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE):
+    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE, ERROR_FILE):
         if (path / name).is_symlink():
             raise ValueError(
                 f"{path / name} is a link: a run writes only into its workdir. Replace it by a copy of the file."

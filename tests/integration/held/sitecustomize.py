@@ -1,6 +1,7 @@
 """Loaded by Python where this folder is on PYTHONPATH: holds a run at its first new checkpoint until a signal comes.
 
-Without it a small run could end before a test has seen the checkpoint and sent the signal. HELD_CALL=module:function
+Without it a small run could end before a test has seen the checkpoint and sent the signal. Of several processes JAX's
+service sees the signal: the file HELD_RELEASE then ends the wait, once it exists. HELD_CALL=module:function
 holds another verb after its first call of the function, and makes HELD_FILE.
 """
 
@@ -21,12 +22,13 @@ if folder := os.environ.get("HELD_FOLDER"):
     from vit_jax.train.interruption import Interruption
 
     before, is_requested = os.environ["HELD_BEFORE"].split(), Interruption.is_requested
+    release = pathlib.Path(os.environ.get("HELD_RELEASE", os.devnull + "/none"))
 
     def held(self):
         """Asked after every step, and after every batch of an evaluation."""
         requested = is_requested(self)
         complete = {path.name for path in pathlib.Path(folder, "checkpoints").glob("*") if path.name.isdigit()}
-        while complete - set(before) and not self._requested:
+        while complete - set(before) and not self._requested and not release.exists():
             time.sleep(0.05)
         return requested or self._requested
 
