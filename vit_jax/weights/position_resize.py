@@ -4,14 +4,14 @@ Legend: h w rows and columns of patches, S sequence length, D width, R rows of a
 """
 
 import functools
-from collections.abc import Callable
-from typing import get_args
+import re
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import PositionResize
+from vit_jax.weights.report import ArrayStatus
 
 EQUALS: dict[str, str] = {
     "corners": "as the released code",
@@ -29,14 +29,12 @@ middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialias
 
 
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
-    """Resize a table of positions to a grid, float32 (rows, columns, D), by a method of `PositionResize`.
+    """Resize a table of positions to a grid, float32 (rows, columns, D), by one of the methods of `EQUALS`.
 
     Values are unchanged where the grid is.
     """
-    if method not in get_args(PositionResize):
-        raise ValueError(
-            f"Unknown way to resize positions {method!r}: use one of {', '.join(get_args(PositionResize))}."
-        )
+    if method not in EQUALS:
+        raise ValueError(f"Unknown way to resize positions {method!r}: use one of {', '.join(EQUALS)}.")
     if table_hwD.shape[:2] == tuple(grid):
         return table_hwD
     if method in _WEIGHTS:
@@ -103,3 +101,53 @@ def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = (np.arange(1 - length, length) for length in grid)
     pairs = np.multiply.outer(grid[0] - abs(rows), grid[1] - abs(columns))
     return np.add.outer(rows * grid[1], columns) + grid[0] * grid[1] - 1, pairs
+
+
+def resize_positions(
+    parameters: Mapping[str, np.ndarray], old: tuple[int, int], new: tuple[int, int], method: str
+) -> tuple[dict[str, np.ndarray], list[ArrayStatus]]:
+    """Resize every table of positions among the parameters of a network.
+
+    Args:
+      parameters: by our names, those of all layers stacked.
+      old: rows and columns of patches that they have positions for.
+      new: those of the result.
+      method: one of `EQUALS`.
+
+    Returns:
+      All parameters, in the same order; and how each of the tables was resized.
+    """
+    result, statuses = dict(parameters), []
+    for name, array in parameters.items():
+        grids = _grid_of(name, old), _grid_of(name, new)
+        if grids[0] != grids[1]:
+            result[name] = _resize(name, array, *grids, method)
+            sizes = " to ".join(f"{rows}x{columns}" for rows, columns in grids)
+            how = f"resized from {sizes} ({method}, {EQUALS[method]})"
+            statuses.append(ArrayStatus.of(name, result[name], how))
+    return result, statuses
+
+
+_TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")
+
+
+def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
+    """Of a table of positions, on patches of this grid; (0, 0) of any other parameter.
+
+    Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
+    """
+    rows, columns = grid
+    one = {"row_table": (rows, 1), "column_table": (columns, 1), "rows": (1, columns), "columns": (1, rows)}
+    match = _TABLE.fullmatch(name)
+    return one.get(match[1] or match[2], grid) if match else (0, 0)
+
+
+def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+    if name.startswith("encoder/blocks/"):
+        rest = name.removeprefix("encoder/blocks/")
+        return np.stack([_resize(rest, layer, old, new, method) for layer in array])
+    if "attention/" in name:
+        return resize_offsets(array, old, new, method)
+    if name.endswith("/table"):
+        return resize_rows(array[0], old, new, method)[None]
+    return resize_grid(array[:, None], new, method)[:, 0]

@@ -4,19 +4,19 @@ Legend: h w rows and columns of patches, S sequence length, D width.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
+from vit_jax.config.architecture import with_pooling
 from vit_jax.positions import fixed_positions
 from vit_jax.references import is_reference
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names import stacked_shapes
-from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
+from vit_jax.weights.position_resize import resize_positions
 from vit_jax.weights.report import ArrayStatus
 
 _NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
@@ -41,12 +41,14 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
 
     Where the target has other classes, or no hidden layer in its head, the head is left behind: the last layer
     begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head
-    with the same classes take it away first (`without_head`).
+    with the same classes take it away first (`without_head`). Where the target pools otherwise, attention pooling is
+    left behind, and the last norm moves between the tokens and the pooled features; a norm that was not there begins at
+    a scale of 1.
 
     Args:
-      weights: of a network that differs from the target in image size and head only.
+      weights: of a network that differs from the target in image size, pooling, place of the last norm and head only.
       target: what the parameters are for.
-      position_resize: how learned positions change their grid.
+      position_resize: how learned positions change their grid, a value of `PositionResize`.
 
     Raises:
       ValueError: names or shapes of parameters differ in anything else; differences are listed. What leaves no
@@ -67,13 +69,10 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    for name in given:
-        old, new = (_grid_of(name, a.grid) for a in (source, target))
-        if old != new:
-            given[name] = _resize(name, given[name], old, new, position_resize)
-            grids = f"{old[0]}x{old[1]} to {new[0]}x{new[1]}"
-            how = f"resized from {grids} ({position_resize}, {EQUALS[position_resize]})"
-            statuses.append(ArrayStatus.of(name, given[name], how))
+    if (source.pool, source.final_norm) != (target.pool, target.final_norm):
+        statuses += _fit_pooling(given, expected)
+    given, resized = resize_positions(given, source.grid, target.grid, weights.resize_method(position_resize))
+    statuses += resized
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
         raise ValueError(f"{fault}:{pytree.listed(lines)}")
@@ -81,6 +80,24 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     fitted = {name: given[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
     return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing))
+
+
+_NORMS = {"encoder/norm/": "pooled_norm/", "pooled_norm/": "encoder/norm/"}
+
+
+def _fit_pooling(given: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> list[ArrayStatus]:
+    """Change attention pooling and the last norm of `given`; return how each changed parameter is used."""
+    statuses = []
+    for name in [name for name in given if name not in expected and name.startswith((*_NORMS, "pooling/"))]:
+        array, folder = given.pop(name), f"{name.rpartition('/')[0]}/"
+        moved = name.replace(folder, _NORMS.get(folder, folder))
+        if moved in expected:
+            given[moved] = array
+        statuses.append(ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out"))
+    for name in [name for name in expected if name not in given and name.startswith((*_NORMS,))]:
+        given[name] = np.full(expected[name], name.endswith("scale"), np.float32)
+        statuses.append(ArrayStatus.of(name, given[name], "new"))
+    return statuses
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
@@ -100,6 +117,29 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     return dataclasses.replace(
         weights, architecture=architecture, parameters=kept | empty, class_names=None, notes=notes
     )
+
+
+LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
+"""Layers of features and the pooling that gives the same."""
+
+
+def ending_in(weights: Weights, layer: str) -> Weights:
+    """Return the network without its head, whose feature "pre_logits" is a layer of this one.
+
+    Args:
+      weights: of any network.
+      layer: "pre_logits", of which the hidden layer of the head stays, "pooled" or one of `LAYER_POOLS`.
+
+    Raises:
+      ValueError: the network has no class token.
+    """
+    base = without_head(weights, keep_hidden=layer == "pre_logits")
+    if layer not in LAYER_POOLS:
+        return base
+    a = base.architecture
+    final_norm = "none" if a.final_norm == "pooled" else None  # it is not part of these layers
+    architecture = with_pooling(a, LAYER_POOLS[layer], final_norm)
+    return dataclasses.replace(base, architecture=architecture, parameters=fit(base, architecture).parameters)
 
 
 def with_classifier(
@@ -154,28 +194,3 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
     parameters = {name: given[name] for name in stacked_shapes(architecture)}
     return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
-
-
-_TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")
-
-
-def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
-    """Of a table of positions, on patches of this grid; (0, 0) of any other parameter.
-
-    Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
-    """
-    rows, columns = grid
-    one = {"row_table": (rows, 1), "column_table": (columns, 1), "rows": (1, columns), "columns": (1, rows)}
-    match = _TABLE.fullmatch(name)
-    return one.get(match[1] or match[2], grid) if match else (0, 0)
-
-
-def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    if name.startswith("encoder/blocks/"):
-        rest = name.removeprefix("encoder/blocks/")
-        return np.stack([_resize(rest, layer, old, new, method) for layer in array])
-    if "attention/" in name:
-        return resize_offsets(array, old, new, method)
-    if name.endswith("/table"):
-        return resize_rows(array[0], old, new, method)[None]
-    return resize_grid(array[:, None], new, method)[:, 0]
