@@ -118,7 +118,9 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
     pooling = changed(VIT, pool="map")
     gap = adapt_architecture(pooling, AdaptConfig(pool="gap"), image_size=(8, 12), num_classes=3)
     assert gap.prefix_length == 0
-    words = words_of(fit(weights_of(pooling), gap))
+    fitted = fit(weights_of(pooling), gap)
+    words = words_of(fitted)
+    assert "pooling/* (15 parameters) left out" in fitted.summary()
     assert {how for name, how in words.items() if name.startswith("pooling/")} == {"left out"}
 
 

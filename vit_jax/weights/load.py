@@ -137,7 +137,8 @@ def resized(weights: Weights, image_size: tuple[int, int], position_resize: str 
     a, is_theirs = weights.architecture, position_resize == "library" and weights.format == "timm"
     if image_size == a.image_size:
         return weights
-    target = at_image_size(a, image_size, rope_rescale=is_theirs)
+    with naming(f"image_size={image_size}"):
+        target = at_image_size(a, image_size, rope_rescale=is_theirs)
     method = weights.resize_method(position_resize)
     parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
     notes = [f"{status.name} was {status.status}." for status in statuses]

@@ -31,9 +31,18 @@ class Fitted:
     normalisation: Normalisation = OURS  # of the pixels that the weights were trained on, folded into them
 
     def summary(self) -> str:
-        """How many were copied, and the names of those that were not."""
-        others = [f"{status.name} {status.status}" for status in self.statuses if status.status != "copied"]
-        return ", ".join([f"{len(self.statuses) - len(others)} parameters copied", *others])
+        """How many were copied, and the names of those that were not, of large parts as one."""
+        parts: dict[tuple[str, str], list[str]] = {}
+        for name, _, _, _, how in self.statuses:
+            parts.setdefault((name.partition("/")[0], how), []).append(name)
+        num_copied = sum(len(names) for (_, how), names in parts.items() if how == "copied")
+        others = [
+            f"{name} {how}"
+            for (part, how), names in parts.items()
+            if how != "copied"
+            for name in (names if len(names) < 5 else [f"{part}/* ({len(names)} parameters)"])
+        ]
+        return ", ".join([f"{num_copied} parameters copied", *others])
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
