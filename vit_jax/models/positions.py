@@ -104,8 +104,13 @@ class RotaryPositions(nnx.Module):
         """Return queries or keys, turned by the place of their patch, in the dtype of `x_BSE`; computes in float32."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
-        options = {"has_class_token": self.has_class_token, "reference_grid": self.reference_grid}
-        angles = rotary_angles(self.kind, self.grid, width // num_heads, **options)
+        angles = rotary_angles(
+            self.kind,
+            self.grid,
+            width // num_heads,
+            has_class_token=self.has_class_token,
+            reference_grid=self.reference_grid,
+        )
         angles_S1p = np.pad(angles, ((self.prefix_length, 0), (0, 0)))[:, None]
         is_halved = self.kind == "centred"
         pairs = (2, -1) if is_halved else (-1, 2)

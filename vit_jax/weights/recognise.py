@@ -209,8 +209,8 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
     fields = format_defaults(facts)
     fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
     choice.pop("image_size", None)
-    sizes = (source.get("image_size") for source in (stated, given))
-    fields["image_size"], rows = _image_size(facts, *sizes, assumptions)
+    stated_size, given_size = (source.get("image_size") for source in (stated, given))
+    fields["image_size"], rows = _image_size(facts, stated_size, given_size, assumptions)
     prefix_length = (fields.get("class_tokens") or 0) + fields.get("registers", 0)
     if facts.position_rows is not None and rows != prefix_length:
         fields["position_tokens"] = "patches"
