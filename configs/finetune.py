@@ -3,7 +3,12 @@
 The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
 (`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images
 with a short side of 448: `test_resize=short_side`. ImageNet at 512 and 518 pixels with a Polyak average is the paper's
-Table 2; everything else is trained at 384 without. `augreg` fine-tunes the weights of AugReg (2106.10270).
+Table 2; everything else is trained at 384 without.
+
+The rule augreg fine-tunes the weights of AugReg (2106.10270). Those of `FAMILIES` fine-tune current pre-trained ViTs:
+AdamW with layer decay, on 224 pixels unless image_size says otherwise. On ImageNet batch, length and learning rate are
+those of the table. On other tasks batch and length are the task's, and the learning rate falls with the root of the
+batch, which is our choice.
 """
 
 import dataclasses
@@ -24,6 +29,7 @@ from vit_jax.config import (
     SearchConfig,
     parse_argument,
 )
+from vit_jax.config.schema import FinalNorm, Pool
 from vit_jax.config.variants import parse_name
 
 
@@ -94,7 +100,65 @@ FOLLOWED = {  # how often a run is looked at and saved
 }
 CROPS = ("inception", "resize", "resize_short_side")
 TEST_RESIZES = ("direct", "short_side")
-NAMED_RULES = ("augreg",)  # may stand in the place of the model, which is then any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """How weights of a kind of pre-training are fine-tuned; the first values are those on ImageNet."""
+
+    learning_rate: float
+    global_batch: int = 1024
+    epochs: int
+    warmup_epochs: int = 5
+    polyak: float | None = None
+    test_resize: str = "short_side"
+    layer_decay: float
+    stochastic_depth: float
+    weight_decay: float = 0.05  # of kernels
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    erasing: float = 0.0  # random erasing
+    pool: Pool | None = None  # None: as in the weights
+    final_norm: FinalNorm | None = None
+
+
+FAMILIES = {
+    # MAE: FINETUNE.md of its code, for ViT-B. The paper's Table 9 has a rate of 4e-3 at a layer decay of 0.75, for
+    # pre-training without normalised pixels, and no random erasing. In the code the norm after the pooling is new.
+    "mae": Family(
+        learning_rate=2e-3,
+        epochs=100,
+        layer_decay=0.65,
+        stochastic_depth=0.1,
+        mixup=0.8,
+        cutmix=1.0,
+        erasing=0.25,
+        pool="gap",
+        final_norm="pooled",
+    ),
+    # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT III's). These are
+    # usual for strong features; the class token and the mean of patches are what DINOv2's linear probe sees.
+    "dinov3": Family(learning_rate=4e-4, epochs=50, layer_decay=0.75, stochastic_depth=0.1, pool="token_gap"),
+    # SigLIP 2: uncertain. Its authors publish no values for fine-tuning. These are FT-CLIP's (Dong et al., 2022) for
+    # CLIP ViT-B/16, which has no mixup, CutMix and stochastic depth.
+    "siglip2": Family(
+        learning_rate=6e-4,
+        global_batch=2048,
+        epochs=50,
+        warmup_epochs=10,
+        polyak=0.9998,
+        test_resize="direct",
+        layer_decay=0.6,
+        stochastic_depth=0.0,
+        erasing=0.25,
+    ),
+}
+LARGER = {  # what the authors change for a model that the argument names
+    ("mae", "ViT-L/16"): {"learning_rate": 4e-3, "epochs": 50, "layer_decay": 0.75, "stochastic_depth": 0.2},
+    ("mae", "ViT-H/14"): {"learning_rate": 4e-3, "epochs": 50, "layer_decay": 0.75, "stochastic_depth": 0.3},
+    ("siglip2", "ViT-L/16"): {"learning_rate": 4e-4, "epochs": 30, "warmup_epochs": 5, "layer_decay": 0.65},
+}
+NAMED_RULES = ("augreg", *FAMILIES)  # may stand in the place of the model, which is then any
 RULES = ("paper", "bit", "quick", *NAMED_RULES)
 
 
@@ -126,6 +190,9 @@ def get_config(argument: str = "") -> FinetuneConfig:
         raise ValueError("examples=N is for rule=bit; other rules do not go by the number of images.")
     if chosen["rule"] == "augreg":
         return augreg(chosen, task)
+    if chosen["rule"] in FAMILIES:
+        changes: dict[str, Any] = LARGER.get((chosen["rule"], chosen["model"]), {})
+        return family_recipe(chosen, task, dataclasses.replace(FAMILIES[chosen["rule"]], **changes))
     is_table_2 = chosen["task"] == "imagenet" and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"]
     pixels = chosen["image_size"] or (TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels)
     rates = (0.01,) if chosen["rule"] == "quick" else task.learning_rates
@@ -165,6 +232,56 @@ def augreg(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
             learning_rate=0.0, warmup=Duration("500 steps" if is_long else "100 steps"), decay="cosine"
         ),
         search=SearchConfig(learning_rates=(0.001, 0.003, 0.01, 0.03), validation_fraction=task.validation_fraction),
+        **FOLLOWED,
+    )
+
+
+def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> FinetuneConfig:
+    """AdamW with layer decay; label smoothing, RandAugment and crops as MAE and FT-CLIP have them."""
+    is_published = chosen["task"] == "imagenet"
+    pixels = chosen["image_size"] or 224
+    global_batch = family.global_batch if is_published else task.global_batch
+    rate = family.learning_rate * (global_batch / family.global_batch) ** 0.5
+    how = chosen["test_resize"] or (family.test_resize if is_published else "direct")
+    resize = inputs(chosen | {"test_resize": how}, task, pixels, resize_pixels=pixels * 256 // 224)
+    is_inception = resize.train_crop == "inception"
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration(f"{family.epochs} epochs") if is_published else Duration(task.total),
+        global_batch=global_batch,
+        model=dataclasses.replace(
+            adapted(chosen["model"], pixels),
+            pool=family.pool,
+            final_norm=family.final_norm,
+            position_resize="library",
+            dropout_fraction=0.0,
+            stochastic_depth_fraction=family.stochastic_depth,
+        ),
+        input=dataclasses.replace(
+            resize,
+            **({"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"} if is_inception else {}),
+            **({"test_crop_fraction": 224 / 256} if how == "short_side" else {}),
+            test_interpolation="bicubic",
+            randaugment_layers=2,
+            randaugment_magnitude=9,
+            mixup_alpha=family.mixup,
+            cutmix_alpha=family.cutmix,
+            erasing_fraction=family.erasing,
+        ),
+        objective=ObjectiveConfig(loss="softmax", label_smoothing_fraction=0.1),
+        optimizer=OptimizerConfig(
+            name="adam",
+            weight_decay=family.weight_decay,
+            weight_decay_meaning="paper_kernels",
+            layer_decay=family.layer_decay,
+        ),
+        schedule=ScheduleConfig(
+            learning_rate=float(f"{rate:.2g}"),
+            warmup=Duration(f"{family.warmup_epochs} epochs") if is_published else Duration(task.warmup),
+            decay="cosine",
+            end_learning_rate=1e-6,
+        ),
+        polyak=PolyakConfig(factor=family.polyak) if is_published else PolyakConfig(),
         **FOLLOWED,
     )
 

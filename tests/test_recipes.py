@@ -61,6 +61,8 @@ FINETUNING = {
     **dict.fromkeys(("any,own", "any,own,quick"), Dataset(200, 3)),
     "augreg,imagenet": IMAGENET,
     "augreg,pets": Dataset(3_680, 37),
+    **dict.fromkeys(("mae,own", "dinov3,own", "siglip2,own"), Dataset(200, 3)),
+    **dict.fromkeys(("mae,imagenet", "ViT-L/16,imagenet,rule=mae", "dinov3,imagenet", "siglip2,imagenet"), IMAGENET),
 }
 
 RECIPES = {
@@ -143,6 +145,11 @@ def test_arguments_of_fine_tuning() -> None:
         cropped = load(f"{recipe},test_resize=short_side").input
         assert (cropped.test_resize, cropped.test_crop_fraction) == ("short_side", 384 / 448)  # big_vision's
         assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
+    for rule in ("mae", "dinov3", "siglip2"):
+        assert (
+            load(f"finetune.py:{rule}") == load(f"finetune.py:{rule},own") == load(f"finetune.py:any,own,rule={rule}")
+        )
+        assert load(f"finetune.py:{rule},pets,image_size=384").input.image_size == (384, 384)
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
     assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
 
@@ -171,7 +178,8 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
         ("finetune.py:ViT-B/16,cifar", "task='cifar'", "cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick, augreg"),
+        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick, augreg, mae, dinov3, siglip2"),
+        ("finetune.py:mae,pets,rule=bit", "rule=bit", "mae is a rule already"),
         ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
         ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),

@@ -1,7 +1,8 @@
 """What passes between the parts of a run, with shapes, dtypes and ranges said once.
 
 Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes,
-N tokens without the class token, D model width; L blocks, S tokens with the class token, T heads, Q queries (= S).
+N patch tokens, P class tokens and registers before them, D model width; L blocks, S = P + N tokens, T heads,
+Q queries (= S).
 """
 
 import dataclasses
@@ -86,6 +87,7 @@ class ModelOutput:
       features_BD: input of the last linear layer (after the hidden layer of the head, if there is one).
       pooled_BD: the image's representation: class token, average or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
+      prefix_BPD: class tokens, then registers, after the final norm; P may be 0.
       blocks_LBSD: with taps=("blocks",): the output of every block of a transformer, in the compute dtype, before the
         final norm; a class token comes first. L S D numbers for each image: 1.8 million of a ViT-B/16 at 224 pixels.
       attention_LBTQS: with taps=("attention",): how much query Q of head T takes of token S, float32; over S they sum
@@ -98,6 +100,7 @@ class ModelOutput:
     features_BD: Any = None
     pooled_BD: Any = None
     tokens_BND: Any = None
+    prefix_BPD: Any = None
     blocks_LBSD: Any = None
     attention_LBTQS: Any = None
     stages_BHWC: Any = None

@@ -51,7 +51,14 @@ def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] 
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def rotary_angles(kind: str, grid: tuple[int, int], head_dim: int, *, has_class_token: bool) -> np.ndarray:
+def rotary_angles(
+    kind: str,
+    grid: tuple[int, int],
+    head_dim: int,
+    *,
+    has_class_token: bool,
+    reference_grid: tuple[int, int] | None = None,
+) -> np.ndarray:
     """Return the angles by which rotary positions turn the pairs of a head's values, for each patch.
 
     Frequencies fall geometrically from 1 over a quarter of the head. The first half of the angles is one coordinate
@@ -64,6 +71,7 @@ def rotary_angles(kind: str, grid: tuple[int, int], head_dim: int, *, has_class_
       grid: rows and columns of patches.
       head_dim: divisible by 4.
       has_class_token: the class token itself is not turned.
+      reference_grid: rows and columns that the coordinates of "index" are scaled to; None: `grid`.
 
     Returns:
       float32 (rows * columns, head_dim / 2), in raster order.
@@ -76,7 +84,8 @@ def rotary_angles(kind: str, grid: tuple[int, int], head_dim: int, *, has_class_
     elif kind == "grid":
         sides = [index * 16 / len(index) for index in indices]
     else:
-        sides = [index + int(has_class_token) for index in indices]
+        lengths = reference_grid or grid
+        sides = [(i + int(has_class_token)) * (n / len(i)) for i, n in zip(indices, lengths, strict=True)]
     rows, columns = (side.ravel() for side in np.meshgrid(*sides, indexing="ij"))
     first, second = (columns, rows) if kind == "index" else (rows, columns)
     return np.concatenate([np.outer(first, frequencies), np.outer(second, frequencies)], axis=1).astype(np.float32)

@@ -50,11 +50,14 @@ def test_probe_knn_and_features(words, tmp_path):
         assert all("/train/" in name for name in arrays["names"].tolist())
 
 
-@pytest.mark.parametrize("method", ["logistic", "least_squares"])
-def test_a_saved_probe_is_used_as_weights(words, tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("logistic", ["--layer=token_mean", "--image_size=12,16"]), ("least_squares", [])],
+)
+def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
     output, data = tmp_path / "probe", words[1]
-    fitted = ["--method=" + method, "--penalty=2", "--folds=3"]
+    fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
     captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
     (found,) = json.loads(captured.out)["datasets"].values()
     assert len(found["folds"]) == 3
@@ -63,6 +66,7 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method):
     assert evaluated["top1_accuracy"] == found["accuracy"]
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
+    assert model.architecture.image_size == ((12, 16) if more else (8, 12))
     assert model.training.train_split == "train"
     again = ["probe", *words, *fitted, f"--output={output}"]
     assert "exists" in run_words(again).err

@@ -79,6 +79,43 @@ def test_an_option_without_effect_is_rejected(a, options, rule):
         adapted(a, **options)
 
 
+def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
+    a = network("ViT-B/16", registers=4)
+    mae = adapted(a, pool="gap", final_norm="pooled")
+    assert (mae.pool, mae.final_norm, mae.num_class_tokens, mae.sequence_length) == ("gap", "pooled", 1, 201)
+    assert adapted(mae, pool="token", final_norm="tokens") == adapted(a)
+    assert adapted(a, pool="token_gap").feature_width == 2 * a.width
+    siglip = network("ViT-B/16", pool="map", pool_num_heads=4)
+    assert adapted(siglip, pool="map") == adapted(siglip)
+    gap = adapted(siglip, pool="gap")
+    assert (gap.pool, gap.pool_num_heads, gap.class_tokens) == ("gap", None, None)
+
+
+@pytest.mark.parametrize(
+    ("a", "options", "rule"),
+    [
+        (network("R50x1"), {"pool": "token"}, "pool='token'.*no effect.*no transformer"),
+        (network("ViT-B/16"), {"pool": "map"}, "pool='map'.*no attention pooling.*gap"),
+        (network("ViT-B/16", pool="map"), {"pool": "token_gap"}, "pool='token_gap'.*no class token.*gap"),
+        (network("ViT-B/16", pool="map"), {"final_norm": "pooled"}, "final_norm='pooled'.*pool=gap"),
+        (network("ViT-B/16"), {"pool": "gap", "head": "keep"}, "head='keep'.*not kept.*head=zero"),
+        (network("ViT-B/16"), {"rope_rescale": True}, "rope_rescale=True has no effect.*Use False"),
+    ],
+)
+def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):
+    with rejects("model", rule):
+        adapted(a, **options)
+
+
+def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
+    a = network("ViT-B/16", rope="index", position_embedding="none")
+    assert adapted(a, image_size=(384, 384)).rope_grid is None
+    scaled = adapted(a, image_size=(384, 384), rope_rescale=True)
+    assert scaled.rope_grid == (14, 14)
+    assert adapted(scaled, image_size=(448, 448), rope_rescale=True).rope_grid == (14, 14)  # that of pre-training
+    assert read_architecture(dataclasses.asdict(scaled)) == scaled
+
+
 def test_relative_positions_are_resized_and_have_no_kernel():
     a = network("ViT-B/16", position_embedding="relative")
     assert adapted(a, image_size=(384, 384), position_resize="bicubic").grid == (24, 24)

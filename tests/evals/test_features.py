@@ -55,6 +55,16 @@ def test_token_and_mean_behind_registers_are_what_token_gap_pools():
     np.testing.assert_allclose(feature(a, "token_mean", pixels), pooled, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pool", ["gap", "map"])
+def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
+    a = dataclasses.replace(VIT, pool=pool, class_tokens=1, registers=2)
+    pixels = sample_pixels(2, a.image_size)
+    output = layers(a, pixels)
+    token, mean = output.prefix_BPD[:, 0], np.asarray(output.tokens_BND).mean(axis=1)
+    np.testing.assert_allclose(feature(a, "token", pixels), token, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(feature(a, "token_mean", pixels), np.concatenate([token, mean], 1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_block_without_class_token_and_stages():
     pixels = sample_pixels(2, VIT.image_size)

@@ -39,6 +39,11 @@ STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stag
         ({}, TRANSFORMER | {"class_token": {4}}),
         ({"pool": "map", "position_embedding": "learned_2d"}, TRANSFORMER | {"pooling": {0}}),
         ({"name": "R26+ViT-B/32"}, TRANSFORMER | {"class_token": {4}, "stem": {4}}),
+        (
+            {"registers": 2, "embedding_norm": "tokens", "final_norm": "pooled"},
+            {name: layers for name, layers in TRANSFORMER.items() if name != "encoder/norm"}
+            | {"class_token": {4}, "register_tokens": {4}, "embedding_norm": {4}, "pooled_norm": {0}},
+        ),
         ({"name": "R26"}, {"body/root": {5}, **STAGES, "norm": {0}, "head": {0}}),
     ],
 )

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.weights.reference.families import full_names, pixels, values
 from vit_jax.api.build import from_weights
+from vit_jax.config import AdaptConfig, adapt_architecture
+from vit_jax.evals.features import make_feature_step
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.folding import unfold
@@ -21,9 +23,12 @@ from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
 from vit_jax.weights.recognise import recognise
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
-from vit_jax.weights.transfer import fit
+from vit_jax.weights.transfer import ending_in, fit
 
-RECORDED = json.loads((pathlib.Path(__file__).parents[1] / "golden/families.json").read_text())
+RECORDED, ADAPTED = (
+    json.loads((pathlib.Path(__file__).parents[1] / f"golden/{name}.json").read_text())
+    for name in ("families", "adapted")
+)
 GOLDEN, RESIZED = RECORDED["cases"], RECORDED["resized"]
 UNWRITTEN = {  # no class of transformers computes these
     "timm/dinov2_giant": "mlp_dim=85",
@@ -47,8 +52,6 @@ WRITTEN = {
     "huggingface": [case for case in GOLDEN if case not in UNWRITTEN and "config" in GOLDEN[case]],
 }
 FAST = ("timm/dinov3", "timm/clip", "huggingface/dinov2", "huggingface/siglip_both")
-# transformers resizes the table of DINOv2 with registers with antialiasing, of all others without.
-ANTIALIASED = ("timm/", "huggingface/dinov2_reg")
 
 
 def write(case, folder):
@@ -250,6 +253,15 @@ def cases(recorded, fast):
     return [pytest.param(case, marks=[] if case in fast else [pytest.mark.slow]) for case in recorded]
 
 
+@pytest.mark.parametrize("case", ["timm/dinov3", "timm/eva02_base", "timm/pe_core", "huggingface/deit_distilled"])
+def test_networks_with_a_class_token_have_it_as_a_feature_whatever_they_pool(case, tmp_path):
+    weights = load_weights(write(case, tmp_path))
+    a = weights.architecture
+    make_feature_step("token_mean", a)
+    found = ending_in(weights, "token_mean").architecture
+    assert (found.pool, found.feature_width) == ("token_gap", (a.num_class_tokens + 1) * a.width)
+
+
 @pytest.mark.parametrize("case", cases(GOLDEN, FAST))
 def test_the_features_are_those_of_the_library(case, tmp_path):
     """The input is pixels in [0, 1], so that their normalisation is compared too."""
@@ -261,15 +273,35 @@ def test_the_features_are_those_of_the_library(case, tmp_path):
 @pytest.mark.parametrize("case", cases(RESIZED, FAST[2:]))
 def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_path):
     """More rows of patches and fewer columns than in the file, by the rule of the library; rotary positions follow."""
-    golden = RESIZED[case]
-    # C-RADIO's file has positions for any grid, and a part of them is taken when it is read.
-    options = {"image_size": tuple(golden["size"])} if case == "huggingface/radio" else {}
-    weights = load_weights(write(case, tmp_path), **options)
-    target = dataclasses.replace(weights.architecture, image_size=tuple(golden["size"]))
-    rule = "bicubic" if case.startswith(ANTIALIASED) else "huggingface"
-    parameters = fit(weights, target, position_resize=rule).parameters
-    resized = dataclasses.replace(weights, architecture=target, parameters=parameters)
+    golden = ADAPTED["rescaled"].get(case) or RESIZED[case]
+    resized = load_weights(write(case, tmp_path), image_size=golden["size"])
+    assert resized.architecture.image_size == tuple(golden["size"])
+    assert (resized.preprocessing or {}).get("image_size", golden["size"]) == golden["size"]
     require_equal(apply(resized, 2 * pixels(*golden["size"]) - 1), golden)
+
+
+@pytest.mark.parametrize("case", cases(ADAPTED["rescaled"], ()))
+def test_rotary_positions_that_count_patches_go_on_beyond_the_grid_of_the_weights(case, tmp_path):
+    """As in the original code of Perception Encoder, and in fine-tuning; with rope_rescale they are timm's."""
+    weights = load_weights(write(case, tmp_path))
+    for rescale, golden in ((False, RESIZED[case]), (True, ADAPTED["rescaled"][case])):
+        config, size = AdaptConfig(rope_rescale=rescale, head="keep"), tuple(golden["size"])
+        target = adapt_architecture(
+            weights.architecture, config, image_size=size, num_classes=weights.architecture.num_classes
+        )
+        target = dataclasses.replace(target, compute_dtype="float32")
+        parameters = fit(weights, target, position_resize="bicubic").parameters
+        adapted = dataclasses.replace(weights, architecture=target, parameters=parameters)
+        require_equal(apply(adapted, 2 * pixels(*golden["size"]) - 1), golden)
+
+
+def test_mae_with_the_mean_of_patches_and_the_norm_behind_it_is_timm_s(tmp_path):
+    """Timm's network of global_pool="avg", whose fc_norm has the parameters of the file's norm."""
+    weights = load_weights(write("timm/mae", tmp_path))
+    config = AdaptConfig(pool="gap", final_norm="pooled", compute_dtype="float32")
+    target = adapt_architecture(weights.architecture, config, image_size=(48, 48), num_classes=0)
+    adapted = dataclasses.replace(weights, architecture=target, parameters=fit(weights, target).parameters)
+    require_equal(apply(adapted, 2 * pixels(48) - 1), ADAPTED["gap"]["timm/mae"])
 
 
 def test_class_tokens_that_c_radio_does_not_have_are_rejected(tmp_path):

@@ -15,9 +15,10 @@ from tests.models.small_models import abstract
 from tests.weights.reference import resizing
 from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
 from vit_jax import pytree
+from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
-from vit_jax.weights.transfer import fit, without_head
+from vit_jax.weights.transfer import ending_in, fit, without_head
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "resizing.npz"
 MLP = NETWORKS["mlp_head"]
@@ -96,6 +97,55 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
         "head/linear/bias replaced, head/linear/kernel replaced, "
         "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
+
+
+def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
+    weights, norm = weights_of(VIT), ("encoder/norm/scale", "encoder/norm/bias")
+    target = adapt_architecture(VIT, AdaptConfig(pool="gap", final_norm="pooled"), image_size=(8, 12), num_classes=2)
+    fitted = fit(weights, target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
+    for name in norm:
+        moved = name.replace("encoder/norm", "pooled_norm")
+        assert words_of(fitted)[name] == f"moved to {moved}"
+        assert fitted.parameters[moved].tobytes() == weights.parameters[name].tobytes()
+    back = fit(dataclasses.replace(weights, architecture=target, parameters=fitted.parameters), VIT).parameters
+    assert all(back[name].tobytes() == weights.parameters[name].tobytes() for name in norm)
+    bare = changed(VIT, final_norm="none")
+    new = fit(weights_of(bare), target)
+    assert [new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")] == [[1.0] * 16, [0.0] * 16]
+    assert words_of(new)["pooled_norm/scale"] == "new"
+    assert [words_of(fit(weights, bare))[name] for name in norm] == ["left out"] * 2
+    pooling = changed(VIT, pool="map")
+    gap = adapt_architecture(pooling, AdaptConfig(pool="gap"), image_size=(8, 12), num_classes=3)
+    assert gap.prefix_length == 0
+    fitted = fit(weights_of(pooling), gap)
+    words = words_of(fitted)
+    assert "pooling/* (15 parameters) left out" in fitted.summary()
+    assert {how for name, how in words.items() if name.startswith("pooling/")} == {"left out"}
+
+
+@pytest.mark.parametrize(
+    ("options", "layer"),
+    [
+        ({}, "token_mean"),
+        ({"pool": "map", "class_tokens": 1, "registers": 2, "head": "mlp"}, "token_mean"),
+        ({"pool": "gap", "class_tokens": 2, "final_norm": "pooled"}, "token"),
+        ({"pool": "map"}, "mean"),
+        ({"head": "mlp"}, "pooled"),
+        ({"head": "mlp"}, "pre_logits"),
+    ],
+)
+def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
+    weights = weights_of(changed(VIT, **options))
+    found = ending_in(weights, layer)
+    assert {name: array.shape for name, array in found.parameters.items()} == stacked_shapes(found.architecture)
+    pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
+    of_layer, of_network = (model_of(w.architecture, w.parameters)(pixels) for w in (weights, found))
+    token = of_layer.prefix_BPD[:, : weights.architecture.num_class_tokens].reshape(2, -1)
+    mean = of_layer.tokens_BND.mean(axis=1)
+    expected = {"token": token, "mean": mean, "token_mean": np.concatenate([token, mean], axis=1)}
+    expected |= {"pooled": of_layer.pooled_BD, "pre_logits": of_layer.features_BD}
+    np.testing.assert_allclose(of_network.features_BD, expected[layer], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("network", OURS)

@@ -14,7 +14,7 @@ from vit_jax.api.model import Model, numbers_of
 from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
 from vit_jax.models import build_model
 from vit_jax.weights.folding import stored_normalisation
-from vit_jax.weights.load import Weights, load_weights
+from vit_jax.weights.load import Weights, load_weights, resized
 from vit_jax.weights.transfer import fit, without_head
 
 _OF_OTHERS = {
@@ -85,7 +85,7 @@ def load_model(
     Args:
       source: a workdir of a run; a .npz or .safetensors file, or a folder with one; or "hf://owner/name".
       num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves features only.
-      image_size: resizes learned positions to this size in pixels, one side of a square or (height, width).
+      image_size: of the network in pixels, one side of a square or (height, width); learned positions are resized.
       class_names: for a file that does not hold them.
       polyak: of a workdir, take the Polyak average where there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
@@ -112,7 +112,7 @@ def from_weights(
     interpolation: str | None = None,
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
-    position_resize: str = "corners",
+    position_resize: str = "library",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
     """Builds the network of weights, without dropout or rematerialisation, and its preparation of images.
@@ -127,29 +127,31 @@ def from_weights(
       interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
       exif_orientation: turn photographs upright as their Exif data say; None: if the weights state that training did.
       value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights or the files state.
-      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`.
+      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`; "library" as timm or
+        Hugging Face if the file has their names.
       sharding: of every parameter; None for the default device.
 
     Raises:
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
+    if image_size is not None:
+        weights = resized(weights, _pair(image_size), position_resize)
     stored, names, notes = weights.architecture, weights.class_names, [*weights.notes, *weights.warnings()]
     changes = {"compute_dtype": compute_dtype, "dropout_fraction": 0.0, "position_resize": position_resize}
     changes["head"] = "keep" if num_classes is None else "zero"
     architecture = adapt_architecture(
         stored,
         from_dict(AdaptConfig, changes, "model."),
-        image_size=stored.image_size if image_size is None else _pair(image_size),
+        image_size=stored.image_size,
         num_classes=stored.num_classes if num_classes is None else num_classes,
     )
     if num_classes is None:  # the head stays, also one that predicts patches
         architecture = dataclasses.replace(architecture, patch_outputs=stored.patch_outputs)
     parameters = weights.parameters
-    if num_classes is not None or architecture.image_size != stored.image_size:
-        headless = weights if num_classes is None else without_head(weights, keep_hidden=False)
-        fitted = fit(headless, architecture, position_resize=position_resize)
-        parameters, names = fitted.parameters, names if num_classes is None else None
-        notes = [*(notes if num_classes is None else weights.notes), fitted.summary()]
+    if num_classes is not None:
+        fitted = fit(without_head(weights, keep_hidden=False), architecture)
+        parameters, names = fitted.parameters, None
+        notes = [*weights.notes, fitted.summary()]
 
     def place(name: str, leaf: Any) -> jax.Array:
         parameter = parameters[name]

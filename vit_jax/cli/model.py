@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 CHECKPOINT = {"CHECKPOINT": "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"}
 NAMES = {"[--class_names=FILE]": "names of the classes, one a line, where the weights do not state them"}
-_FACTS = {f"[--{name}={form}]": f"{what}, where the file does not state it" for name, (form, what) in OPTIONS.items()}
-OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | ALLOW_CODE | _FACTS
+_SIZE = OPTIONS["image_size"]
+_SIZES = {f"[--image_size={_SIZE[0]}]": f"{_SIZE[1]}; learned positions are resized as in the library of the weights"}
+_FACTS = {
+    f"[--{name}={form}]": f"{what}, where the file does not state it"
+    for name, (form, what) in OPTIONS.items()
+    if name != "image_size"
+}
+OF_WEIGHTS = {"[--raw]": "use a workdir's parameters, not their Polyak average"} | ALLOW_CODE | _SIZES | _FACTS
 READING = OF_WEIGHTS | {
     "[--resize=direct|short_side]": "how images are prepared, where the weights do not state it",
     "[--crop_fraction=X]": "the part of both sides that is kept, after --resize=short_side",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SIDES = ("train_split", "test_split", "classes", "data_dir")
 _OF_IMAGES = ("resize", "crop_fraction", "interpolation", "exif_orientation")  # of the weights' own preparation
+_CLASSIFIED = ("pre_logits", "pooled", "token", "mean", "token_mean")  # layers that a network can end in
 _OF_DATA = {"[--classes=A,B]": "only images of these", "[--data_dir=FOLDER]": "of TFDS"}
 _OF_FEATURES = {
     "[--layer=LAYER]": "pre_logits (default), pooled, token, mean, token_mean, block:N or stage:N",
@@ -140,8 +141,10 @@ def _require_classifier(options: Mapping[str, str]) -> None:
         raise UsageError(f"--output={options['output']}: must be a folder or a file that ends in .npz.")
     if "," in options["data"] or options["data"] in ("released", "all"):
         raise UsageError(f"--data={options['data']}: --output= saves the classifier of one dataset. Give one.")
-    if options.get("layer", "pre_logits") != "pre_logits":
-        raise UsageError(f"--layer={options['layer']}: --output= saves a classifier of pre_logits. Leave --layer out.")
+    if (layer := options.get("layer", _CLASSIFIED[0])) not in _CLASSIFIED:
+        raise UsageError(
+            f"--layer={layer}: --output= saves a classifier of {', '.join(_CLASSIFIED)}. Use one of these."
+        )
     if options.get("preprocessing", "own") != "own":
         raise UsageError("--preprocessing=fewshot: --output= needs own. Leave --preprocessing out.")
 

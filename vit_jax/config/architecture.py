@@ -52,6 +52,7 @@ class Architecture:
     registers: int = 0
     position_tokens: schema.PositionTokens = "all"
     rope: schema.Rope | None = None
+    rope_grid: tuple[int, int] | None = None  # rows and columns that "index" scales its places to; None: those it has
     layer_scale: float | None = None
     mlp: schema.MlpForm = "gelu"
     norm: schema.NormForm = "layer"
@@ -231,10 +232,10 @@ def adapt_architecture(
         dropout = next((value for name, value in published.items() if not _different_numbers(a, name)), 0.0)
     _refuse_adapting_without_effect(a, config)
     drops_border = config.uncovered_border == "drop" or image_size == a.image_size  # decided when `a` was made
+    resized = at_image_size(a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border)
     return _checked(
         dataclasses.replace(
-            a,
-            image_size=image_size,
+            with_pooling(resized, config.pool, config.final_norm),
             num_classes=num_classes,
             patch_outputs=0,
             head="linear" if config.head == "zero" else a.head,
@@ -250,23 +251,66 @@ def adapt_architecture(
     )
 
 
-def resized_architecture(a: Architecture, image_size: tuple[int, int]) -> Architecture:
-    """The same network for images of another height and width.
+def at_image_size(
+    a: Architecture, image_size: tuple[int, int], *, rope_rescale: bool = False, drops_border: bool = False
+) -> Architecture:
+    """Return the same network for images of another height and width.
+
+    Args:
+      a: the network.
+      image_size: in pixels.
+      rope_rescale: scale rotary positions that count patches to the grid of `a`.
+      drops_border: ignore pixels that no patch covers.
 
     Raises:
-      ValueError: patches do not divide the image.
+      ValueError: patches do not divide the image size.
     """
-    return _checked(dataclasses.replace(a, image_size=image_size))
+    grid = a.grid if rope_rescale and a.rope == "index" and a.rope_grid is None else a.rope_grid
+    return _checked(dataclasses.replace(a, image_size=image_size, rope_grid=grid), drops_border=drops_border)
+
+
+def with_pooling(a: Architecture, pool: str | None, final_norm: str | None) -> Architecture:
+    """Return the same network with another pooling or place of the last norm; None leaves one as it is.
+
+    Class tokens stay, also those that are no longer pooled.
+
+    Raises:
+      ValueError: the network has no tokens to pool so.
+    """
+    fields: dict[str, Any] = {} if final_norm in (None, a.final_norm) else {"final_norm": final_norm}
+    if pool not in (None, a.pool):
+        is_implied = a.num_class_tokens == int(pool in ("token", "token_gap"))
+        class_tokens = None if is_implied else a.num_class_tokens
+        fields |= {"pool": pool, "class_tokens": class_tokens, "pool_num_heads": None}
+    if fields and (not a.has_transformer or a.network is not None):
+        raise ValueError(
+            f"config.model: pool={pool!r}, final_norm={final_norm!r} have no effect: {a.name} is no transformer of "
+            "ours. Use None."
+        )
+    if fields.get("pool") == "map":
+        raise ValueError(f"config.model.pool={pool!r}: the weights have no attention pooling. Use None, or gap.")
+    if fields.get("pool") in ("token", "token_gap") and not a.num_class_tokens:
+        raise ValueError(f"config.model.pool={pool!r}: the weights have no class token. Use None, or gap.")
+    return _checked(dataclasses.replace(a, **fields), drops_border=True)
 
 
 def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
     if not a.has_transformer and (config.dropout_fraction or config.stochastic_depth_fraction):
         raise ValueError(f"config.model: {a.name} has no transformer: dropout and stochastic depth have no effect.")
     is_resized = a.has_transformer and a.position_embedding in ("learned_1d", "learned_2d", "relative")
-    if config.position_resize != "corners" and not is_resized:
+    if config.position_resize not in ("corners", "library") and not is_resized:
         raise ValueError(
             f"config.model.position_resize={config.position_resize!r} has no effect: {a.name} has no learned "
             "positions. Leave it at 'corners'."
+        )
+    if config.rope_rescale and a.rope != "index":
+        raise ValueError(f"config.model.rope_rescale=True has no effect: {a.name} has rope={a.rope!r}. Use False.")
+    changes = {"pool": config.pool, "final_norm": config.final_norm}
+    changes = {name: value for name, value in changes.items() if value not in (None, getattr(a, name))}
+    if changes and config.head != "zero":
+        raise ValueError(
+            f"config.model.head={config.head!r}: with other features ({changes}) the head of the weights is not kept. "
+            "Use head=zero."
         )
     if config.head == "zero_keep_hidden" and a.head != "mlp":
         raise ValueError(

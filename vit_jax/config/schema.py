@@ -20,7 +20,7 @@ Reference = NewType("Reference", str)
 Pool = Literal["token", "gap", "map", "token_gap"]
 HeadForm = Literal["mlp", "linear"]
 PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none", "relative"]
-PositionResize = Literal["corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"]
+PositionResize = Literal["library", "corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"]
 PositionLayers = Literal["stem", "every", "shared"]
 BlockForm = Literal["axial"]
 Gelu = Literal["tanh", "exact", "quick"]
@@ -160,7 +160,16 @@ class AdaptConfig:
     position_resize: PositionResize = "corners"
     """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code;
     bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic without antialiasing, as Hugging
-    Face; dinov2: the same with DINOv2's offset of 0.1."""
+    Face; dinov2: the same with DINOv2's offset of 0.1; library: as the library whose names the weights have."""
+    rope_rescale: bool = False
+    """For another image size with model.rope=index (Perception Encoder): scale the places of patches to the grid of the
+    weights, as timm, instead of counting on beyond it, as the authors."""
+    pool: Pool | None = None
+    """Change how tokens become one feature vector: token, gap or token_gap; attention pooling is then dropped. None: as
+    in the weights."""
+    final_norm: FinalNorm | None = None
+    """Change the place of the norm after the last block, whose parameters move: tokens, pooled (MAE fine-tunes so) or
+    none. None: as in the weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
     """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
     code does for patches of 14 pixels at 384."""

@@ -20,7 +20,7 @@ from vit_jax.evals.sums import OpenBatches, Results, results_of
 LAYERS = {
     "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is one",
     "pooled": "the image's representation before the head",
-    "token": "the class token after the last norm",
+    "token": "the class token after the last norm; of several all, side by side",
     "mean": "the mean of the patch tokens after the last norm, or of a ResNet's last map",
     "token_mean": "the class token and the mean of the patch tokens, side by side, after the last norm",
     "block:N": "the class token after block N, or the mean of the tokens where there is none",
@@ -77,9 +77,9 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
             return jnp.concatenate([feature(output, part).astype(jnp.float32) for part in ("token", "mean")], axis=-1)
         if kind == "pre_logits":
             return output.features_BD
-        if kind == "token" and a.pool == "token_gap":
-            return output.pooled_BD[:, : a.width]
-        if kind in ("pooled", "token") or (kind == "mean" and not a.has_transformer):
+        if kind == "token":
+            return output.prefix_BPD[:, : a.num_class_tokens].reshape(len(output.prefix_BPD), -1)
+        if kind == "pooled" or (kind == "mean" and not a.has_transformer):
             return output.pooled_BD
         if kind == "mean":
             return output.tokens_BND.astype(jnp.float32).mean(axis=1)
@@ -193,5 +193,5 @@ def _validate(layer: str, kind: str, number: int, a: Architecture) -> None:
     limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
     if kind in limits and number > limits[kind]:
         raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
-    if kind in ("token", "token_mean") and not (a.has_transformer and a.pool in ("token", "token_gap")):
+    if kind in ("token", "token_mean") and not (a.has_transformer and a.num_class_tokens and a.network is None):
         raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")

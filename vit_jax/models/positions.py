@@ -103,13 +103,19 @@ class RotaryPositions(nnx.Module):
     def __init__(self, architecture: Architecture):
         a = architecture
         self.kind, self.grid, self.prefix_length = a.rope, a.grid, a.prefix_length
-        self.has_class_token = a.num_class_tokens > 0
+        self.has_class_token, self.reference_grid = a.num_class_tokens > 0, a.rope_grid
 
     def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
         """Return queries or keys, turned by the place of their patch, in the dtype of `x_BSE`; computes in float32."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
-        angles = rotary_angles(self.kind, self.grid, width // num_heads, has_class_token=self.has_class_token)
+        angles = rotary_angles(
+            self.kind,
+            self.grid,
+            width // num_heads,
+            has_class_token=self.has_class_token,
+            reference_grid=self.reference_grid,
+        )
         angles_S1p = np.pad(angles, ((self.prefix_length, 0), (0, 0)))[:, None]
         is_halved = self.kind == "centred"
         pairs = (2, -1) if is_halved else (-1, 2)

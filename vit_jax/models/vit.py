@@ -1,6 +1,6 @@
 """The Vision Transformer, in the order of the paper's equations 1 to 4, and its hybrids with a ResNet.
 
-Legend: B batch, H W image height and width, C channels, N patches, S = N and prefix tokens, D width.
+Legend: B batch, H W image height and width, C channels, N patches, P prefix tokens, S = P + N, D width.
 """
 
 from collections.abc import Collection
@@ -84,6 +84,7 @@ class VisionTransformer(nnx.Module):
             features_BD=features_BD,
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
+            prefix_BPD=tokens_BSD[:, : self.prefix_length],
             blocks_LBSD=blocks_LBSD,
             attention_LBTQS=attention_LBTQS,
             stages_BHWC=stages_BHWC,

@@ -98,7 +98,8 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
 
     * The head, the pooling and the norm before them: 0.
     * Block i of a transformer with L blocks, counted from 0: L - i.
-    * What comes before the blocks (embedding, class token, positions, the ResNet of a hybrid): L + 1.
+    * What comes before the blocks (embedding and its norm, class token, registers, positions, the ResNet of a hybrid):
+      L + 1.
     * Stage s of a ResNet with S stages, counted from 1: S - s + 1; its root: S + 1. A stage is one step because its
       many units would otherwise leave the root of a deep ResNet with no learning rate at all.
 
@@ -112,9 +113,9 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")), default=0)
     num_stages = max((int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))), default=0)
     rules = (
-        (r"(head|pooling|encoder/norm|norm)/.*", np.zeros((), int)),
+        (r"(head|pooling|pooled_norm|encoder/norm|norm)/.*", np.zeros((), int)),
         (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
-        (r"(embedding|class_token|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
+        (r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
         *((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)) for stage in range(1, num_stages + 1)),
         (r"body/root/.*", np.asarray(num_stages + 1)),
     )

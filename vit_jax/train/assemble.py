@@ -22,9 +22,9 @@ from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.architecture import (
     Architecture,
     adapt_architecture,
+    at_image_size,
     build_architecture,
     named_architecture,
-    resized_architecture,
 )
 from vit_jax.config.resolve import Phase, RunSteps, resolve
 from vit_jax.config.schema import MULTILABEL_RESULTS, ModelConfig, RunConfig
@@ -314,7 +314,7 @@ def assemble(
 
 def _in_phase(config: RunConfig, architecture: Architecture, phase: Phase) -> tuple[RunConfig, Architecture]:
     try:
-        return config_in(config, phase), resized_architecture(architecture, phase.image_size)
+        return config_in(config, phase), at_image_size(architecture, phase.image_size)
     except ValueError as error:
         raise ValueError(f"config.phases: {error}") from None
 

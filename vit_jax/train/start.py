@@ -31,7 +31,7 @@ from vit_jax.weights.transfer import Fitted, fit, without_head
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 MEANING = (
     *("family", "network", "block", "pool", "position_embedding", "position_layers", "head", "num_heads", "gelu"),
-    "layer_norm_epsilon",
+    *("layer_norm_epsilon", "rope", "rope_grid", "pool_num_heads"),
     *("residual_unit", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"),
 )
 """What two architectures with the same shapes may still differ in."""

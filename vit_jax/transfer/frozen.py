@@ -18,7 +18,7 @@ from vit_jax.transfer.features import Extractor
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights
-from vit_jax.weights.transfer import with_classifier
+from vit_jax.weights.transfer import ending_in, with_classifier
 
 VALIDATION_FRACTION = 0.2
 Method = Literal["logistic", "least_squares"]
@@ -179,10 +179,10 @@ def run_probes(
 
 
 def classifier_weights(weights: Weights, extractor: Extractor, pair: Pair, classifier: Classifier) -> Weights:
-    """Return weights whose last layer is the classifier of "pre_logits", for images prepared as the extractor does."""
-    assert extractor.layer == "pre_logits", "the caller checks it"
+    """Return weights whose last layer is the classifier of the layer, for images prepared as the extractor does."""
     preparation = describe_preparation(extractor.transform, stored_normalisation(weights.preprocessing))
-    fitted = with_classifier(weights, *classifier.to_linear(), pair.train.class_names)
+    base = ending_in(weights, extractor.layer)
+    fitted = with_classifier(base, *classifier.to_linear(), pair.train.class_names)
     return dataclasses.replace(fitted, preprocessing=preparation, training=pair.training)
 
 

@@ -180,7 +180,8 @@ def _timm_parts(a: Architecture) -> dict[str, Any]:
             "proj_bias": a.linear_bias,
             **({"embed_norm_layer": None} if a.norm == "rms" and a.embedding_norm is None else {}),
         }
-    reference = {"centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": list(a.grid)}}
+    counted = list(a.rope_grid or a.grid)
+    reference = {"centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": counted}}
     pool = {"attn_pool_num_heads": a.pool_num_heads or a.num_heads, "attn_pool_mlp_ratio": _ratio(a)}
     return common | {
         "num_reg_tokens": a.registers,

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
-from vit_jax.config.architecture import Architecture
+from vit_jax.config.architecture import Architecture, at_image_size
 from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.models import lora
 from vit_jax.references import allowed_code
@@ -36,7 +36,7 @@ from vit_jax.weights.folding import (
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
 from vit_jax.weights.options import OPTIONS
-from vit_jax.weights.position_resize import crop_square
+from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
 from vit_jax.weights.report import ArrayStatus
@@ -71,6 +71,14 @@ class Weights:
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
 
+    def resize_method(self, position_resize: str = "library") -> str:
+        """Return how positions are resized: for "library" as that library whose names the file has, else as given."""
+        if position_resize != "library":
+            return position_resize
+        if self.format == "huggingface":  # whose DINOv2 antialiases if it has registers
+            return "bicubic" if self.architecture.registers > 1 else "huggingface"
+        return "bicubic" if self.format == "timm" else "corners"
+
     @property
     def is_multilabel(self) -> bool:
         """Whether each class is a question of its own, as in the run that made them."""
@@ -100,7 +108,8 @@ def load_weights(
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
-      **options: what the file does not state, from `vit_jax.weights.OPTIONS`: image_size, num_heads, gelu, ...
+      **options: what the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and image_size: if
+        the file has another, the network is `resized`.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
@@ -125,7 +134,38 @@ def load_weights(
         weights = _load_file(file, _beside(path, file), options, allowed)
         if hub.is_hub_address(str(source)) and not weights.licence:
             weights = dataclasses.replace(weights, licence=licence_of(str(source).removeprefix("hf://")))
+    if options.get("image_size") is not None:
+        weights = resized(weights, tuple(options["image_size"]))
     return _with_class_names(weights, class_names)
+
+
+def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
+    """Return the same network for images of another size, with a note for each table of positions that is resized.
+
+    Args:
+      weights: as loaded; with its head.
+      image_size: height and width in pixels.
+      position_resize: a value of `PositionResize`. "library" also scales the rotary positions of Perception Encoder to
+        the grid of the weights, as timm does.
+
+    Raises:
+      ValueError: patches do not divide the image size, or an unknown method.
+    """
+    a, is_theirs = weights.architecture, position_resize == "library" and weights.format == "timm"
+    if image_size == a.image_size:
+        return weights
+    with naming(f"image_size={image_size}"):
+        target = at_image_size(a, image_size, rope_rescale=is_theirs)
+    method = weights.resize_method(position_resize)
+    parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
+    notes = [f"{status.name} was {status.status}." for status in statuses]
+    if target.rope_grid != a.rope_grid:
+        notes.append("The rotary positions are scaled to the grid of {}x{} patches, as timm.".format(*a.grid))
+    preprocessing = weights.preprocessing and {**weights.preprocessing, "image_size": list(image_size)}
+    notes = [*weights.notes, *notes]
+    return dataclasses.replace(
+        weights, architecture=target, parameters=parameters, preprocessing=preprocessing, notes=notes
+    )
 
 
 def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:

@@ -158,9 +158,9 @@ def _is_possible(name: str, value: Any) -> bool:
 
 
 def refuse_contradictions(given: Mapping[str, Any], known: Mapping[str, Any], source: str) -> None:
-    """Raises ValueError for an option whose value is known, if it is another."""
+    """Raises ValueError for an option whose value is known, if it is another; the image size may change."""
     for name, value in given.items():
-        if known.get(name) is not None and known[name] != value:
+        if name != "image_size" and known.get(name) is not None and known[name] != value:
             raise ValueError(f"{name}={value!r} is given, but {source} says {known[name]!r}: leave it out")
 
 
@@ -221,8 +221,9 @@ def _complete(facts: Facts, stated: dict[str, Any], given: Mapping[str, Any]) ->
         )
     fields = format_defaults(facts)
     fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
-    size = choice.pop("image_size", None)
-    fields["image_size"], rows = _image_size(facts, size, "image_size" in given, assumptions)
+    choice.pop("image_size", None)
+    stated_size, given_size = (source.get("image_size") for source in (stated, given))
+    fields["image_size"], rows = _image_size(facts, stated_size, given_size, assumptions)
     prefix_length = (fields.get("class_tokens") or 0) + fields.get("registers", 0)
     if facts.position_rows is not None and (facts.is_radio or rows != prefix_length):
         fields["position_tokens"] = "patches"
@@ -298,28 +299,36 @@ def _num_heads(facts: Facts, given: int | None, assumptions: list[str]) -> int:
 
 
 def _image_size(
-    facts: Facts, stated: tuple[int, int] | None, is_given: bool, assumptions: list[str]
+    facts: Facts, stated: tuple[int, int] | None, given: tuple[int, int] | None, assumptions: list[str]
 ) -> tuple[tuple[int, int], int]:
-    """Return height and width in pixels, and the number of positions that belong to prefix tokens."""
+    """Return height and width in pixels, and the number of positions that belong to prefix tokens.
+
+    The size that the caller gives counts if no other is stated, or if the file has positions for it alone.
+    """
     divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
     height, width = patch = facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
-    size = None if stated is None else _multiple(stated, patch, is_given, assumptions)
-    if facts.position_rows is None or facts.is_radio:
+    given = None if given is None else _multiple(given, patch, True, assumptions)
+    stated = None if stated is None else _multiple(stated, patch, False, assumptions)
+    if facts.position_rows is None or facts.is_radio:  # C-RADIO's file has positions for any size
+        size = (given or stated) if facts.is_radio else (stated or given)
         if size is None:
             raise ValueError("the file does not state the image size: give image_size, height and width in pixels")
         return size, 0
     tokens = facts.parts.get("class_tokens", 0)
     possible = {0, tokens, tokens + facts.parts.get("registers", 0)} if facts.prefix_rows is None else facts.prefix_rows
     lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
-    if size is None:
-        side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
-        if side is None:
-            raise ValueError(
-                f"its {facts.position_rows} positions are not a square grid of patches: give image_size, height and "
-                f"width in pixels, multiples of {height} and {width}"
-            )
+    known = [size for size in (stated, given) if size and (size[0] // height) * (size[1] // width) in lengths]
+    size = known[0] if known else stated
+    side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
+    if size is None and side is not None:
         size = (side * height, side * width)
         assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
+    size = size or given
+    if size is None:
+        raise ValueError(
+            f"its {facts.position_rows} positions are not a square grid of patches: give image_size, height and "
+            f"width in pixels, multiples of {height} and {width}"
+        )
     patches = (size[0] // height) * (size[1] // width)
     if patches not in lengths:
         raise ValueError(

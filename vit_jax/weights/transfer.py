@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
+from vit_jax.config.architecture import with_pooling
 from vit_jax.positions import fixed_positions
 from vit_jax.references import is_reference
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
@@ -31,9 +32,18 @@ class Fitted:
     licence: str = ""  # of the weights
 
     def summary(self) -> str:
-        """How many were copied, and the names of those that were not."""
-        others = [f"{status.name} {status.status}" for status in self.statuses if status.status != "copied"]
-        return ", ".join([f"{len(self.statuses) - len(others)} parameters copied", *others])
+        """How many were copied, and the names of those that were not, of large parts as one."""
+        parts: dict[tuple[str, str], list[str]] = {}
+        for name, _, _, _, how in self.statuses:
+            parts.setdefault((name.partition("/")[0], how), []).append(name)
+        num_copied = sum(len(names) for (_, how), names in parts.items() if how == "copied")
+        others = [
+            f"{name} {how}"
+            for (part, how), names in parts.items()
+            if how != "copied"
+            for name in (names if len(names) < 5 else [f"{part}/* ({len(names)} parameters)"])
+        ]
+        return ", ".join([f"{num_copied} parameters copied", *others])
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
@@ -41,12 +51,14 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
 
     Where the target has other classes, or no hidden layer in its head, the head is left behind: the last layer
     begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head
-    with the same classes take it away first (`without_head`).
+    with the same classes take it away first (`without_head`). Where the target pools otherwise, attention pooling is
+    left behind, and the last norm moves between the tokens and the pooled features; a norm that was not there begins at
+    a scale of 1.
 
     Args:
-      weights: of a network that differs from the target in image size and head only.
+      weights: of a network that differs from the target in image size, pooling, place of the last norm and head only.
       target: what the parameters are for.
-      position_resize: how learned positions change their grid.
+      position_resize: how learned positions change their grid, a value of `PositionResize`.
 
     Raises:
       ValueError: names or shapes of parameters differ in anything else; differences are listed. What leaves no
@@ -67,7 +79,9 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
-    given, resized = resize_positions(given, source.grid, target.grid, position_resize)
+    if (source.pool, source.final_norm) != (target.pool, target.final_norm):
+        statuses += _fit_pooling(given, expected)
+    given, resized = resize_positions(given, source.grid, target.grid, weights.resize_method(position_resize))
     statuses += resized
     if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
@@ -76,6 +90,24 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     fitted = {name: given[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
     return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence)
+
+
+_NORMS = {"encoder/norm/": "pooled_norm/", "pooled_norm/": "encoder/norm/"}
+
+
+def _fit_pooling(given: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> list[ArrayStatus]:
+    """Change attention pooling and the last norm of `given`; return how each changed parameter is used."""
+    statuses = []
+    for name in [name for name in given if name not in expected and name.startswith((*_NORMS, "pooling/"))]:
+        array, folder = given.pop(name), f"{name.rpartition('/')[0]}/"
+        moved = name.replace(folder, _NORMS.get(folder, folder))
+        if moved in expected:
+            given[moved] = array
+        statuses.append(ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out"))
+    for name in [name for name in expected if name not in given and name.startswith((*_NORMS,))]:
+        given[name] = np.full(expected[name], name.endswith("scale"), np.float32)
+        statuses.append(ArrayStatus.of(name, given[name], "new"))
+    return statuses
 
 
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
@@ -95,6 +127,29 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     return dataclasses.replace(
         weights, architecture=architecture, parameters=kept | empty, class_names=None, notes=notes
     )
+
+
+LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
+"""Layers of features and the pooling that gives the same."""
+
+
+def ending_in(weights: Weights, layer: str) -> Weights:
+    """Return the network without its head, whose feature "pre_logits" is a layer of this one.
+
+    Args:
+      weights: of any network.
+      layer: "pre_logits", of which the hidden layer of the head stays, "pooled" or one of `LAYER_POOLS`.
+
+    Raises:
+      ValueError: the network has no class token.
+    """
+    base = without_head(weights, keep_hidden=layer == "pre_logits")
+    if layer not in LAYER_POOLS:
+        return base
+    a = base.architecture
+    final_norm = "none" if a.final_norm == "pooled" else None  # it is not part of these layers
+    architecture = with_pooling(a, LAYER_POOLS[layer], final_norm)
+    return dataclasses.replace(base, architecture=architecture, parameters=fit(base, architecture).parameters)
 
 
 def with_classifier(
