@@ -84,6 +84,8 @@ def compiled(layout: Layout, depth: int) -> dict[str, Any]:
         "fits": plan.fits,
         "ms": None if line is None else 1e3 * line.seconds,
         "waits_ms": None if line is None else 1e3 * line.collective_seconds,
+        "prefetch_ms": None if line is None else 1e3 * line.prefetch_seconds,
+        "parts_ms": None if line is None else {part: 1e3 * seconds for part, seconds in line.parts.items()},
         "memory": None if plan.memory is None else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
         "mfu": plan.totals.mfu if plan.totals else None,
         "cpu_s": time.process_time() - cpu,
@@ -184,10 +186,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("layouts", nargs="+")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--depths", type=int, nargs="+", default=[])
     arguments = parser.parse_args()
     for text in arguments.layouts:
         layout = parse(text)
-        for depth in depths_of(layout, full=arguments.full):
+        for depth in arguments.depths or depths_of(layout, full=arguments.full):
             if str(depth) in load().get(layout.name, {}):
                 continue
             try:
