@@ -106,9 +106,8 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
 
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name in ("init_from", "resume_from", "resume_step", "data", "total"):
-        fields.pop(name, None)
-    for name in ("evaluation", "checkpoint", "logging", "stop_early"):
+    outside = ("init_from", "resume_from", "resume_step", "allow_code", "data", "total")
+    for name in (*outside, "evaluation", "checkpoint", "logging", "stop_early"):
         fields.pop(name, None)
     fields |= {"schedule": dataclasses.replace(config.schedule, warmup=""), "input": config.input.mixup_alpha}
     lengths = (steps.total, steps.warmup, steps.timescale, steps.cooldown, steps.polyak_start, steps.phases)
@@ -121,7 +120,7 @@ PROGRAMS = {}  # assemblies and compiled train steps of this process, by the pro
 @contextlib.contextmanager
 def shared_programs():
     """Share assemblies and train steps among runs of equal programs: a resumed or similar run compiles nothing."""
-    from vit_jax.train import assemble, finetune, pretrain
+    from vit_jax.train import assemble, finetune, pretrain, replay
 
     build, compile_step = assemble.assemble, assemble.Assembly.compile_train_step
 
@@ -143,7 +142,7 @@ def shared_programs():
         return PROGRAMS[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for verb in (pretrain, finetune):
+        for verb in (pretrain, finetune, replay):
             patch.setattr(verb, "assemble", shared)
         patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
         yield

@@ -8,6 +8,7 @@ Figures go to tests/golden/layouts.json, a table to the README of `vit_jax/plan`
 import argparse
 import dataclasses
 import fcntl
+import functools
 import json
 import pathlib
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from docs.tables import table
 from vit_jax.config import load_recipe
 from vit_jax.config.architecture import UNROLLED
+from vit_jax.cost.parameters import count_parameters
 from vit_jax.plan.arithmetic import limit_seconds
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import make_plan
@@ -26,6 +28,8 @@ from vit_jax.train.layout import RESERVE, usable_bytes
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN, DEFAULTS = ROOT / "tests/golden/layouts.json", ROOT / "tests/golden/default_layouts.json"
 DEPTHS = (2, 4)
+OF_LAYERS = ("norm", "attention", "mlp", "dropout")  # parts of a step, of `plan.timeline.PARTS`
+OF_UPDATE = ("optimizer", "average", "metrics")
 NETWORKS = {
     "B/16": "configs/pretrain_imagenet1k.py:ViT-B/16",
     "L/16": "configs/pretrain_imagenet1k.py:ViT-L/16",
@@ -84,6 +88,8 @@ def compiled(layout: Layout, depth: int) -> dict[str, Any]:
         "fits": plan.fits,
         "ms": None if line is None else 1e3 * line.seconds,
         "waits_ms": None if line is None else 1e3 * line.collective_seconds,
+        "prefetch_ms": None if line is None else 1e3 * line.prefetch_seconds,
+        "parts_ms": None if line is None else {part: 1e3 * seconds for part, seconds in line.parts.items()},
         "memory": None if plan.memory is None else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
         "mfu": plan.totals.mfu if plan.totals else None,
         "cpu_s": time.process_time() - cpu,
@@ -123,17 +129,52 @@ def store(name: str, depth: int, figures: dict[str, Any]) -> None:
         file.write(json.dumps(every, indent=1, sort_keys=True) + "\n")
 
 
-def at_full_depth(layout: Layout, figures: dict[str, Any]) -> tuple[float, float] | None:
-    """Return milliseconds and GiB of the complete network; None if it was not compiled."""
-    full = FULL_DEPTH[layout.network]
-    if figures.get(str(full), {}).get("ms"):
-        return figures[str(full)]["ms"], figures[str(full)]["gib"]
-    low, high = (figures.get(str(depth), {}) for depth in DEPTHS)
-    if not low.get("ms") or not high.get("ms"):
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A step of the complete network."""
+
+    core_ms: float  # without waiting for collectives
+    update_ms: float | None  # of these for norms, optimiser, average: what sharding can save; None if not recorded
+    ms: float | None  # with waiting; None if one depth alone was compiled, in which nothing runs beside collectives
+    gib: float | None  # likewise
+
+
+def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
+    """Return figures of the complete network, of which every layer costs the same; None if too little was compiled.
+
+    From two depths by extrapolation. From one the parts of layers count in proportion to the depth, the update to the
+    parameters, and the rest once.
+    """
+    full, found = FULL_DEPTH[layout.network], {int(depth): one for depth, one in figures.items() if one.get("ms")}
+    if not found:
         return None
-    layers = (full - DEPTHS[1]) / (DEPTHS[1] - DEPTHS[0])
-    ms, gib = (high[name] + layers * (high[name] - low[name]) for name in ("ms", "gib"))
-    return ms, gib
+    update = max((_by_parts(layout, depth, one)[1] for depth, one in found.items() if "parts_ms" in one), default=None)
+    if full in found:
+        one = found[full]
+        return Estimate(one["ms"] - one["waits_ms"], update, one["ms"], one["gib"])
+    depths = sorted(found)
+    if len(depths) == 1:
+        one = found[depths[0]]
+        return Estimate(*_by_parts(layout, depths[0], one), None, None) if "parts_ms" in one else None
+    low, high = (found[depth] for depth in depths[-2:])
+    layers = (full - depths[-1]) / (depths[-1] - depths[-2])
+    ms, waits, gib = (high[name] + layers * (high[name] - low[name]) for name in ("ms", "waits_ms", "gib"))
+    return Estimate(ms - max(waits, 0.0), update, ms, gib)
+
+
+def _by_parts(layout: Layout, depth: int, figures: dict[str, Any]) -> tuple[float, float]:
+    """Return milliseconds of the core with all layers, and those of the update among them."""
+    deeper = FULL_DEPTH[layout.network] / depth
+    more = _parameters(layout.network, FULL_DEPTH[layout.network]) / _parameters(layout.network, depth)
+    times = dict.fromkeys(OF_LAYERS, deeper) | dict.fromkeys(OF_UPDATE, more)
+    scaled = {part: ms * times.get(part, 1.0) for part, ms in figures["parts_ms"].items()}
+    return sum(scaled.values()) + figures["prefetch_ms"] * deeper, sum(scaled.get(part, 0.0) for part in OF_UPDATE)
+
+
+@functools.cache
+def _parameters(network: str, depth: int) -> int:
+    config = load_recipe(NETWORKS[network], [f"--config.model.depth={depth}"])
+    return count_parameters(architecture_of(config, choose_dataset(NETWORKS[network], config).num_classes))
 
 
 def choose(network: str, machine: str) -> dict[str, Any]:
@@ -161,17 +202,27 @@ def layouts_table() -> str:
         usable = (1 - RESERVE) * usable_bytes(parse_topology(machine).stand_ins()[0]) / 2**30
         same = [layout for layout in compiled if (layout.network, layout.machine) == (network, machine)]
         every = {layout: full for layout in same if (full := at_full_depth(layout, compiled[layout])) is not None}
-        fitting = sorted((full[0], _short(layout)) for layout, full in every.items() if full[1] <= usable)
+        fitting = [layout for layout, full in every.items() if (full.gib or 0.0) <= usable]
         default, limit = parse(default_of["layout"]), default_of["least_ms"]
-        of_default, of_best = ["–"] * 3, ["–"] * 3
+        of_default, of_best = ["–"] * 4, ["–"] * 4
         if default in every:
-            time, gib = every[default]
-            of_default = [f"{time:,.1f}", f"{limit / time:.0%}", f"{gib:.1f}"]
+            full = every[default]
+            with_waits = [f"{full.ms:,.1f}", f"{full.gib:.1f}"] if full.ms and full.gib else ["–", "–"]
+            of_default = [f"{full.core_ms:,.1f}", f"{limit / full.core_ms:.0%}", *with_waits]
         if fitting:
-            above = f"{every[default][0] / fitting[0][0] - 1:+.1%}" if default in every else "–"
-            of_best = [fitting[0][1], f"{fitting[0][0]:,.1f}", above]
+            best = min(fitting, key=lambda layout: every[layout].core_ms)
+            known = [
+                full.core_ms - full.update_ms for full in map(every.__getitem__, fitting) if full.update_ms is not None
+            ]
+            of_best = [_short(best), f"{every[best].core_ms:,.1f}", "–", "–"]
+            if default in every:
+                core = every[default].core_ms
+                bound = min([every[best].core_ms, *known]) if known else None
+                of_best[2] = f"{core / every[best].core_ms - 1:+.1%}"
+                of_best[3] = "–" if bound is None else f"{core / bound - 1:+.1%}"
         lines.append([machine, network, _short(default), f"{limit:,.1f}", *of_default, *of_best, str(len(every))])
-    columns = ("default", "least, ms", "ms", "least / ms", "GiB", "best that fits", "ms", "default above", "compiled")
+    columns = ("default", "least, ms", "core, ms", "least / core", "with waits, ms", "GiB")
+    columns += ("best that was compiled", "core, ms", "default above", "above the bound", "compiled")
     return table(("machine", "network", *columns), lines)
 
 
@@ -184,10 +235,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("layouts", nargs="+")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--depths", type=int, nargs="+", default=[])
     arguments = parser.parse_args()
     for text in arguments.layouts:
         layout = parse(text)
-        for depth in depths_of(layout, full=arguments.full):
+        for depth in arguments.depths or depths_of(layout, full=arguments.full):
             if str(depth) in load().get(layout.name, {}):
                 continue
             try:

@@ -27,10 +27,10 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
     assert seen == [(1, 1.0), (2, 2.0)]
 
 
-@pytest.mark.parametrize("name", ["train_loss", "gradient_norm"])
+@pytest.mark.parametrize("name", ["train_loss", "gradient_norm", "parameter_norm"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_raises(name, value):
-    metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "learning_rate": 0.1}
+    metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "parameter_norm": 1.0, "learning_rate": 0.1}
     require_finite(5, metrics)
     with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
         require_finite(5, metrics | {name: value})

@@ -1,6 +1,7 @@
 """Thousands of damaged runs: each file is read as a run's, or rejected by one ValueError that names it."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -215,6 +216,13 @@ def test_summary(run, draw_nothing):
 
     rejected = fuzz(run, "summary.json", (make_page, outcome_of_task, of_search, of_study), seed=2)
     assert all(0 < number < NUM_CASES for number in rejected.values())
+
+
+def test_divergence(run):
+    found = {"step": 4, "metrics": {"train_loss": math.nan}, "records": [1, 2], "config": {"seed": 0}}
+    (run / "divergence.json").write_text(json.dumps(found))
+    (rejected,) = fuzz(run, "divergence.json", (run_files.read_divergence,), seed=8).values()
+    assert 0 < rejected < NUM_CASES
 
 
 def test_config(run, tiny_run, draw_nothing):

@@ -43,7 +43,7 @@ class CheckpointReader:
         """Packages `allowed`, from `references.allowed_code`, are those whose code the metadata may name."""
         workarounds.apply()
         self.folder = pathlib.Path(workdir).absolute() / FOLDER
-        self._allowed = allowed
+        self.allowed = allowed
         self._described: dict[int, dict[str, Any]] = {}  # metadata with digests, by step
 
     def all_steps(self) -> list[int]:
@@ -139,7 +139,7 @@ class CheckpointReader:
             raise DamagedCheckpoint(folder, f"other bytes than were written in {METADATA}")
         if not _are_digests(metadata.setdefault(DIGESTS, {})):
             raise DamagedCheckpoint(folder, f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
-        self._described[step] = mark_stored(metadata, str(folder), self._allowed)
+        self._described[step] = mark_stored(metadata, str(folder), self.allowed)
         return self._described[step]
 
 

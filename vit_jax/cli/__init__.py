@@ -16,7 +16,7 @@ from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 from vit_jax.config.nearest import did_you_mean
 
-_TRAINING = (training.pretrain, training.finetune, training.lr_range, sweeps.sweep)
+_TRAINING = (training.pretrain, training.finetune, training.replay, training.lr_range, sweeps.sweep)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
 _TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, transfer.duplicates, sweeps.vtab)
 _PICTURES = (sweeps.study, runs.status, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)

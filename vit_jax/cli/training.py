@@ -1,4 +1,4 @@
-"""Verbs for training: pretrain, finetune, lr-range, show, bench, doctor."""
+"""Verbs for training: pretrain, finetune, replay, lr-range, show, bench, doctor."""
 
 import contextlib
 import dataclasses
@@ -171,6 +171,35 @@ def _kept(workdir: str) -> str:
 
     step = newest_checkpoint(expanded(workdir))
     return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"
+
+
+@verb(
+    {
+        "WORKDIR": "of a run, ended or not; of a search also FOLDER/search/learning_rate=RATE",
+        "[--step=N]": "from 1; by default the step that diverged",
+    }
+    | ALLOW_CODE,
+    "runs/digits",
+    "runs/digits --step=250",
+)
+def replay(given: Given) -> None:
+    """Repeat one step of a run, the one that diverged or any other: norms by layer, the loss of each image.
+
+    It begins at the newest checkpoint before the step and repeats the steps after it, to the bit on the same devices.
+    WORKDIR/replay/step_N receives all figures and the state before the step; nothing else changes.
+    """
+    options = given.options
+    step = whole(options, "step") if "step" in options else None
+
+    from vit_jax import hosts
+    from vit_jax.train.replay import replay
+
+    def say(line: str) -> None:
+        if hosts.is_first():
+            print(line, flush=True)
+
+    with joined():
+        say(replay(options["WORKDIR"], step, allow_code=options.get("allow_code", ""), say=say).to_text())
 
 
 @verb(

@@ -68,6 +68,11 @@ class Stream:
         """The record in a row of batch `i`, by its number, and what becomes of it; None for padding."""
         raise NotImplementedError
 
+    def records(self, i: int) -> np.ndarray:
+        """The record in each row of batch `i`, int64 (R,), without reading any; -1 for padding."""
+        examples = (self._example(i, row) for row in range(len(self.rows)))
+        return np.array([-1 if example is None else example[0] for example in examples], np.int64)
+
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
         """Fills these of the R rows of an empty batch, which becomes batch `i`; whatever its images hold before."""
         # All is read and chosen before the first is decoded: a decoder leaves little of the interpreter in the caches

@@ -49,6 +49,7 @@ from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
+from vit_jax.train.examination import make_examination
 from vit_jax.train.layout import resolve_layout
 from vit_jax.train.phases import config_in, make_view
 from vit_jax.train.state import TrainState, init_state
@@ -75,6 +76,7 @@ class Assembly:
     train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics); takes the state's memory over
     train_step_of_leaves: Any  # the same, of the state's leaves by name
     evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
+    examination: Any  # jitted: (TrainState, Batch) -> figures of the training step by layer and by example
     attention_form: Callable[[], str] | None  # of the standard blocks, on the devices; None if there are none
     earlier: tuple["Assembly", ...] = ()  # the parts for each phase in `steps.phases`, with the sizes of its images
 
@@ -261,6 +263,11 @@ def assemble(
             step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
         )
 
+    def jit_observing(step: Any) -> Any:
+        """A step that leaves the state as it is."""
+        inputs = (shardings, batches)
+        return jax.jit(on_mesh(step), in_shardings=inputs, out_shardings=whole, compiler_options=options)
+
     def sized(config: RunConfig, architecture: Architecture, model: Any, view: Any = lambda model: model) -> Any:
         """Return what depends on the size of the images; `view` makes of a model of the run a `model` of this size."""
         task = make_objective(architecture)
@@ -283,6 +290,7 @@ def assemble(
             "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
             "train_step": jit_training(train_step, shardings),
             "train_step_of_leaves": jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
+            "examination": jit_observing(make_examination(config, architecture, task, optimizer, view)),
         }
 
     run = Assembly(
@@ -294,12 +302,7 @@ def assemble(
         abstract_state=abstract,
         init_state=jax.jit(functools.partial(init, architecture), out_shardings=shardings),
         state_of=jax.jit(state_of, out_shardings=shardings),
-        evaluation_step=jax.jit(
-            on_mesh(make_evaluation_step(architecture, make_objective(architecture))),
-            in_shardings=(shardings, batches),
-            out_shardings=whole,
-            compiler_options=options,
-        ),
+        evaluation_step=jit_observing(make_evaluation_step(architecture, make_objective(architecture))),
         attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
     )
 

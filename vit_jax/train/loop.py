@@ -25,6 +25,7 @@ from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
+from vit_jax.train.replay import forget_divergence, record_divergence
 from vit_jax.train.run_files import last_training_line, write_summary
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
@@ -68,7 +69,7 @@ def train(
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
-      FloatingPointError: the loss is not finite.
+      FloatingPointError: the loss, a gradient or a parameter is not finite; `divergence.json` says at which step.
       SaveError: a checkpoint could not be written.
       WorkdirLost: the folder is not the run's any more.
       Interrupted: SIGTERM or Ctrl-C; the state is saved.
@@ -85,6 +86,7 @@ def train(
         before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         run.trace_train_step()  # the last check of the user's code: a failure so far leaves no folder behind
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
+        forget_divergence(folder)
         stopping = EarlyStopping(config, before)
         store = CheckpointStore(
             folder,
@@ -122,7 +124,12 @@ def train(
                 yield
 
         def report(step: int, metrics: dict[str, float]) -> None:
-            require_finite(step, metrics)
+            try:
+                require_finite(step, metrics)
+            except FloatingPointError as error:
+                with between_steps():
+                    store.wait()
+                    raise FloatingPointError(f"{error} {record_divergence(folder, run, data, step, metrics)}") from None
             display.advance()
             if step == start_step + ESTIMATE_AFTER_STEPS:
                 seconds = clock.seconds_left(step, total + steps_after)

@@ -34,10 +34,15 @@ class LateMetrics:
             self._report(step, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()})
 
 
+FINITE = {"train_loss": "loss", "gradient_norm": "norm of the gradient", "parameter_norm": "norm of the parameters"}
+"""Metrics of a step that must be finite, with words for each."""
+
+
 def require_finite(step: int, metrics: Mapping[str, float]) -> None:
-    """Raises FloatingPointError where the loss or the gradient is infinite or not a number."""
-    if math.isfinite(metrics["train_loss"]) and math.isfinite(metrics["gradient_norm"]):
+    """Raises FloatingPointError where loss, gradient or updated parameters are infinite or not a number."""
+    if all(math.isfinite(metrics[name]) for name in FINITE):
         return
+    found = ", ".join(f"the {words} is {metrics[name]:.6g}" for name, words in FINITE.items())
     rate = metrics["learning_rate"]
     remedy = (
         f"A lower schedule.learning_rate (now {rate:.3g}), a longer schedule.warmup or optimizer.clip_global_norm=1.0 "
@@ -46,7 +51,4 @@ def require_finite(step: int, metrics: Mapping[str, float]) -> None:
         else "The learning rate is 0, so it is not the cause: check images, weights and loss, or "
         "try model.compute_dtype=float32."
     )
-    raise FloatingPointError(
-        f"Step {step}: the loss is {metrics['train_loss']} and the gradient's norm {metrics['gradient_norm']}. "
-        f"The run stops; the last checkpoint is from before. {remedy}"
-    )
+    raise FloatingPointError(f"Step {step}: {found}. The run stops; the last checkpoint is from before. {remedy}")

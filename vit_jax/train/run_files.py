@@ -19,6 +19,7 @@ CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction that it has reached, and all its steps
 ERROR_FILE = "error.json"  # of a run that an error ended, until it is started again
+DIVERGENCE_FILE = "divergence.json"
 MAX_METRICS_BYTES = 2**28  # about 800,000 lines; in memory they take ten times as much
 MAX_LINE_BYTES = 2**20
 MAX_SHOWN = 60  # letters of a name in an error
@@ -142,6 +143,23 @@ def read_pause(workdir: pathlib.Path) -> dict[str, Any] | None:
     with _damage(workdir / PAUSE_FILE):
         _require(_is_number(values.get("fraction")) and 0 < values["fraction"] < 1, "fraction must be between 0 and 1")
         _require(_is_count(values.get("steps")), "steps must be a whole number from 1")
+    return values
+
+
+def read_divergence(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """Return the content of `divergence.json`: "step", "records", "metrics", "config"; None where no run diverged.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    if not os.path.exists(workdir / DIVERGENCE_FILE):
+        return None
+    values = _read_object(workdir / DIVERGENCE_FILE)
+    with _damage(workdir / DIVERGENCE_FILE):
+        _require(_is_count(values.get("step")), "step must be a whole number from 1")
+        metrics = values.get("metrics")
+        _require(isinstance(metrics, dict) and all(map(_is_number, metrics.values())), "metrics must be numbers")
+        _require(isinstance(values.get("config"), dict), "config must be an object")
     return values
 
 

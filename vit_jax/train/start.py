@@ -59,10 +59,13 @@ def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, A
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
     """
+    return _continue_run(assembly, own, metadata) or given_state(assembly, metadata)
+
+
+def given_state(assembly: Assembly, metadata: dict[str, Any]) -> tuple[TrainState, str]:
+    """The state that a pre-training run begins with where its workdir is empty; otherwise as `start_state`."""
     config = assembly.config
     assert isinstance(config, PretrainConfig)
-    if continued := _continue_run(assembly, own, metadata):
-        return continued
     if config.resume_from is not None:
         reader, steps = steps_to_continue(assembly)
         state, step, damage = _restore_newest(assembly, reader, metadata, steps)

@@ -13,7 +13,7 @@ import optax
 
 from vit_jax import pytree
 from vit_jax.activations import platform
-from vit_jax.arrays import Batch, Corruption, Targets, normalise
+from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.evals.multilabel import score
@@ -44,15 +44,10 @@ def make_train_step(
 
     `update_norm` is NaN after a step that is not logged, except on GPUs.
     """
-    is_trained, polyak = make_is_trained(config.optimizer), config.polyak
-    drops = config.optimizer.trained == "all"  # dropout and stochastic depth; not where the features are frozen
-    class_weights = config.objective.class_weights
-    num_micro_batches = config.optimizer.accumulation_steps or 1
+    polyak, gradients_of = config.polyak, make_gradients(config, architecture, objective, view)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        mixup_key, dropout_key = step_keys(config.seed, state.step)
-        image, targets = _prepare(batch, mixup_key)
-        sums, gradients = _accumulate(state.model, image, targets, dropout_key)
+        sums, gradients, _ = gradients_of(state, batch)
         with jax.named_scope("optimizer"):
             updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
             model = optax.apply_updates(state.model, updates)
@@ -66,46 +61,6 @@ def make_train_step(
                 "parameter_norm": optax.tree.norm(model),
             }
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
-
-    def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        image, label_BK = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
-        mask_B = batch.mask_B
-        if class_weights:
-            mean = sum(class_weights) / len(class_weights)
-            mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
-        return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
-
-    def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any]:
-        def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            output = view(_freeze(model))(image, dropout_key=key if drops else None, **_corruption(targets))
-            with jax.named_scope("loss"):
-                sums = objective.sums(output, targets)
-            return sums["loss"], sums
-
-        gradient = jax.grad(loss, has_aux=True)
-        if num_micro_batches == 1:
-            gradients, sums = gradient(model, image, targets, key)
-        else:
-            micro_batches = jax.tree.map(_split, (image, targets))
-            keys = jax.random.split(key, num_micro_batches)
-
-            def add(total: Any, micro: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, gradient(model, *micro[0], micro[1])), None
-
-            zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient, model, image, targets, key))
-            (gradients, sums), _ = jax.lax.scan(add, zeros, (micro_batches, keys))
-        weight = jnp.maximum(sums["weight"], 1.0)  # a batch of nothing but unreadable images teaches nothing
-        return sums | {"weight": weight}, jax.tree.map(lambda g: g / weight, gradients)
-
-    def _split(x: jax.Array) -> jax.Array:
-        """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
-        return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
-
-    def _freeze(model: Any) -> Any:
-        """Nothing is propagated back through what stays as it is."""
-        if is_trained is None:
-            return model
-        return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
 
     def _update_norm(updates: Any, step: jax.Array) -> jax.Array:
         # XLA for TPUs fuses the other norms with the update of the parameters; this one takes two more passes.
@@ -122,6 +77,81 @@ def make_train_step(
         return ema.update(state.polyak, model, step, bias_correction=polyak.bias_correction, **settings)
 
     return train_step
+
+
+def make_gradients(
+    config: RunConfig,
+    architecture: Architecture,
+    objective: Objective,
+    view: Callable[[Any], Any] = lambda model: model,
+    look: Callable[[ModelOutput, Targets], Any] = lambda output, targets: None,
+    taps: tuple[str, ...] = (),
+) -> Callable[[TrainState, Batch], tuple[Metrics, Any, Any]]:
+    """Return (state, batch) -> (sums of the objective, gradients, values of `look`) of a training step.
+
+    Args:
+      config: of the run.
+      architecture: its network.
+      objective: what is minimised.
+      view: as for `make_train_step`.
+      look: called with the output and the targets of each micro-batch; its arrays are stacked over A micro-batches.
+      taps: inner results of the network that `look` reads, see `ModelOutput`.
+    """
+    is_trained = make_is_trained(config.optimizer)
+    drops = config.optimizer.trained == "all"  # dropout and stochastic depth; not where the features are frozen
+    class_weights = config.objective.class_weights
+    num_micro_batches = config.optimizer.accumulation_steps or 1
+
+    def gradients_of(state: TrainState, batch: Batch) -> tuple[Metrics, Any, Any]:
+        mixup_key, dropout_key = step_keys(config.seed, state.step)
+        image, targets = _prepare(batch, mixup_key)
+        return _accumulate(state.model, image, targets, dropout_key)
+
+    def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
+        image, label_BK = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
+        mask_B = batch.mask_B
+        if class_weights:
+            mean = sum(class_weights) / len(class_weights)
+            mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
+        return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
+
+    def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any, Any]:
+        def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Any]:
+            options = _corruption(targets) | ({"taps": taps} if taps else {})
+            output = view(_freeze(model))(image, dropout_key=key if drops else None, **options)
+            with jax.named_scope("loss"):
+                sums = objective.sums(output, targets)
+            return sums["loss"], (sums, look(output, targets))
+
+        gradient = jax.grad(loss, has_aux=True)
+        if num_micro_batches == 1:
+            gradients, (sums, seen) = gradient(model, image, targets, key)
+            seen = jax.tree.map(lambda x: x[None], seen)
+        else:
+            micro_batches = jax.tree.map(_split, (image, targets))
+            keys = jax.random.split(key, num_micro_batches)
+
+            def add(total: Any, micro: Any) -> tuple[Any, Any]:
+                gradients, (sums, seen) = gradient(model, *micro[0], micro[1])
+                return jax.tree.map(jnp.add, total, (gradients, sums)), seen
+
+            gradients, (sums, _) = jax.eval_shape(gradient, model, image, targets, key)
+            zeros = jax.tree.map(jnp.zeros_like, (gradients, sums))
+            (gradients, sums), seen = jax.lax.scan(add, zeros, (micro_batches, keys))
+        weight = jnp.maximum(sums["weight"], 1.0)  # a batch of nothing but unreadable images teaches nothing
+        return sums | {"weight": weight}, jax.tree.map(lambda g: g / weight, gradients), seen
+
+    def _split(x: jax.Array) -> jax.Array:
+        """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
+        return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
+
+    def _freeze(model: Any) -> Any:
+        """Nothing is propagated back through what stays as it is."""
+        if is_trained is None:
+            return model
+        return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
+
+    return gradients_of
 
 
 def step_keys(seed: int, step: Any) -> tuple[jax.Array, jax.Array]:
@@ -158,6 +188,6 @@ def make_evaluation_step(architecture: Architecture, objective: Objective) -> Ca
     return evaluation_step
 
 
-def _corruption(targets: Targets) -> dict[str, Corruption]:
+def _corruption(targets: Targets) -> dict[str, Any]:
     """A further argument of a network that predicts patches; other networks need not know of it."""
     return {} if targets.corruption is None else {"corruption": targets.corruption}

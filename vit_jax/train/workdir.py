@@ -21,6 +21,7 @@ from vit_jax.train.lock import FILE as LOCK_FILE
 from vit_jax.train.lock import WorkdirLock, WorkdirLost
 from vit_jax.train.run_files import (
     CONFIG_FILE,
+    DIVERGENCE_FILE,
     ERROR_FILE,
     METRICS_FILE,
     PAUSE_FILE,
@@ -203,7 +204,8 @@ def _require_writable(path: pathlib.Path) -> None:
 
 def _require_own_files(path: pathlib.Path) -> None:
     """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
-    for name in (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE, ERROR_FILE):
+    own = (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE, DIVERGENCE_FILE, ERROR_FILE)
+    for name in own:
         if (path / name).is_symlink():
             raise ValueError(
                 f"{path / name} is a link: a run writes only into its workdir. Replace it by a copy of the file."

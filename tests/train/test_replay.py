@@ -1,0 +1,253 @@
+"""A step that diverges is recorded and repeated to the bit, with norms by layer and the loss of each image."""
+
+import hashlib
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.integration import commands
+from tests.rejections import rejects
+from tests.train.poison import COUNT, POISONED
+from vit_jax.checkpoint import CheckpointStore
+from vit_jax.checkpoint.damage import METADATA
+from vit_jax.checkpoint.reader import DIGESTS
+from vit_jax.config import load_recipe
+from vit_jax.data.stream import record_at
+from vit_jax.train import replay as replays
+from vit_jax.train.examination import KINDS, in_forward_order, norms
+from vit_jax.train.finetune import finetune
+from vit_jax.train.pretrain import pretrain
+from vit_jax.train.replay import replay
+from vit_jax.train.run_files import read_divergence
+from vit_jax.weights import load_weights
+
+BATCH = 16
+FIELDS = ("data=tests.train.poison:open_data", "input.mixup_alpha=0.0", *tiny.LENGTH, "evaluation.every=6 steps")
+OURS = "tests"  # the package that the workdirs name
+
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+
+
+def order(num_steps):
+    """The records of each step, by the permutation of each epoch alone."""
+    places = (divmod(position, COUNT) for position in range(num_steps * BATCH))
+    return np.array([record_at(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(num_steps, BATCH)
+
+
+@pytest.fixture(scope="module")
+def diverge(tmp_path_factory):
+    """Return a function that trains with a loss of `poison`, and returns the workdir and the error."""
+
+    def train(loss, *fields):
+        workdir = tmp_path_factory.mktemp("diverged") / "run"
+        config = tiny.config(*FIELDS, f"objective.loss=tests.train.poison:{loss}", *fields)
+        with pytest.raises(FloatingPointError) as raised:
+            pretrain(config, str(workdir))
+        return workdir, str(raised.value)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def diverged(diverge):
+    return diverge("infinite")
+
+
+@pytest.fixture
+def copy(diverged, tmp_path):
+    shutil.copytree(diverged[0], tmp_path / "run", ignore=shutil.ignore_patterns(replays.FOLDER))
+    return tmp_path / "run"
+
+
+def digests(folder):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and replays.FOLDER not in path.parts)
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_what_is_recorded(diverged):
+    """The step and the records of its batch, in one line of the error the command to repeat it."""
+    workdir, message = diverged
+    found, steps = read_divergence(workdir), order(6)
+    (step,) = {place + 1 for place in np.flatnonzero((steps == POISONED).any(axis=1))}
+    assert (found["step"], found["records"]) == (step, steps[step - 1].tolist())
+    assert found["metrics"]["train_loss"] == math.inf
+    assert found["checkpoint"] == (step - 1) // 2 * 2
+    assert message.startswith(f"Step {step}: the loss is inf, ")
+    assert f"`vit-jax replay {workdir} --allow_code=tests` repeats the step" in message
+    assert "\n" not in message
+    assert max(commands.losses(workdir)) == step - 1
+
+
+def test_the_step_is_repeated_to_the_bit(diverged):
+    workdir, _ = diverged
+    before, step = digests(workdir), read_divergence(workdir)["step"]
+    found = replay(str(workdir), allow_code=OURS)
+    assert (found.step, found.differences) == (step, [])
+    assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
+    assert found.record_B[~np.isfinite(found.figures["loss_B"])].tolist() == [POISONED]
+    assert found.figures["label_B"][found.record_B == POISONED] == 9
+    written = json.loads((found.folder / replays.REPORT_FILE).read_text())
+    assert written["first_not_finite"] == found.first_cause
+    assert [example["record"] for example in written["examples"]] == found.record_B.tolist()
+    assert digests(workdir) == before
+    assert f"| {POISONED} |" in " ".join(found.to_text().split())
+    weights = load_weights(found.folder, allow_code=OURS)
+    assert weights.source.endswith(f"step {step - 1})")
+
+
+@pytest.mark.slow
+def test_a_finite_loss_with_a_gradient_that_is_not(diverge):
+    workdir, message = diverge("steep")
+    assert "the norm of the gradient is nan" in message
+    found = replay(str(workdir), allow_code=OURS)
+    assert found.differences == []
+    assert np.isfinite(found.metrics["train_loss"])
+    assert found.first_cause == "the gradient of head"
+
+
+@pytest.mark.slow
+def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
+    """The sums over layers and examples are those of the run; the state is that of an uninterrupted run."""
+    shutil.copytree(tiny_run.workdir, tmp_path / "run")
+    for step in commands.checkpoint_steps(tmp_path / "run")[:-1]:
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+    found = replay(str(tmp_path / "run"), 5)
+    assert found.start == "starting from scratch with seed 0"
+    assert (found.differences, found.first_cause) == ([], "")
+    assert found.metrics["train_loss"] == commands.losses(tiny_run.workdir)[5]
+    assert array_digests(found.folder, 4) == array_digests(tiny_run.workdir, 4)
+    for name, kind in (("gradient_norm", "gradient"), ("update_norm", "update")):
+        total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures[kind].values()))
+        assert total == pytest.approx(found.metrics[name], rel=1e-5)
+    assert found.figures["loss_B"].mean() == pytest.approx(found.metrics["train_loss"], rel=1e-5)
+
+
+def array_digests(workdir, step):
+    """Of every array of the state: parameters, optimiser, average."""
+    return json.loads((workdir / "checkpoints" / str(step) / METADATA / METADATA).read_text())[DIGESTS]
+
+
+def test_norms_by_layer():
+    """Layers that are stacked count one by one; rows are in the order in which a hybrid runs them."""
+    rest = {"conv1": {"kernel": np.array([[3.0, 4.0], [0.0, 2.0]])}}
+    blocks = {"mlp": {"kernel": np.ones((11, 4))}, "attention": {"bias": np.zeros((11, 1))}}
+    tree = {
+        "head": {"linear": {"bias": np.array([1.0])}},
+        "encoder": {"blocks": blocks, "norm": {"scale": np.array([2.0])}},
+        "stem": {"stage1": {"rest": rest, "first": {"conv1": np.array([7.0])}}, "root": {"conv": np.array([6.0])}},
+    }
+    found = {name: float(norm) for name, norm in norms(tree).items()}
+    assert found["stem/stage1/rest/0"] == 5.0
+    assert found["encoder/blocks/10"] == 2.0
+    order = in_forward_order(dict.fromkeys(KINDS, found))
+    stages = [f"stem/{name}" for name in ("root", "stage1/first", "stage1/rest/0", "stage1/rest/1")]
+    assert order == [*stages, *(f"encoder/blocks/{i}" for i in range(11)), "encoder/norm", "head"]
+
+
+def test_other_figures_than_the_run_wrote_are_named(copy):
+    lines = commands.metrics(copy)
+    changed = [line | {"train_loss": 0.5} if line["step"] == 3 else line for line in lines]
+    (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    found = replay(str(copy), 3, allow_code=OURS)
+    assert (found.differences, found.first_cause) == (["train_loss"], "")
+    assert "not the step of the run: train_loss 0.5 then, " in found.to_text()
+
+
+def test_a_killed_replay_leaves_the_run_as_it_was(copy, monkeypatch):
+    def stop(self, *arguments, **options):
+        raise KeyboardInterrupt
+
+    before = digests(copy)
+    monkeypatch.setattr(CheckpointStore, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        replay(str(copy), allow_code=OURS)
+    assert digests(copy) == before
+    monkeypatch.undo()
+    assert replay(str(copy), allow_code=OURS).differences == []
+    assert digests(copy) == before
+
+
+def test_a_damaged_checkpoint_is_skipped(copy):
+    (step,) = commands.checkpoint_steps(copy)
+    next((copy / "checkpoints" / str(step) / "model").rglob("_METADATA")).write_text("{")
+    said = []
+    found = replay(str(copy), allow_code=OURS, say=said.append)
+    assert found.start == "starting from scratch with seed 0"
+    assert "damaged" in said[0]
+    assert found.differences == []
+
+
+def test_mistakes(copy, tmp_path):
+    with rejects("", "is not the workdir of a run"):
+        replay(str(tmp_path))
+    with rejects("--step=7", "must be from 1 to 6"):
+        replay(str(copy), 7, allow_code=OURS)
+    with rejects("config.objective.loss", "names code of tests, which is not an allowed package"):
+        replay(str(copy), allow_code="another")
+    outcome = commands.run(["replay", str(copy), "--step=0"])
+    assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be a whole number from 1.\n")
+    (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
+    with rejects("divergence.json", "config must be an object"):
+        replay(str(copy))
+    (copy / "divergence.json").unlink()
+    with rejects("no step has diverged", "--step=N"):
+        replay(str(copy))
+    (copy / replays.FOLDER).symlink_to(tmp_path)
+    with rejects(replays.FOLDER, "is a link"):
+        replay(str(copy), 3, allow_code=OURS)
+
+
+def test_a_run_that_starts_again_forgets(tiny_run, tmp_path):
+    """It repeats the step, and records it again if it diverges again."""
+    shutil.copytree(tiny_run.workdir, tmp_path / "run")
+    (tmp_path / "run" / "divergence.json").write_text("{}")
+    pretrain(tiny_run.config, str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "divergence.json").exists()
+
+
+LENGTH = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
+LENGTH += ("evaluation.every=4 steps", "logging.tensorboard=False")
+
+
+@pytest.mark.slow
+def test_micro_batches_on_shards_in_an_early_phase(diverge):
+    """The images of each micro-batch are spread over the batch; the loss is still that of its record."""
+    fields = ("optimizer.accumulation_steps=2", "model.dropout_fraction=0.1", "sharding.parameters=fsdp")
+    phase = ("phases.small.until=3 steps", "phases.small.image_size=4", "phases.small.global_batch=32")
+    workdir, _ = diverge("infinite", *fields, *phase)
+    found = replay(str(workdir), allow_code=OURS)
+    assert (found.step, len(found.record_B), found.differences) == (2, 32, [])
+    assert found.record_B.tolist() == read_divergence(workdir)["records"] == order(4)[2:].reshape(-1).tolist()
+    assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
+
+
+@pytest.mark.slow
+def test_masked_patches(data_dir, tmp_path):
+    fields = (*LENGTH, f"input.data_dir={data_dir}", "objective.kind=masked_patch", "input.mixup_alpha=0.0")
+    pretrain(tiny.config(*fields), str(tmp_path))
+    found = replay(str(tmp_path), 4)
+    assert (found.differences, found.first_cause) == ([], "")
+    total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures["gradient"].values()))
+    assert total == pytest.approx(found.metrics["gradient_norm"], rel=1e-5)
+    assert found.figures["loss_B"].mean() == pytest.approx(found.metrics["train_loss"], rel=2e-2)
+
+
+@pytest.mark.slow
+def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
+    """After a search the learning rate is the chosen one; a trial has another part of the data, and no checkpoint."""
+    fields = (*LENGTH, f"input.data_dir={data_dir}", "global_batch=16", f"init_from={tiny_run.workdir}")
+    search = ("search.learning_rates=0.01,1e30", "search.validation_fraction=0.3")
+    recipe = f"{tiny.ROOT / 'configs' / 'digits_transfer.py'}:finetune"
+    finetune(load_recipe(recipe, tiny.flags(*fields, *search)), str(tmp_path))
+    found = replay(str(tmp_path), 4)
+    assert (found.start, found.differences, found.first_cause) == ("from the checkpoint of step 2", [], "")
+    assert found.metrics["learning_rate"] < 0.01
+    trial = tmp_path / "search" / "learning_rate=1e+30"
+    found = replay(str(trial))
+    assert found.start == f"from the weights of {tiny_run.workdir}"
+    assert found.differences == []
+    assert found.first_cause
