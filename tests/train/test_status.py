@@ -63,6 +63,14 @@ def test_the_error_that_ended_a_run_is_shown_until_it_starts_again(tmp_path):
         assert read_status(workdir, LATER).error is None
 
 
+def test_a_diverged_run_names_the_step(workdir, monkeypatch):
+    monkeypatch.setattr("vit_jax.train.status.read_divergence", lambda folder: {"step": 5})
+    assert read_status(workdir, LATER).state == "ended"
+    (workdir / "summary.json").unlink()
+    found = read_status(workdir, LATER)
+    assert (found.state, found.error) == ("diverged", f"step 5 is not finite: vit-jax replay {workdir}")
+
+
 def test_the_verb(workdir, tmp_path):
     other = shutil.copytree(workdir, tmp_path / "runs" / "deep" / "two")
     (tmp_path / "runs" / "weights").mkdir()
@@ -96,6 +104,7 @@ def test_following_ends_with_the_run(workdir, monkeypatch):
 
 
 def test_a_damaged_error_file_is_an_error(workdir):
+    (workdir / "summary.json").unlink()
     write_error(workdir, OSError("x" * 10_000))
     assert len(read_status(workdir, LATER).error) <= MAX_ERROR + 1  # an ellipsis
     (workdir / "error.json").write_text("[]")

@@ -21,6 +21,7 @@ from vit_jax.train.run_files import (
     METRICS_FILE,
     SUMMARY_FILE,
     read_config,
+    read_divergence,
     read_error,
     read_metrics,
     read_summary,
@@ -93,9 +94,12 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     step, total = last.get("step"), total_steps(config, examples)
     files = [file for name in (METRICS_FILE, SUMMARY_FILE) if (file := workdir / name).exists()]
     is_running = (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
+    error, divergence = read_error(workdir), read_divergence(workdir)
     state = "running" if is_running else "stopped"
     if summary is not None:
-        state = "diverged" if DIVERGED in summary else "ended"
+        state, error = ("diverged", summary[DIVERGED]) if DIVERGED in summary else ("ended", None)
+    elif divergence is not None:
+        state, error = "diverged", f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}"
     left = seconds_left(lines, total) if is_running else None
     accuracies = (last.get(f"test_{name}") for name in ("accuracy", MULTILABEL_RESULTS[0]))
     return Status(
@@ -109,7 +113,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
         seconds_left=left,
         checkpoint_step=steps[-1] if steps else None,
         seconds_since_written=max(0.0, now - max(file.stat().st_mtime for file in files)) if files else None,
-        error=summary[DIVERGED] if summary and DIVERGED in summary else read_error(workdir),
+        error=error,
     )
 
 

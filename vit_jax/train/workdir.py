@@ -59,7 +59,10 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
 
 @contextlib.contextmanager
 def _recorded_error(path: pathlib.Path) -> Iterator[None]:
-    """Leave the error that ends the run in the folder; one of the config or the data leaves no trace."""
+    """Leave the error that ends the run in the folder.
+
+    One of the config or the data leaves no trace; of a loss that is not finite `divergence.json` says more.
+    """
     if not hosts.is_first():
         yield
         return
@@ -67,7 +70,7 @@ def _recorded_error(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, ValueError | WorkdirLost):
+        if not isinstance(error, ValueError | FloatingPointError | WorkdirLost):
             write_error(path, error)
         raise
 
