@@ -60,9 +60,9 @@ def test_recipes_shows_what_each_takes(capsys):
 def test_a_recipe_has_a_description_and_takes_the_choices_that_are_listed(recipe):
     assert recipe.description
     assert recipe.argument.endswith(".")
-    before = "any," if recipe.name == "finetune" else ""
-    for choice in (choice for choices in recipe.choices.values() for choice in choices):
-        load_recipe(f"{recipe.name}:{before}{choice}")
+    before = {"TASKS": "any,", "RULES": "any,pets,rule="} if recipe.name == "finetune" else {}
+    for table, choice in ((table, choice) for table, choices in recipe.choices.items() for choice in choices):
+        load_recipe(f"{recipe.name}:{before.get(table, '')}{choice}")
 
 
 def test_lists_load_nothing_heavy():
