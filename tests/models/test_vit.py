@@ -92,9 +92,9 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
         (scan,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
         return len(scan.outvars), len(jaxpr.jaxpr.outvars)
 
-    assert outputs_of_scan() == outputs_of_scan(taps=()) == (1, 4)
-    assert outputs_of_scan(taps=("blocks",)) == outputs_of_scan(taps=("attention",)) == (2, 5)
-    assert outputs_of_scan(taps=("blocks", "attention")) == (3, 6)
+    assert outputs_of_scan() == outputs_of_scan(taps=()) == (1, 5)
+    assert outputs_of_scan(taps=("blocks",)) == outputs_of_scan(taps=("attention",)) == (2, 6)
+    assert outputs_of_scan(taps=("blocks", "attention")) == (3, 7)
     for taps in ("blocks", ("stages",), ("blocks", "block")):
         with pytest.raises(ValueError, match="give a tuple of names that this network has: blocks, attention"):
             outputs_of_scan(taps=taps)
