@@ -44,7 +44,10 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
         split or in other data.
     """
     field = f"config.input.exclude={file}"
-    stated = read_json(expanded(file), MAX_BYTES)
+    try:
+        stated = read_json(expanded(file), MAX_BYTES)
+    except ValueError as error:
+        raise ValueError(f"config.input.exclude: {error}") from error
     if not _is_exclusion(stated):
         raise ValueError(f"{field}: must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE.")
     if _identifies_by_place(source) and (stated["split"], stated["records"]) != (split, len(source)):
