@@ -476,6 +476,7 @@ def test_the_verb(tmp_path):
         (["cifar10", "--holdout_per_class=1"], "--holdout_per_class"),
         (["tar:missing.tar", "--name=x"], "missing.tar"),
         (["tar:/dev/zero", "--name=x"], "regular file"),
+        (["tar:/dev", "--name=x"], "is a folder. Give its files, tar:'/dev/*.tar'"),
         (["tar:-", f"tar:{__file__}", "--name=x"], "alone"),
         ([f"tar:{__file__}", f"tar:{__file__}", "--name=x"], "different names"),
         ([f"tar:{__file__}", "--name=X"], "--name=X"),

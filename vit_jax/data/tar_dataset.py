@@ -139,6 +139,8 @@ def list_archives(patterns: Sequence[str]) -> list[str]:
     if repeated := [name for name, count in collections.Counter(map(os.path.basename, found)).items() if count > 1]:
         raise ValueError(f"tar: {few(repeated)}: archives must have different names, by which images are identified.")
     if wrong := [path for path in found if path != STANDARD_INPUT and not os.path.isfile(path)]:
+        if os.path.isdir(wrong[0]):
+            raise ValueError(f"tar:{wrong[0]}: is a folder. Give its files, tar:'{wrong[0]}/*.tar'.")
         raise ValueError(f"tar:{wrong[0]}: must be a regular file. Send a pipe to the standard input and give tar:-.")
     return found
 
