@@ -6,7 +6,9 @@ or are odd. `tar_images` finds the images, and `scatter` holds them until all cl
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
+import errno
 import glob
 import hashlib
 import io
@@ -17,7 +19,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -532,7 +534,8 @@ def _write_bucket(
                 label = int(planned.number[order.label[row]])
                 example = {"image": stored.image, "label": label, "file_name": stored.name}
                 message = serializer.get_tf_example(features.encode_example(example))
-                writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves the order to chance
+                with _written(scatter.folder):
+                    writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves order to chance
                 about = (stored.name, stored.sha256.hex(), len(stored.image))
                 rows.append((f"{split}:{next_index[split]}", split, label, planned.class_names[label], *about))
                 next_index[split] += 1
@@ -542,10 +545,20 @@ def _write_bucket(
                     pa.table([pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)], _COLUMNS)
                 )
                 rows.clear()
-    for writer in writers.values():
-        writer.close()
+    with _written(scatter.folder):
+        for writer in writers.values():
+            writer.close()
     for file, final in zip(unfinished, files, strict=True):
         file.replace(final)
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Raise OSError, as for other files, where ArrayRecord raises RuntimeError: on a full disk."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"cannot be written ({error})", str(folder)) from error
 
 
 def check(name: str, data_dir: str | None) -> list[str]:
