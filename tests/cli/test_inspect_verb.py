@@ -168,6 +168,14 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     assert test["label"].max(axis=1).tolist() == [1.0] * 6
 
 
+def test_a_sheet_has_the_size_of_the_first_phase(tmp_path):
+    words = ["--config=digits", "--config.phases.small.until=0.5 fraction", "--config.phases.small.image_size=4"]
+    words += ["--config.phases.small.global_batch=2", "--shown=3", f"--output={tmp_path}/o"]
+    succeed(["inspect", "data", *words])
+    train, test = (np.load(tmp_path / f"o/{name}.npz")["image"].shape for name in ("train", "test"))
+    assert (train, test) == ((2, 4, 4, 3), (3, 8, 8, 3))
+
+
 def test_data_without_a_dataset_is_rejected(tmp_path):
     code, _, err = run(["inspect", "data", "--config=pretrain_own", f"--output={tmp_path}/o"])
     assert code == 2
@@ -177,6 +185,6 @@ def test_data_without_a_dataset_is_rejected(tmp_path):
 
 def test_captions():
     names = ("cat", "dog", "a name of many letters that a sheet has no room for")
-    assert caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73, cat 0.27"
+    assert caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73\ncat 0.27"
     assert caption(np.array([0.0, 1.0, 0.0]), names) == "dog 1.00"
     assert len(caption(np.array([0.0, 0.0, 1.0]), names)) < 30

@@ -7,7 +7,8 @@ import pytest
 
 from tests.data.packed_files import samples, write_shard
 from tests.rejections import rejects
-from vit_jax.data.exclusion import exclusion_sha256, num_excluded, write_exclusion
+from vit_jax.data.exclusion import exclude, exclusion_sha256, num_excluded, write_exclusion
+from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
@@ -47,7 +48,7 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
 )
 def test_other_files_are_rejected(folder, make_config, tmp_path, content, rule):
     (tmp_path / "x.json").write_text(content)
-    with rejects(str(tmp_path / "x.json"), rule):
+    with rejects("config.input.exclude", f"x.json.*{rule}"):
         open_source(folder, "train", make_config(exclude=str(tmp_path / "x.json")), 0)
 
 
@@ -59,6 +60,26 @@ def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_
         open_source("digits", "train", make_config(**inputs), 0)
     kept = open_source("digits", "train[100:]", make_config(train_split="train[100:]", **inputs), 0)
     assert kept.labels.tolist() == np.delete(part.labels, [0, 5]).tolist()
+
+
+def test_places_of_other_data_are_rejected(tmp_path):
+    """Two datasets may have splits of one name and size; the excluded images themselves tell them apart."""
+    file, held = tmp_path / "x.json", source_of([b"a", b"b", b"c"])
+    write_exclusion(file, "train", held, [2, 1])
+    assert exclude(held, str(file), "train").num_excluded == 2
+    with rejects("config.input.exclude", "is of other data.*'train'"):
+        exclude(source_of([b"a", b"c", b"b"]), str(file), "train")
+
+
+def source_of(images):
+    class Images(Source):
+        class_names = ("cat", "dog")
+        labels = np.arange(len(images), dtype=np.int32) % 2
+
+        def image_of(self, index):
+            return images[index]
+
+    return Images()
 
 
 def test_ids_of_shards(tmp_path, make_config):

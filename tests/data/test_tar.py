@@ -71,7 +71,8 @@ LONG[156:157] = tarfile.GNUTYPE_LONGNAME
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
-        (b"", "ends at byte 0"),
+        (b"", "is no tar archive"),
+        (b"n01\nn02\n", "is no tar archive .it has 8 bytes"),
         (b"rubbish" * 100, "is no tar archive"),
         (TWO[:-9216], "ends at byte"),  # without the end
         (TWO[:2000], "ends at byte"),

@@ -394,6 +394,27 @@ def test_a_disk_that_is_too_small(prepare, monkeypatch):
     assert prepare(WHOLE, shards=2)
 
 
+def test_a_disk_that_fills_up_while_shards_are_written(prepare, monkeypatch):
+    """ArrayRecord raises RuntimeError; it becomes an error of files, and the same command goes on."""
+    make = array_record_module.ArrayRecordWriter
+
+    class Full:
+        def __init__(self, path, options):
+            self.writer = make(path, options)
+            self.write = self.writer.write
+
+        def close(self):
+            self.writer.close()
+            raise RuntimeError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_record_module, "ArrayRecordWriter", Full)
+        with pytest.raises(OSError, match=r"cannot be written .No space left on device"):
+            prepare(WHOLE)
+    folder, _ = prepare(WHOLE)
+    assert not tar_dataset.check("mine", str(folder.parents[1]))
+
+
 def test_memory_is_bounded(prepare, monkeypatch):
     """One image is checked at a time where the limit is below the size of two."""
     at_once, most = [], []
@@ -476,6 +497,7 @@ def test_the_verb(tmp_path):
         (["cifar10", "--holdout_per_class=1"], "--holdout_per_class"),
         (["tar:missing.tar", "--name=x"], "missing.tar"),
         (["tar:/dev/zero", "--name=x"], "regular file"),
+        (["tar:/dev", "--name=x"], "is a folder. Give its files, tar:'/dev/*.tar'"),
         (["tar:-", f"tar:{__file__}", "--name=x"], "alone"),
         ([f"tar:{__file__}", f"tar:{__file__}", "--name=x"], "different names"),
         ([f"tar:{__file__}", "--name=X"], "--name=X"),

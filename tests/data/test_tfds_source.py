@@ -239,3 +239,9 @@ def test_damaged_descriptions(tmp_path, place, make, rule):
 def test_names_of_tfds_are_looked_for(name, tmp_path):
     with pytest.raises(ValueError, match=r"^TFDS (has no dataset|cannot open)"):
         open_tfds(name, "train", str(tmp_path))
+
+
+def test_prepared_datasets_are_among_the_nearest_names(tmp_path):
+    (tmp_path / "my_animals").mkdir()
+    with pytest.raises(ValueError, match=r"no dataset 'my_animal'.*Nearest: my_animals"):
+        open_tfds("my_animal", "train", str(tmp_path))

@@ -62,6 +62,17 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     assert num_excluded(train) == 5
 
 
+def test_all_images_are_compared_where_there_are_no_splits(folder):
+    """Which images a run would hold out depends on its seed."""
+    train, test = (f"folder:{folder}/images/{split}" for split in ("train", "test"))
+    found = json.loads(succeed(["duplicates", train, f"--against={test}", "--json"]))
+    assert (found["images"], found["duplicates"]) == (12, 5)
+    assert found[f"{test}: copied test images"] == "5 of 8"
+    same = json.loads(succeed(["duplicates", train, f"--against={train}", "--json"]))
+    assert same["images"] < 12
+    assert same[f"{train}: copied test images"] == f"0 of {12 - same['images']}"
+
+
 def test_pairs_have_the_cosine_of_their_features(folder):
     """Held against the features of all images and of the mirrored test images."""
     model = from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))

@@ -11,12 +11,14 @@ from vit_jax.analysis.pictures import Picture
 from vit_jax.analysis.sheets import draw_sheet
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import RunConfig
+from vit_jax.config.resolve import lengths
 from vit_jax.data.stream import EvaluationStream, HostBatch
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.drawing import short
 from vit_jax.objectives.classification import build_classification
 from vit_jax.train.assemble import open_datasets, train_stream
+from vit_jax.train.phases import config_in
 from vit_jax.train.step import mix_batch, step_keys
 
 COLUMNS = 8
@@ -31,13 +33,16 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
 
     Args:
       config: with `data`.
-      shown: most images of each sheet. Training images are the first of step 0; evaluation images are evenly spread.
+      shown: most images of each sheet. Training images are the first of step 0, in the size of its phase;
+        evaluation images are evenly spread.
 
     Raises:
       ValueError: as for `open_datasets`.
     """
     datasets, objective = open_datasets(config), build_classification(config.objective)
-    names, num_shown = datasets.train.class_names, min(shown, config.global_batch)
+    names, phases = datasets.train.class_names, lengths(config, len(datasets.train)).phases
+    own, config = config, config_in(config, phases[0]) if phases else config  # evaluations have no phases
+    num_shown = min(shown, config.global_batch)
     key, _ = step_keys(config.seed, 0)
     # Each row is mixed with the one before it, the first one with the last.
     rows = np.arange(-1, num_shown) % config.global_batch
@@ -48,7 +53,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
         label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
 
     chosen = spread(len(datasets.test), shown)
-    subset, transform = SubsetSource(datasets.test, chosen), build_evaluation_transform(config.input)
+    subset, transform = SubsetSource(datasets.test, chosen), build_evaluation_transform(own.input)
     tested = EvaluationStream(subset, transform, len(chosen), np.arange(len(chosen)))[0]
     return {
         "train": _picture(
@@ -89,6 +94,6 @@ def _picture(
 
 
 def caption(label_K: np.ndarray, names: tuple[str, ...]) -> str:
-    """Return the classes of a label with their shares, the largest first: "cat 0.73, dog 0.27"."""
+    """Return the classes of a label with their shares, the largest first, a line each: "cat 0.73"."""
     order = [k for k in np.argsort(-label_K, kind="stable")[:2] if label_K[k] >= LEAST_SHARE]
-    return ", ".join(f"{short(names[k])} {label_K[k]:.2f}" for k in order)
+    return "\n".join(f"{short(names[k])} {label_K[k]:.2f}" for k in order)

@@ -27,7 +27,8 @@ def draw_sheet(
     width = max(INCHES * columns + 0.2, LEAST_INCHES)
     side = width / columns
     heights = [max(cell.shape[0] / cell.shape[1] for cell in row) for row in cells]
-    headings = (0.2 if captions else 0.05) * rows + 0.4 + (0.2 if column_names else 0)
+    lines = max((caption.count("\n") + 1 for row in captions for caption in row), default=0)
+    headings = (0.1 + 0.1 * lines if captions else 0.05) * rows + 0.4 + (0.2 if column_names else 0)
     figure = new_figure(width, side * sum(heights) + headings)
     figure.suptitle(textwrap.fill(title, int(width * LETTERS_PER_INCH)), fontsize=9)
     every = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)

@@ -209,8 +209,8 @@ _READING = [form.strip("[]-").partition("=")[0] for form in READING]
     {
         "DATA": "as in a recipe: its images that are also in --against are found",
         "--against=DATA,…": "test sets",
-        "[--split=train]": "of DATA",
-        "[--against_split=test]": "of all test sets",
+        "[--split=train]": "of DATA; all where there are no splits",
+        "[--against_split=test]": "of all test sets; all where there are no splits",
         "[--distance=6]": "pairs whose perceptual hashes differ in at most this number of 64 bits are duplicates",
         "[--weights=CHECKPOINT]": "any weights, whose features confirm further pairs",
         "[--candidates=16]": "further pairs: those that differ in at most this number of bits, or all",
@@ -244,12 +244,15 @@ def duplicates(given: Given) -> None:
 
     with _perhaps_extracting(options) as (extractor, choice):
         from vit_jax import hosts
-        from vit_jax.transfer.datasets import open_split
+        from vit_jax.transfer.datasets import open_split, split_to_search
         from vit_jax.transfer.duplicates import confirm, find_by_features, find_by_hashes, merged, report
 
-        split, against = options.get("split", "train"), options["against"].split(",")
-        source = open_split(options["DATA"], split, choice)
-        tests = [open_split(name, options.get("against_split"), choice) for name in against]
+        data, against = options["DATA"], options["against"].split(",")
+        split = options.get("split") or split_to_search(data, "train", choice, against)
+        source = open_split(data, split, choice)
+        of_tests = options.get("against_split")
+        test_splits = [of_tests or split_to_search(name, "test", choice, [data]) for name in against]
+        tests = [open_split(name, part, choice) for name, part in zip(against, test_splits, strict=True)]
         found = find_by_hashes(source, tests, candidates, limits(options)["max_unreadable"])
         if extractor:
             found = confirm(found, source, tests, extractor, distance, cosine)

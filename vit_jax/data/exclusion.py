@@ -14,6 +14,7 @@ from vit_jax.data.subset import SubsetSource
 from vit_jax.files import expanded, read_bounded, read_json, write_atomically
 
 MAX_BYTES = 2**30  # ten million ids of a hundred bytes
+COMPARED = 16  # images that show whether places in a split are those of the same data
 
 
 class ExcludingSource(SubsetSource):
@@ -31,7 +32,7 @@ class ExcludingSource(SubsetSource):
 def write_exclusion(path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]) -> None:
     """Write the ids of records of a split."""
     ids = [os.fsdecode(source.key_of(index)) for index in indices]
-    content = {"split": split, "records": len(source), "ids": ids}
+    content = {"split": split, "records": len(source), "images_sha256": _images_sha256(source, indices), "ids": ids}
     write_atomically(path, json.dumps(content, indent=0) + "\n")
 
 
@@ -40,10 +41,13 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
 
     Raises:
       ValueError: the file cannot be read, names no record of the source, or names records by their place in another
-        split.
+        split or in other data.
     """
     field = f"config.input.exclude={file}"
-    stated = read_json(expanded(file), MAX_BYTES)
+    try:
+        stated = read_json(expanded(file), MAX_BYTES)
+    except ValueError as error:
+        raise ValueError(f"config.input.exclude: {error}") from error
     if not _is_exclusion(stated):
         raise ValueError(f"{field}: must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE.")
     if _identifies_by_place(source) and (stated["split"], stated["records"]) != (split, len(source)):
@@ -56,6 +60,16 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
     if ids and not is_excluded_N.any():
         raise ValueError(
             f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give the file of these data."
+        )
+    # Lists that are written by hand have no digest.
+    if (
+        _identifies_by_place(source)
+        and "images_sha256" in stated
+        and stated["images_sha256"] != _images_sha256(source, np.flatnonzero(is_excluded_N))
+    ):
+        raise ValueError(
+            f"{field}: is of other data: the images at its places in {split!r} are not those it was written for. Write "
+            "it for these data."
         )
     return ExcludingSource(source, is_excluded_N)
 
@@ -72,6 +86,15 @@ def num_excluded(source: Source) -> int:
 def exclusion_sha256(file: str) -> str:
     """Return the digest of a file of ids."""
     return hashlib.sha256(read_bounded(expanded(file), MAX_BYTES)).hexdigest()
+
+
+def _images_sha256(source: Source, indices: Sequence[int] | np.ndarray) -> str:
+    """Return the digest of the first excluded images."""
+    digest = hashlib.sha256()
+    for index in sorted(indices)[:COMPARED]:
+        image = source[int(index)].image
+        digest.update(image if isinstance(image, bytes) else image.tobytes())
+    return digest.hexdigest()
 
 
 def _is_exclusion(stated: Any) -> bool:

@@ -181,7 +181,7 @@ def members(stream: Stream) -> Iterator[Member]:
     for count in itertools.count():
         extended: dict[str, bytes] = {}
         while True:
-            at, block = stream.place, stream.read(_BLOCK)
+            at, block = stream.place, stream.read(_BLOCK) if stream.place else _first_block(stream)
             if not any(block):
                 _require_end(stream)
                 return
@@ -218,6 +218,13 @@ def members(stream: Stream) -> Iterator[Member]:
             shortened(name, MAX_NAME_BYTES), offset, size, "is a sparse file" if is_sparse else _problem(name, header)
         )
         stream.skip(offset + size + -size % _BLOCK - stream.place)
+
+
+def _first_block(stream: Stream) -> bytes:
+    block = stream.read_rest(_BLOCK)
+    if len(block) < _BLOCK:
+        raise TarError(f"{stream.name}: is no tar archive (it has {len(block):,} bytes).")
+    return block
 
 
 def _attributes(content: bytes) -> dict[str, bytes] | None:

@@ -6,7 +6,9 @@ or are odd. `tar_images` finds the images, and `scatter` holds them until all cl
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
+import errno
 import glob
 import hashlib
 import io
@@ -17,7 +19,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,6 +141,8 @@ def list_archives(patterns: Sequence[str]) -> list[str]:
     if repeated := [name for name, count in collections.Counter(map(os.path.basename, found)).items() if count > 1]:
         raise ValueError(f"tar: {few(repeated)}: archives must have different names, by which images are identified.")
     if wrong := [path for path in found if path != STANDARD_INPUT and not os.path.isfile(path)]:
+        if os.path.isdir(wrong[0]):
+            raise ValueError(f"tar:{wrong[0]}: is a folder. Give its files, tar:'{wrong[0]}/*.tar'.")
         raise ValueError(f"tar:{wrong[0]}: must be a regular file. Send a pipe to the standard input and give tar:-.")
     return found
 
@@ -530,7 +534,8 @@ def _write_bucket(
                 label = int(planned.number[order.label[row]])
                 example = {"image": stored.image, "label": label, "file_name": stored.name}
                 message = serializer.get_tf_example(features.encode_example(example))
-                writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves the order to chance
+                with _written(scatter.folder):
+                    writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves order to chance
                 about = (stored.name, stored.sha256.hex(), len(stored.image))
                 rows.append((f"{split}:{next_index[split]}", split, label, planned.class_names[label], *about))
                 next_index[split] += 1
@@ -540,10 +545,20 @@ def _write_bucket(
                     pa.table([pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)], _COLUMNS)
                 )
                 rows.clear()
-    for writer in writers.values():
-        writer.close()
+    with _written(scatter.folder):
+        for writer in writers.values():
+            writer.close()
     for file, final in zip(unfinished, files, strict=True):
         file.replace(final)
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Raise OSError, as for other files, where ArrayRecord raises RuntimeError: on a full disk."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"cannot be written ({error})", str(folder)) from error
 
 
 def check(name: str, data_dir: str | None) -> list[str]:

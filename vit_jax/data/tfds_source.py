@@ -127,11 +127,12 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        if ((root := expanded(data_dir or tfds.core.constants.DATA_DIR) / name) / UNFINISHED).exists():
+        home = expanded(data_dir or tfds.core.constants.DATA_DIR)
+        if ((root := home / name) / UNFINISHED).exists():
             raise NotPrepared(
                 f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
             ) from None
-        _, near = in_catalogue(name)
+        _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
         raise ValueError(
             f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
             + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")

@@ -2,10 +2,11 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import InputConfig
+from vit_jax.data.listing import WHOLE
 from vit_jax.data.records import Source
 from vit_jax.data.sources import holds_out, located, open_source
 from vit_jax.data.subset import held_up_to
@@ -91,6 +92,16 @@ def open_split(name: str, split: str | None, choice: PairChoice, training: Train
     """Opens any split, the one to test on unless it is named; other arguments as for `open_pair`."""
     data, config, seed, held = _how(name, choice, training)
     return open_source(data, split or config.test_split, config, seed, held, "--value_range")
+
+
+def split_to_search(name: str, usual: str, choice: PairChoice, others: Sequence[str]) -> str:
+    """Return the usual split, or "all" for files without splits: which of them are held out depends on a run's seed.
+
+    It is the usual one too where data are compared with themselves, among `others`.
+    """
+    data, config, _, _ = _how(name, choice, None)
+    is_whole = holds_out(data, config) and located(data) not in map(located, others)
+    return WHOLE if is_whole else usual
 
 
 def _how(
