@@ -30,7 +30,7 @@ from vit_jax.config import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What differs between models, by dataset and number of epochs."""
+    """Values that differ between models, by dataset and number of epochs."""
 
     pixels: int = 224
     rate: float = 3e-3

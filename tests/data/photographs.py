@@ -106,4 +106,4 @@ COPIES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "crop of 90 %, centre": _crop(0.9, 0.5),
     "crop of 90 %, corner": _crop(0.9, 0.0),
 }
-"""What a copy is made of: takes and returns uint8 (H, W, 3)."""
+"""A change that makes a copy of an image; takes and returns uint8 (H, W, 3)."""

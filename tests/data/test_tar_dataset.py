@@ -234,7 +234,7 @@ def numbering(folder):
 
 
 def test_numbers_of_the_classes(prepare):
-    """Of a list, whose missing classes keep their numbers, of files, or of the sorted names."""
+    """Classes have the numbers of a list, with gaps for missing ones, of files, or of the sorted names."""
     assert numbering(prepare(WHOLE)[0]) == (("n01", "n02", "n10"), set(SIZES))
     assert numbering(prepare(WHOLE, "a", classes=ORDER)[0]) == (ORDER, set(SIZES))
     assert numbering(prepare(OF_NUMBERS, "b")[0]) == (tuple(map(str, range(11))), {"1", "2", "10"})
@@ -260,7 +260,7 @@ def test_classes_that_the_list_does_not_have(prepare, archive):
 
 
 def test_small_classes_and_hold_out(prepare):
-    """Of each class the same number is held out, at most half; where they are depends on the seed alone."""
+    """Hold out the same number of each class, at most half; the places depend on the seed alone."""
     folder, counts = prepare(WHOLE, shards=3, min_class_images=5, holdout_per_class=4)
     assert counts == {"train": 9, "validation": 7, "classes": 2, "small class": 1}
     assert listed(folder) == [("small class", "n01")]

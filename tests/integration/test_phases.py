@@ -37,7 +37,7 @@ def test_what_a_run_in_phases_has_seen(uninterrupted):
 
 @pytest.mark.parametrize("step", [4, 8])
 def test_killed_in_each_phase(uninterrupted, data_dir, tmp_path, step):
-    """What a kill after the checkpoint of a step leaves: the checkpoints up to it, and further metrics."""
+    """Leave what a kill after the checkpoint of a step leaves: the checkpoints up to it, and further metrics."""
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)
     (workdir / "summary.json").unlink()

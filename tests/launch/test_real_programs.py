@@ -56,7 +56,7 @@ def printed(stage, script, runs):
 
 
 def outcome(stage, words):
-    """What the real program says; it finds neither an account nor a cluster."""
+    """Return the errors of the real program, which finds neither an account nor a cluster."""
     kubeconfig = stage.folder / "kubeconfig"
     cluster = {"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}
     context = {"name": "none", "context": {"cluster": "none", "user": ""}}

@@ -78,7 +78,7 @@ def test_the_data_of_a_recipe():
 
 
 def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, **changes):
-    """Of H/14 with 4096 images a step; in phases, half of the steps have half of them, of a quarter of the FLOPs."""
+    """H/14 has 4096 images a step; in phases, half of the steps have half of them, of a quarter of the FLOPs."""
     config = load_recipe("configs/pretrain_jft.py:ViT-H/14")
     h14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
     flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14)

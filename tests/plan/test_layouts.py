@@ -36,7 +36,7 @@ def test_extrapolation_from_two_depths():
 
 
 def test_extrapolation_from_the_parts_of_one_depth():
-    """Of one layer; 12 have 12 times its time, and their update takes longer as there are more parameters."""
+    """Figures of one layer; 12 have 12 times its time, and their update takes longer as there are more parameters."""
     layer = 12 * 768**2 + 13 * 768
     rest = (16 * 16 * 3 + 1) * 768 + 198 * 768 + 2 * 768 + 769 * 768 + 769 * 1000
     layout = layouts.parse("B/16 v5e:4x4 none unrolled /1 x1")

@@ -82,7 +82,7 @@ def test_the_same_command_again_trains_nothing(swept):
 
 @pytest.mark.slow
 def test_killed_after_the_pause_it_comes_to_the_same_results(swept, tmp_path):
-    """What a kill leaves before the record of the pause: a checkpoint of that step, and nothing of the other run."""
+    """A kill before the record of the pause leaves a checkpoint of that step, and nothing of the other run."""
     folder, (kept, dropped) = tmp_path / "examples", swept[2:]
     shutil.copytree(swept[0], folder)
     for name in ("sweep.json", "sweep.md", f"runs/{dropped}/pause.json"):

@@ -127,7 +127,7 @@ def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
 
 
 def array_digests(workdir, step):
-    """Of every array of the state: parameters, optimiser, average."""
+    """Digests of every array of the state: parameters, optimiser, average."""
     return json.loads((workdir / "checkpoints" / str(step) / METADATA / METADATA).read_text())[DIGESTS]
 
 

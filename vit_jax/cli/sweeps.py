@@ -251,7 +251,7 @@ def _vtab(options: Mapping[str, str], overrides: Sequence[str]) -> None:
 
 
 def _tasks(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
-    """What the words ask for; the data of every task can be opened."""
+    """Return the sweep that the words describe; the data of every task can be opened."""
     import dataclasses
 
     from vit_jax import hosts

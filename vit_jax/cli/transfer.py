@@ -324,7 +324,7 @@ def _extracting(options: Mapping[str, str], preprocessing: str) -> "Iterator[tup
 
 
 def _are_listed(data: str) -> bool:
-    """Whether all these data are files that they name, which need no --data_dir=."""
+    """Return whether all these data are files that they name, which need no --data_dir=."""
     return all(name.partition(":")[0] in LISTED for name in data.split(","))
 
 

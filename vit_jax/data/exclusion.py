@@ -104,7 +104,7 @@ def _is_exclusion(stated: Any) -> bool:
 
 
 def _identifies_by_place(source: Source) -> bool:
-    """Whether the keys of records are their numbers, as of TFDS."""
+    """Return whether the keys of records are their numbers, as those of TFDS."""
     while isinstance(source, SubsetSource):
         source = source.source
     return type(source).key_of is Source.key_of

@@ -26,7 +26,7 @@ from vit_jax.files import parse_json, printable
 CACHE_BYTES = 2**28
 """Images in memory, uncompressed, of all sources of a process; beside them each thread may read one group."""
 MAX_GROUP_BYTES = 2**30
-"""Of the images of one row group. The Hub writes groups of 100 images."""
+"""Limit of the images of one row group. The Hub writes groups of 100 images."""
 _LABELS = ("label", "labels", "fine_label")  # the first that there is
 
 

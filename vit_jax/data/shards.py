@@ -181,7 +181,7 @@ def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
 
 
 def _dtype(name: int, label: int) -> np.dtype:
-    """Of an index: for each image the name of its member, place and size in the shard, and label."""
+    """Columns of an index: for each image the name of its member, place and size in the shard, and label."""
     return np.dtype([("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")])
 
 

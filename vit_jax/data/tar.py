@@ -338,5 +338,5 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
 
 
 def is_mislabelled(name: str, image: bytes) -> bool:
-    """Whether an image has the extension of another format."""
+    """Return whether an image has the extension of another format."""
     return not any(image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS)

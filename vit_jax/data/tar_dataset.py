@@ -335,7 +335,7 @@ class _Reading:
         return names[label] if isinstance(label, int) and label < len(names) else label
 
     def _is_wanted(self, label: Class) -> bool:
-        """Whether a class is in the list that was given; without a list every class is.
+        """Return whether a class is in the list of classes; without a list every class is.
 
         Raises:
           ValueError: it is not, and others are not skipped.
@@ -375,7 +375,7 @@ def _note(scatter: Scatter, noted: Noted) -> None:
 
 
 class _Plan(NamedTuple):
-    """What is written, decided when every record is known.
+    """The plan of the dataset, made when every record is known.
 
     Attributes:
       order: of the records.

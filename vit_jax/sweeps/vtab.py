@@ -30,7 +30,7 @@ Part = Literal["trials", "final"]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Setting:
-    """What is chosen on the validation examples."""
+    """A setting that is chosen on the validation examples."""
 
     num_steps: int
     warmup_steps: int

@@ -84,7 +84,7 @@ def trials_to_markdown(sweep: Sweep) -> str:
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
-    """What a sweep has done and has to do, by task; and what is left for this machine."""
+    """A table of finished and missing runs of a sweep by task, and those left for this machine."""
     lines, steps_left = [], 0
     for task, chosen in sweep.choices().items():
         trials, own = sweep.trials(task), task in sweep.own

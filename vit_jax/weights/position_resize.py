@@ -151,7 +151,7 @@ _TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?pos
 
 
 def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
-    """Of a table of positions, on patches of this grid; (0, 0) of any other parameter.
+    """Return the grid of a table of positions on patches of this grid; (0, 0) for any other parameter.
 
     Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
     """

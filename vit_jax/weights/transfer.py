@@ -32,7 +32,7 @@ class Fitted:
     licence: str = ""  # of the weights
 
     def summary(self) -> str:
-        """How many were copied, and the names of those that were not, of large parts as one."""
+        """Return the number of copied parameters, and the names of the others, of large parts as one."""
         parts: dict[tuple[str, str], list[str]] = {}
         for name, _, _, _, how in self.statuses:
             parts.setdefault((name.partition("/")[0], how), []).append(name)
