@@ -39,6 +39,21 @@ def test_a_run_is_running_while_its_lock_is_held(workdir):
     assert read_status(workdir, LATER).state == "stopped"
 
 
+def test_a_run_that_a_sweep_has_paused(workdir):
+    (workdir / "summary.json").unlink()
+    (workdir / "pause.json").write_text("{}")
+    assert read_status(workdir, LATER).state == "paused"
+
+
+def test_an_ended_run_with_phases_has_a_known_length(workdir):
+    config = json.loads((workdir / "config.json").read_text())
+    config["phases"] = {"small": {"until": "2 steps"}}
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert read_status(workdir, LATER).total_steps == 6
+    (workdir / "summary.json").unlink()
+    assert read_status(workdir, LATER).total_steps is None
+
+
 def test_time_left_is_that_of_recent_lines():
     lines = [{"step": step, "wall_seconds": 100.0 + 2 * step} for step in range(5, 101, 5)]
     lines[0]["wall_seconds"] = 0.0  # compiling

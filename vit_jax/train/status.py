@@ -19,6 +19,7 @@ from vit_jax.train.run_files import (
     CONFIG_FILE,
     DIVERGED,
     METRICS_FILE,
+    PAUSE_FILE,
     SUMMARY_FILE,
     read_config,
     read_divergence,
@@ -36,7 +37,7 @@ class Status:
     """The state of one run. None: not known, or not yet."""
 
     run: str
-    state: str  # running, ended, diverged, stopped
+    state: str  # running, ended, diverged, paused (by a sweep), stopped
     step: int | None
     total_steps: int | None
     train_loss: float | None
@@ -95,9 +96,10 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     files = [file for name in (METRICS_FILE, SUMMARY_FILE) if (file := workdir / name).exists()]
     is_running = (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
     error, divergence = read_error(workdir), read_divergence(workdir)
-    state = "running" if is_running else "stopped"
+    state = "running" if is_running else "paused" if (workdir / PAUSE_FILE).exists() else "stopped"
     if summary is not None:
         state, error = ("diverged", summary[DIVERGED]) if DIVERGED in summary else ("ended", None)
+        total = summary.get("steps", total)
     elif divergence is not None:
         state, error = "diverged", f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}"
     left = seconds_left(lines, total) if is_running else None
