@@ -88,10 +88,12 @@ def test_choices_of_weights_are_those_of_the_schema():
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_of_the_documents_are_taken(document):
-    """Those in blocks of code; every word is one that the verb knows."""
+    """Those in blocks of code, with their arrays of the shell; every word is one that the verb knows."""
     blocks = re.findall(r"```(?:sh)?\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    for line in lines:
+    text = "\n".join(blocks).replace("\\\n", " ")
+    for name, words in re.findall(r"^(\w+)=\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
+        text = text.replace(f'"${{{name}[@]}}"', words.replace("\n", " "))
+    for line in text.splitlines():
         if not line.startswith("vit-jax ") or re.search(r"…|\[OPTIONS\]", line):
             continue
         verb, *words = cli.join_verb(shlex.split(line, comments=True)[1:])
