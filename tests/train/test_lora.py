@@ -19,7 +19,7 @@ from vit_jax.config import load_recipe
 from vit_jax.config.validate import validate
 from vit_jax.models import build_model
 from vit_jax.models.lora import Lora, factor_shapes, lora_of, merge, require_adaptable
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import architecture_of, assemble, schedule_of
 from vit_jax.weights import load_weights
 
 FACTORS = ("lora_a", "lora_b")
@@ -156,6 +156,26 @@ def test_shapes_of_factors():
 def test_values_without_meaning_are_rejected(fields, field):
     with rejects(field):
         validate(load_recipe(str(ROOT / "configs/finetune.py:any,own,rule=quick"), flags("data=digits", *fields)))
+
+
+def test_patterns_of_parameters_that_lora_freezes_are_rejected():
+    with rejects("optimizer.frozen", "no parameter matches 'embedding/"):
+        build(*RANK, "optimizer.frozen=embedding/*")
+    kept = build(*RANK, "optimizer.frozen=encoder/blocks/mlp/*")
+    assert sum(leaf.size for leaf in jax.tree.leaves(kept.abstract_state.optimizer)) < sum(
+        leaf.size for leaf in jax.tree.leaves(build(*RANK).abstract_state.optimizer)
+    )
+
+
+def test_lamb_scales_updates_of_factors_to_their_norms():
+    made = build(*RANK, "optimizer.name=lamb", "schedule.warmup=0 steps")
+    state, _ = runs.train(made, 2)
+    later, _ = made.train_step(state, jax.device_put(next(runs.batches(made, 1)), made.batch_sharding))
+    before, after = values(runs.train(made, 2)[0].model), values(later.model)
+    rate = float(schedule_of(made.config, made.steps)(2))
+    name = "encoder/blocks/mlp/expand/lora_b"
+    for old, new in zip(before[name], after[name], strict=True):  # one trust ratio for each layer
+        assert np.linalg.norm(new - old) == pytest.approx(rate * np.linalg.norm(old), rel=1e-3)
 
 
 def test_pretraining_has_no_lora():

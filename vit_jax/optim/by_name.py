@@ -128,12 +128,16 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
 
 
 def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
-    """Checks that every pattern of the config matches a parameter of a model, and that something is left to train.
+    """Check that every pattern of the config matches a parameter of a model, and that something is left to train.
+
+    With LoRA a pattern must match a factor or a parameter of the head: others are frozen anyway.
 
     Raises:
       ValueError: one does not.
     """
     names = list(pytree.named_leaves(parameters))
+    if config.lora_rank is not None:
+        names = [name for name in names if name.startswith("head/") or name.endswith(LORA_FACTORS)]
     fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
     for field, patterns in fields.items():
         for pattern in patterns:
@@ -148,4 +152,5 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):
         given = f"trained={config.trained!r}, frozen={config.frozen}"
+        given += f", lora_rank={config.lora_rank}" if config.lora_rank is not None else ""
         raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")

@@ -125,8 +125,7 @@ def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> o
     everything = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        is_decayed = everything or _is_kernel(name) or name.endswith(LORA_FACTORS)
-        return update + coefficient * parameter if is_decayed else update
+        return update + coefficient * parameter if everything or _is_kernel(name) else update
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
 
@@ -146,7 +145,8 @@ def _scale_to_kernels() -> optax.GradientTransformation:
 
 
 def _is_kernel(name: str) -> bool:
-    return name.rpartition("/")[2] == "kernel"
+    """Return whether the parameter of this name multiplies activations: a kernel, or a factor of LoRA beside one."""
+    return name.rpartition("/")[2] in ("kernel", *LORA_FACTORS)
 
 
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
