@@ -3,6 +3,7 @@
 Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
 """
 
+import dataclasses
 import difflib
 import pathlib
 import re
@@ -137,7 +138,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     """
     names = list(pytree.named_leaves(parameters))
     if config.lora_rank is not None:
-        names = [name for name in names if name.startswith("head/") or name.endswith(LORA_FACTORS)]
+        names = [*trained_leaves(parameters, make_is_trained(dataclasses.replace(config, frozen=())))]
     fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
     for field, patterns in fields.items():
         for pattern in patterns:
