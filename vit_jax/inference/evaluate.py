@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
@@ -25,6 +24,7 @@ from vit_jax.inference.labelled import Labelled
 from vit_jax.inference.outcome import ClassEvaluation, Evaluation, MultilabelEvaluation
 from vit_jax.inference.predict import not_finite
 from vit_jax.models import flops
+from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
 Watch = Callable[..., None]

@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from vit_jax import pytree
-from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.architecture import (
     Architecture,
@@ -42,6 +41,7 @@ from vit_jax.data.transforms import (
 )
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.models import build_model, flops, lora
+from vit_jax.models.activations import placed_by
 from vit_jax.models.block import attention_form
 from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
