@@ -264,7 +264,7 @@ def flops_per_image(model):
     """Of our forward pass, twice the multiply-adds."""
     from vit_jax.config import ModelConfig
     from vit_jax.config.architecture import build_architecture
-    from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
+    from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 
     name, side = parse(model)
     config = ModelConfig(name=f"ViT-{name}", head="linear")
