@@ -18,12 +18,13 @@ Sources = Mapping[str, str]
 
 RANKS = (
     ("backend", "extras", "references", "files"),
-    ("config", "activations", "arrays", "drawing", "positions", "pytree", "hosts", "tables"),
-    ("models", "data", "objectives", "optim", "sharding", "checkpoint", "cost"),
+    ("config", "arrays", "drawing", "pytree", "hosts", "tables"),
+    ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
     ("evals", "weights"),
     ("train", "api"),
-    ("plan", "bench", "inference", "transfer"),
-    ("analysis", "doctor", "sweeps"),
+    ("plan", "inference", "transfer"),
+    ("figures", "machine"),
+    ("sweeps",),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
@@ -32,10 +33,10 @@ LOOP = "vit_jax.train.loop"
 REPEATS = "vit_jax.train.replay"  # steps up to one, with nothing that is due between them
 VERB_LINES = 99
 NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
-BUILDERS = ("models", "cost")  # what an Architecture is for
+BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
-    *("vit_jax/doctor/machine.py", "vit_jax/hosts/notice.py", "vit_jax/train/lock.py", "vit_jax/plan/aot.py"),
+    *("vit_jax/machine/checks.py", "vit_jax/hosts/notice.py", "vit_jax/train/lock.py", "vit_jax/plan/aot.py"),
     *("vit_jax/train/agreement.py", "vit_jax/inference/imagenet/classes.py", "vit_jax/data/workers.py"),
     *("vit_jax/cli/__init__.py", "vit_jax/backend.py", "vit_jax/extras.py"),
     "vit_jax/weights/formats/npz.py",  # members of an archive
@@ -230,7 +231,7 @@ def unread_fields(sources: Sources) -> list[str]:
     """Options that nothing reads: whoever sets one is silently ignored.
 
     What `Architecture` takes over from `ModelConfig` is copied and checked in config/, which uses nothing: models/ or
-    cost/ must read it. Fields are told apart by name only: one `every` that is read hides another that is not.
+    sharding/ must read it. Fields are told apart by name only: one `every` that is read hides another that is not.
     """
     schema = "vit_jax/config/schema.py"
     read = {path: attributes_read(source) for path, source in sources.items() if path != schema}
@@ -302,7 +303,7 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/models/vit.py": "import vit_jax.data.mixing"}, 1),  # a sibling
     (rank_violations, {"vit_jax/config/load.py": "from vit_jax import pytree"}, 1),  # a sibling of rank 0
     (rank_violations, {"vit_jax/evals/fewshot.py": "from vit_jax.train import state"}, 1),  # a higher rank
-    (rank_violations, {"vit_jax/plan/memory.py": "from vit_jax.bench import step"}, 1),
+    (rank_violations, {"vit_jax/plan/memory.py": "from vit_jax.machine import step"}, 1),
     (rank_violations, {"vit_jax/arrays.py": "def f():\n    from vit_jax.models.vit import ViT"}, 1),  # in a function
     (rank_violations, {"vit_jax/data/pipeline.py": "from ..models import vit"}, 1),  # relative
     (rank_violations, {"vit_jax/data/x.py": "import importlib\nimportlib.import_module('vit_jax.models')"}, 1),
@@ -312,7 +313,7 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"}, 0),
     (rank_violations, {"vit_jax/models/vit.py": "from . import embed\nfrom vit_jax import __version__"}, 0),
     (rank_violations, {"vit_jax/plan/aot.py": "from vit_jax.train import assemble"}, 0),
-    (rank_violations, {"vit_jax/cli.py": "from vit_jax.bench import step"}, 0),
+    (rank_violations, {"vit_jax/cli.py": "from vit_jax.machine import step"}, 0),
     (rank_violations, {"vit_jax/__main__.py": "from vit_jax.cli import main"}, 0),
     (rank_violations, {"vit_jax/__init__.py": "def f():\n    from vit_jax import api"}, 0),
     (loop_violations, {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfrom vit_jax.train import finetune"}, 1),
@@ -358,11 +359,11 @@ CASES = [  # a check, sources, and how many complaints
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (
-        lambda sources: untested_folders(sources, ["tests/cost/conftest.py"]),
-        {"vit_jax/__init__.py": "x = 1", "vit_jax/plan/__init__.py": '"""Doc."""', "vit_jax/cost/flops.py": "x = 1"},
+        lambda sources: untested_folders(sources, ["tests/plan/conftest.py"]),
+        {"vit_jax/__init__.py": "x = 1", "vit_jax/plan/__init__.py": '"""Doc."""', "vit_jax/plan/chips.py": "x = 1"},
         1,
     ),
-    (lambda sources: untested_folders(sources, ["tests/cost/test_flops.py"]), {"vit_jax/cost/flops.py": "x = 1"}, 0),
+    (lambda sources: untested_folders(sources, ["tests/plan/test_chips.py"]), {"vit_jax/plan/chips.py": "x = 1"}, 0),
     (
         unread_fields,
         {

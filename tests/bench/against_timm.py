@@ -65,11 +65,11 @@ def build_ours(model, batch, form, unrolled, device):
     import jax.numpy as jnp
 
     from vit_jax import pytree
-    from vit_jax.activations import placed_by
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config import load_recipe, resolve
     from vit_jax.config.architecture import build_architecture
     from vit_jax.models import build_model
+    from vit_jax.models.activations import placed_by
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
@@ -264,7 +264,7 @@ def flops_per_image(model):
     """Of our forward pass, twice the multiply-adds."""
     from vit_jax.config import ModelConfig
     from vit_jax.config.architecture import build_architecture
-    from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
+    from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 
     name, side = parse(model)
     config = ModelConfig(name=f"ViT-{name}", head="linear")

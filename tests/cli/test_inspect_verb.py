@@ -9,11 +9,11 @@ import pytest
 from tests.inference.samples import sample_pixels, sample_weights, to_png, write_pngs
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import RESNET, weights_of
-from vit_jax.analysis import pictures
-from vit_jax.analysis.data_sheet import caption
 from vit_jax.arrays import Batch
 from vit_jax.config import load_recipe
 from vit_jax.extras import install_command
+from vit_jax.figures import network
+from vit_jax.figures.data_sheet import caption
 from vit_jax.train.assemble import open_datasets, train_stream
 from vit_jax.train.step import mix_batch, step_keys
 from vit_jax.weights.saving import OWN, save_weights
@@ -45,10 +45,10 @@ def quick(monkeypatch):
 
     def draw_nothing(model, view):
         size = 0 if view.images_NHWC is None else len(view.images_NHWC)
-        return pictures.Picture(b"png", {"size": np.array(size), "heads": np.array(view.heads)})
+        return network.Picture(b"png", {"size": np.array(size), "heads": np.array(view.heads)})
 
-    kinds = {name: kind._replace(draw=draw_nothing) for name, kind in pictures.KINDS.items()}
-    monkeypatch.setattr(pictures, "KINDS", kinds)
+    kinds = {name: kind._replace(draw=draw_nothing) for name, kind in network.KINDS.items()}
+    monkeypatch.setattr(network, "KINDS", kinds)
 
 
 @pytest.mark.slow

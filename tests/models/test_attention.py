@@ -8,8 +8,8 @@ from flax import nnx
 
 from tests.models.small_models import Place
 from tests.models.test_vit import small
-from vit_jax.activations import placed_by
 from vit_jax.models import attention_kernel
+from vit_jax.models.activations import placed_by
 from vit_jax.models.attention import CORES, Attention, Projections
 from vit_jax.models.norm import LayerNorm
 

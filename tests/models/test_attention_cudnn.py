@@ -13,10 +13,10 @@ from flax import nnx
 from tests.models.small_models import Place
 from tests.models.test_attention import distances, projections, results
 from tests.models.test_vit import small
-from vit_jax.activations import placed_by
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.models import attention_cudnn
+from vit_jax.models.activations import placed_by
 from vit_jax.models.attention import Attention, choose_form
 from vit_jax.models.block import attention_form
 from vit_jax.models.transformer import REMAT_POLICIES

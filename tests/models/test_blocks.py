@@ -9,10 +9,10 @@ import pytest
 
 from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
-from vit_jax.activations import placed_by
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import block as blocks
 from vit_jax.models import mlp, norm
+from vit_jax.models.activations import placed_by
 
 GRID = (2, 3)
 

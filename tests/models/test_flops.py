@@ -1,4 +1,4 @@
-"""Multiply-adds counted from programs against the formulas of `cost.flops` and cases worked by hand."""
+"""Multiply-adds counted from programs against formulas and cases worked by hand."""
 
 import functools
 
@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.models.small_models import abstract
+from tests.models import formulas
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.cost import flops as formulas
 from vit_jax.models.flops import count_macs, forward_macs
 
 
@@ -43,7 +42,7 @@ def test_programs_count_what_formulas_count(options):
     architecture = build_architecture(config, **(shape | {name: options[name] for name in shape.keys() & options}))
     for count_padding in (True, False):
         expected = formulas.forward_macs(architecture, count_padding=count_padding)
-        assert forward_macs(abstract(architecture), architecture, count_padding=count_padding) == expected
+        assert forward_macs(architecture, count_padding=count_padding) == expected
 
 
 SQUARE = jnp.zeros((4, 4))

@@ -14,7 +14,6 @@ import pytest
 from tests.models.small_models import abstract, size
 from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
 from vit_jax.config.variants import RESNET_UNITS
-from vit_jax.cost.parameters import count_parameters
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
 COMPUTED = "computed"
@@ -132,8 +131,6 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
 def test_by_hand(changes, difference):
     a = dataclasses.replace(TINY, **changes)
     assert size(abstract(a)) == TINY_COUNT + difference
-    if not a.block and a.pool != "map" and (a.position_embedding, a.position_layers) == ("learned_1d", "stem"):
-        assert count_parameters(a) == TINY_COUNT + difference
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 
 from tests.models.small_models import Place, abstract, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
-from vit_jax.activations import placed_by
 from vit_jax.config import Architecture, ModelConfig, build_architecture
+from vit_jax.models.activations import placed_by
+from vit_jax.models.position_tables import rotary_angles
 from vit_jax.models.positions import RotaryPositions
-from vit_jax.positions import rotary_angles
 
 SMALL = Architecture(
     name="small", image_size=(16, 24), patch_size=(8, 8), num_classes=3, width=32, depth=2, mlp_dim=24, num_heads=2

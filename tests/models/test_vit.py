@@ -7,9 +7,9 @@ import pytest
 
 from tests.models.small_models import Place, abstract, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
-from vit_jax.activations import placed_by
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models import build_model
+from vit_jax.models.activations import placed_by
 from vit_jax.models.dropout import drop_examples
 
 

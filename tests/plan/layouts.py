@@ -17,7 +17,7 @@ from typing import Any
 from docs.tables import table
 from vit_jax.config import load_recipe
 from vit_jax.config.architecture import UNROLLED
-from vit_jax.cost.parameters import count_parameters
+from vit_jax.models.flops import count_parameters
 from vit_jax.plan.arithmetic import limit_seconds
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import make_plan

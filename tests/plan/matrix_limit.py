@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vit_jax.config import Architecture, ModelConfig
 from vit_jax.config.architecture import build_architecture
-from vit_jax.cost import convolutions
+from vit_jax.sharding import convolutions
 
 UNITS, TILE = 4, 128
 

@@ -16,11 +16,11 @@ from docs.tables import renew, table
 from tests.plan.layouts import layouts_table
 from tests.plan.record_gpus import machine_table, recipe_table
 from vit_jax.config import load_recipe
-from vit_jax.cost.memory import Memory
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import Plan, make_plan
 from vit_jax.plan.report import GIB, to_json
 from vit_jax.plan.topology import parse_topology
+from vit_jax.sharding.memory import Memory
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/plan.json"

@@ -9,8 +9,8 @@ import pytest
 from tests.plan import small_plans as small
 from vit_jax import backend
 from vit_jax.config import ModelConfig, build_architecture, load_recipe
-from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.extras import install_command
+from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.plan import aot, estimate
 from vit_jax.plan.arithmetic import Roofline
 from vit_jax.plan.dataset import IMAGENET, JFT, choose_dataset

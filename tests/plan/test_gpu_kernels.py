@@ -4,13 +4,13 @@ import types
 
 import pytest
 
-from vit_jax.cost.chips import find_chip
-from vit_jax.cost.fabrics import FABRICS
 from vit_jax.plan import gpu_kernels, gpu_targets, hlo
+from vit_jax.plan.compiled_memory import compiled_memory
 from vit_jax.plan.gpu_kernels import BANDWIDTH, LAUNCH_SECONDS, PRODUCTS, Kernels
-from vit_jax.plan.memory import compiled_memory
 from vit_jax.plan.timeline import step_timeline
 from vit_jax.plan.topology import parse_topology
+from vit_jax.sharding.chips import find_chip
+from vit_jax.sharding.fabrics import FABRICS
 
 # As XLA for GPUs prints programs: two layers in a loop, whose kernels are stacked and whose results are kept.
 TEXT = """\

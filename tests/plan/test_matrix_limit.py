@@ -3,7 +3,7 @@ import pytest
 from tests.plan.matrix_limit import TILE, UNITS, limit
 from vit_jax.config import ModelConfig
 from vit_jax.config.architecture import build_architecture
-from vit_jax.cost.flops import forward_macs
+from vit_jax.models.flops import forward_macs
 
 
 @pytest.mark.parametrize("name", ["R50x1", "R50+ViT-B/16", "ViT-B/16"])

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from vit_jax.cost.memory import Memory
 from vit_jax.plan import hlo
-from vit_jax.plan.memory import compiled_memory
+from vit_jax.plan.compiled_memory import compiled_memory
 from vit_jax.plan.timeline import step_timeline
+from vit_jax.sharding.memory import Memory
 
 # As XLA for TPUs prints programs, small enough to work out by hand.
 TEXT = """\

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.plan import record, record_gpus
-from vit_jax.cost.memory import Memory
+from vit_jax.sharding.memory import Memory
 
 ROWS = record.load()
 COMPILED = [case for case in record.CASES if ROWS.get(case.name, {}).get("memory")]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vit_jax.cost.fabrics import Group
 from vit_jax.plan.topology import group_of, parse_topology
+from vit_jax.sharding.fabrics import Group
 
 SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
 

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from vit_jax.analysis import page
-from vit_jax.analysis.curves import RunLog, read_run
 from vit_jax.checkpoint.reader import METADATA_DIGEST
+from vit_jax.figures import page
+from vit_jax.figures.curves import RunLog, read_run
 from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.sweeps.grid import make_grid
 from vit_jax.sweeps.results import folder_of, rows_of

@@ -15,8 +15,8 @@ from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable
 
 if TYPE_CHECKING:
-    from vit_jax.analysis.pictures import Picture
     from vit_jax.api import Model
+    from vit_jax.figures.network import Picture
 
 _OF_IMAGES = ("split", "data_dir", "num_images", "shown")
 _NUMBERS = {"num_images": "128", "shown": "8"}
@@ -44,9 +44,9 @@ def inspect(given: Given) -> None:
     options = given.options
     numbers, heads = {name: whole(_NUMBERS | options, name) for name in _NUMBERS}, _heads(options)
 
-    from vit_jax.analysis.images import View, read_view
-    from vit_jax.analysis.pictures import KINDS, chosen_heads
     from vit_jax.drawing import require_drawing
+    from vit_jax.figures.network import KINDS, chosen_heads
+    from vit_jax.figures.view import View, read_view
 
     names = _names(options.get("WHAT", "all"), list(KINDS))
     with_images = {name for name in names if KINDS[name].needs_images}
@@ -90,7 +90,7 @@ def inspect_data(given: Given) -> None:
     config = load_recipe(options["config"], overrides)
     validate(config)
 
-    from vit_jax.analysis.data_sheet import draw_data
+    from vit_jax.figures.data_sheet import draw_data
 
     _write(output, draw_data(config, shown).items())
 
@@ -142,7 +142,7 @@ def _require_sense(options: Mapping[str, str], names: Sequence[str], *, needs_im
 
 def _with_enough_images(names: Sequence[str], num_images: int, options: Mapping[str, str]) -> list[str]:
     """Return the pictures for which there are enough images; print a note on each other of "all"."""
-    from vit_jax.analysis.pictures import KINDS
+    from vit_jax.figures.network import KINDS
 
     missing = {name: KINDS[name].least_images for name in names if num_images < KINDS[name].least_images}
     for name, least in missing.items():
@@ -155,7 +155,7 @@ def _with_enough_images(names: Sequence[str], num_images: int, options: Mapping[
 
 def _available(model: "Model", names: Sequence[str], options: Mapping[str, str]) -> list[str]:
     """Those of the pictures that can be drawn; a note on each other of "all", an error for one asked for by name."""
-    from vit_jax.analysis.pictures import KINDS, available
+    from vit_jax.figures.network import KINDS, available
 
     reasons = available(model)
     if options.get("WHAT", "all") != "all":

@@ -26,8 +26,7 @@ def models(given: Given) -> None:
     from vit_jax.config import ModelConfig, build_architecture
     from vit_jax.config.nearest import did_you_mean
     from vit_jax.config.variants import MODEL_NAMES, list_models
-    from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
-    from vit_jax.cost.parameters import count_parameters
+    from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
     from vit_jax.tables import aligned
     from vit_jax.weights.published import PUBLISHED, releases_of
 

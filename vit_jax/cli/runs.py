@@ -63,7 +63,7 @@ def plot(given: Given) -> None:
     options, runs = given.options, given.more
 
     from vit_jax import drawing
-    from vit_jax.analysis import curves
+    from vit_jax.figures import curves
     from vit_jax.files import write_atomically
 
     name = options.get("output", "curves.png")
@@ -99,10 +99,10 @@ def report(given: Given) -> None:
     output = output_file(options.get("output", "report.html"))
     folder = expanded(options["WORKDIR"]).absolute()
 
-    from vit_jax.analysis.curves import read_run
-    from vit_jax.analysis.page import Report, build_page, look_at_data
     from vit_jax.checkpoint.reader import has_checkpoints
     from vit_jax.drawing import require_drawing
+    from vit_jax.figures.curves import read_run
+    from vit_jax.figures.page import Report, build_page, look_at_data
     from vit_jax.files import write_atomically
     from vit_jax.train.run_files import read_summary
 

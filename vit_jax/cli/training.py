@@ -268,7 +268,7 @@ def bench(given: Given) -> None:
     num_steps = whole({"steps": "20"} | options, "steps")
     config = load_recipe(options["config"], overrides)
 
-    from vit_jax.bench.parts import bench, to_text
+    from vit_jax.machine.bench import bench, to_text
 
     result = bench(config, num_steps=num_steps, with_data="data" in options)
     print(json.dumps(result, indent=2) + "\n" if "json" in options else to_text(result), end="")
@@ -304,7 +304,7 @@ def doctor(given: Given) -> None:
     config = load_recipe(options["config"], overrides) if "config" in options else None
 
     from vit_jax import hosts
-    from vit_jax.doctor.examination import ExaminationError, examine, lines
+    from vit_jax.machine.doctor import ExaminationError, examine, lines
 
     found = []
     try:

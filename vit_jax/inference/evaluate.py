@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.arrays import Batch, abstract_batch, normalise
-from vit_jax.cost.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.unreadable import UnreadableLog
@@ -24,7 +22,8 @@ from vit_jax.evals.sums import Results, numbered_rows
 from vit_jax.inference.labelled import Labelled
 from vit_jax.inference.outcome import ClassEvaluation, Evaluation, MultilabelEvaluation
 from vit_jax.inference.predict import not_finite
-from vit_jax.models import flops
+from vit_jax.models.activations import placed_by
+from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
 Watch = Callable[..., None]
@@ -122,7 +121,7 @@ def _gflops(model: Model) -> float | None:
     """Of one image: by formula, or of a user's own network by counting in its program, where that is possible."""
     a = model.architecture
     try:
-        macs = forward_macs(a) if a.is_standard else flops.forward_macs(model.module, a)
+        macs = forward_macs(a) if a.is_standard else forward_macs(a, model.module)
     except ValueError:
         return None
     return FLOPS_PER_MAC * macs / 1e9

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.api.model import to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, write_atomically
+from vit_jax.models.activations import placed_by
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of the format that jax.export writes

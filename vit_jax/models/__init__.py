@@ -8,21 +8,26 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.references import resolve
 
-__all__ = ["ResNet", "VisionTransformer", "build_model"]
+__all__ = ["ResNet", "VisionTransformer", "abstract_model", "build_model"]
 
 
 def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
-    """Builds and initialises the network that `architecture` describes; parameters are float32.
+    """Build and initialise the network that `architecture` describes; parameters are float32.
 
     Args:
-      architecture: its `network`, "package.module:name", names a function or class of the user's own that takes
+      architecture: its `network`, "package.module:name", names a user-defined function or class that takes
         (architecture, key) and returns a module. The module is called with images (B, H, W, 3) in [-1, 1] and
         `dropout_key=`, and returns a `ModelOutput`, in which it sets what it has; training needs logits_BK.
       key: of the initial values.
 
     Raises:
-      ValueError: a reference of the user's own cannot be imported.
+      ValueError: a user-defined part cannot be imported.
     """
     if architecture.network is not None:
         return resolve(architecture.network, "config.model.network")(architecture, key)
     return (VisionTransformer if architecture.has_transformer else ResNet)(architecture, key)
+
+
+def abstract_model(architecture: Architecture) -> nnx.Module:
+    """Return the network with shapes and dtypes in the place of arrays; nothing is computed."""
+    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import is_placed, named, platform
 from vit_jax.config.schema import AttentionForm
 from vit_jax.models import attention_cudnn, attention_kernel
+from vit_jax.models.activations import is_placed, named, platform
 from vit_jax.models.positions import RelativePositions, RotaryPositions
 from vit_jax.models.product import dot_general, multiply, multiply_each
 

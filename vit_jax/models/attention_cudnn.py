@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import compute_capability, on_parts
+from vit_jax.models.activations import compute_capability, on_parts
 from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention

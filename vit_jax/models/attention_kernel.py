@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.activations import on_parts
+from vit_jax.models.activations import on_parts
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
 GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
+from vit_jax.models.activations import named, platform
 from vit_jax.models.attention import XAVIER_UNIFORM
 from vit_jax.models.dropout import dropout
 from vit_jax.models.norm import build_norm

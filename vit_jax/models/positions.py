@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.config import Architecture
-from vit_jax.positions import fixed_positions, offset_places, rotary_angles
+from vit_jax.models.position_tables import fixed_positions, offset_places, rotary_angles
 from vit_jax.references import resolve
 
 

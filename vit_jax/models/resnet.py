@@ -15,11 +15,11 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.activations import named, platform
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
+from vit_jax.models.activations import named, platform
 from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.head import apply_head, build_head

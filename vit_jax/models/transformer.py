@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.activations import named, platform
 from vit_jax.config import Architecture
 from vit_jax.models import attention_kernel, lora
+from vit_jax.models.activations import named, platform
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.activations import named
 from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config import Architecture
+from vit_jax.models.activations import named
 from vit_jax.models.dropout import dropout
 from vit_jax.models.embed import PatchEmbedding
 from vit_jax.models.head import PatchHead, apply_head, apply_pooling, build_head, build_pooling

@@ -3,15 +3,14 @@
 import dataclasses
 
 from vit_jax.config import FinetuneConfig, RunConfig
-from vit_jax.cost import require_formulas
-from vit_jax.cost.chips import find_chip
-from vit_jax.cost.memory import Memory
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, limit_seconds, roofline
+from vit_jax.plan.compiled_memory import compiled_memory
 from vit_jax.plan.dataset import Dataset
-from vit_jax.plan.memory import compiled_memory
 from vit_jax.plan.timeline import Timeline, step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds
+from vit_jax.sharding.chips import find_chip
+from vit_jax.sharding.memory import Memory, require_formulas
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 
 

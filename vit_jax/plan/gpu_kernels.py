@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Iterator
 
-from vit_jax.cost.chips import Chip
-from vit_jax.cost.fabrics import PASSES
 from vit_jax.plan.hlo import Array, Instruction, Program
+from vit_jax.sharding.chips import Chip
+from vit_jax.sharding.fabrics import PASSES
 
 PRODUCTS = 0.75
 """Share of the peak that cuBLAS and cuDNN attain in products: an assumption."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from vit_jax.config import RunConfig, ShardingConfig, resolve
 from vit_jax.config.schema import Policy
-from vit_jax.cost import require_formulas
 from vit_jax.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.estimate import Plan, make_plan
 from vit_jax.plan.topology import Topology
+from vit_jax.sharding.memory import require_formulas
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 

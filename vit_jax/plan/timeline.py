@@ -16,10 +16,10 @@ import math
 import re
 from collections.abc import Mapping
 
-from vit_jax.cost.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.plan.gpu_kernels import Kernels
 from vit_jax.plan.hlo import Instruction, Program, members
 from vit_jax.plan.topology import CollectiveSeconds, Topology
+from vit_jax.sharding.fabrics import NETWORK_SECONDS, PASSES
 
 PARTS = (  # of a step, by the names that models and steps give to what they compute
     *("embedding", "resnet", "norm", "attention", "mlp", "dropout", "pooling", "head"),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.config.nearest import did_you_mean
-from vit_jax.cost.chips import Chip, find_chip
-from vit_jax.cost.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
+from vit_jax.sharding.chips import Chip, find_chip
+from vit_jax.sharding.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 
 _FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
 _SHAPES = {  # by the number of axes

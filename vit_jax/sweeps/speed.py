@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import hosts
-from vit_jax.activations import placed_by
 from vit_jax.arrays import normalise
-from vit_jax.bench.parts import times_of
 from vit_jax.config import Architecture, PretrainConfig
+from vit_jax.machine.bench import times_of
 from vit_jax.models import build_model
+from vit_jax.models.activations import placed_by
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.timeline import step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds

@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from vit_jax import pytree
-from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.architecture import (
     Architecture,
@@ -29,7 +28,6 @@ from vit_jax.config.architecture import (
 from vit_jax.config.resolve import Phase, RunSteps, resolve
 from vit_jax.config.schema import MULTILABEL_RESULTS, ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
-from vit_jax.cost.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
@@ -41,8 +39,10 @@ from vit_jax.data.transforms import (
     check_augmentations,
 )
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.models import build_model, flops, lora
+from vit_jax.models import build_model, lora
+from vit_jax.models.activations import placed_by
 from vit_jax.models.block import attention_form
+from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
@@ -277,17 +277,13 @@ def assemble(
             after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
             return pytree.named_leaves(after), metrics
 
-        def macs(*, count_padding: bool) -> int:
-            """By formula, or of a user's own network by counting in its program."""
-            if network is None and architecture.is_standard:
-                return forward_macs(architecture, count_padding=count_padding)
-            return flops.forward_macs(model, architecture, count_padding=count_padding)
-
+        counted = None if network is None else model
+        macs_without_padding = forward_macs(architecture, counted, count_padding=False)
         return {
             "config": config,
             "architecture": architecture,
-            "forward_macs": macs(count_padding=True),
-            "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs(count_padding=False),
+            "forward_macs": forward_macs(architecture, counted),
+            "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs_without_padding,
             "train_step": jit_training(train_step, shardings),
             "train_step_of_leaves": jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
             "examination": jit_observing(make_examination(config, architecture, task, optimizer, view)),

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from vit_jax import hosts
-from vit_jax.activations import placed_by
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig, RunConfig
 from vit_jax.config.schema import MULTILABEL_RESULTS
@@ -22,6 +21,7 @@ from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluato
 from vit_jax.evals.features import Features, collect, make_feature_step, notes_on
 from vit_jax.evals.fewshot import FewShotEvaluator
 from vit_jax.evals.neighbours import NeighbourEvaluator
+from vit_jax.models.activations import placed_by
 from vit_jax.references import called, is_reference, resolve
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches

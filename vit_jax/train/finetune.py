@@ -19,7 +19,7 @@ from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lock import WorkdirLock
 from vit_jax.train.loop import train
-from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt, start_state_of_weights
 
 

@@ -22,8 +22,8 @@ from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all, with_best_metric
 from vit_jax.train.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lock import WorkdirLock
-from vit_jax.train.machine import Profiler, peak_flops
 from vit_jax.train.metrics import LateMetrics, require_finite
+from vit_jax.train.profiling import Profiler, peak_flops
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
 from vit_jax.train.replay import forget_divergence, record_divergence
 from vit_jax.train.run_files import last_training_line, write_summary

@@ -14,7 +14,7 @@ from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.loop import train
-from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import start_state
 
 

@@ -25,7 +25,7 @@ from vit_jax.config import (
 from vit_jax.config.validate import validate
 from vit_jax.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets, open_train_batches
-from vit_jax.train.machine import use_compilation_cache
+from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt, first_state, state_of_parameters
 from vit_jax.train.state import TrainState
 

@@ -18,7 +18,6 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax import hosts
-from vit_jax.activations import placed_by
 from vit_jax.api import Model
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
@@ -27,6 +26,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.features import Features, feature_rows, hashes, make_feature_step
 from vit_jax.files import open_atomically
+from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 from vit_jax.train.overview import parameters_sha256
 from vit_jax.transfer.cache import Entry, write_rows

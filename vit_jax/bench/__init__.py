@@ -1,1 +1,0 @@
-"""Speed on the machine at hand. Figures with their hardware are recorded in README.md beside this file."""

@@ -1,0 +1,119 @@
+"""Interconnects of accelerators: links within a slice or node, the network between them, and the time of a collective.
+
+The numbers are from data sheets; a collective is modelled as a ring on every axis of a torus. No jax here.
+"""
+
+import dataclasses
+import math
+
+from vit_jax.sharding.chips import find_chip
+
+GIB = 2**30
+GIGA = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Fabric:
+    """The network of one kind of machine, as planned for."""
+
+    kind: str  # how a topology names it, such as "v5e"
+    device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
+    num_axes: int  # of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    link_bytes_per_second: float  # of one link of the torus in one direction; of a GPU, of all its links to the switch
+    network_bytes_per_second: float  # of one chip, to other slices or nodes
+    cores_per_chip: int  # what "core-days" count; 1 for GPUs
+    clock_hertz: float  # peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
+    wraps_at: int  # length, or its multiples, from which an axis closes into a ring; 0 for GPUs
+    usable_bytes: int  # to a program: what XLA for TPUs reports when one does not fit; of GPUs an assumed 92 %
+    largest_slice: int  # chips, or GPUs of a node
+    source: str  # the document that the numbers are from
+
+
+def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
+    """Return a node of up to eight GPUs.
+
+    Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s of network.
+    """
+    usable = int(0.92 * gib * GIB)
+    return Fabric(kind, device_kind, 0, nvlink / 2 * GIGA, cards / 8 * GIGA, 1, 0, 0, usable, 8, f"NVIDIA {system}")
+
+
+_PCIE = "PCIe 4.0 x16 without NVLink; network assumed"
+_V4 = "Jouppi et al., ISCA 2023 (links); network taken as v5p's"
+_V5E = "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
+_V5P = "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
+_V6E = "Google Cloud TPU v6e page: 800 GB/s over 4 links in both directions; network of 100 Gbit/s a chip assumed"
+
+# fmt: off
+FABRICS = (
+    Fabric("v4", "TPU v4", 3, 50 * GIGA, 6.25 * GIGA, 2, 1.05 * GIGA, 4, int(30.75 * GIB), 4096, _V4),
+    Fabric("v5e", "TPU v5 lite", 2, 50 * GIGA, 3.125 * GIGA, 1, 1.5 * GIGA, 16, int(15.75 * GIB), 256, _V5E),
+    Fabric("v5p", "TPU v5", 3, 100 * GIGA, 6.25 * GIGA, 2, 1.75 * GIGA, 4, int(95.74 * GIB), 6144, _V5P),
+    Fabric("v6e", "TPU v6 lite", 2, 100 * GIGA, 12.5 * GIGA, 1, 1.75 * GIGA, 16, int(31.25 * GIB), 256, _V6E),
+    _gpus("v100", "V100-SXM2-32GB", 32, 300, 100, "DGX-1 data sheet, with V100 32GB"),
+    _gpus("a100-40gb", "A100-SXM4-40GB", 40, 600, 200, "DGX A100 data sheet"),
+    _gpus("a100-80gb", "A100-SXM4-80GB", 80, 600, 200, "DGX A100 data sheet"),
+    _gpus("h100", "H100 80GB HBM3", 80, 900, 400, "DGX H100 data sheet"),
+    _gpus("h200", "H200", 141, 900, 400, "DGX H200 data sheet"),
+    _gpus("l4", "L4", 24, 64, 12.5, f"L4 data sheet; {_PCIE}"),
+    _gpus("rtx3090", "GeForce RTX 3090", 24, 64, 1.25, f"GA102 white paper; {_PCIE}"),
+    _gpus("rtx4090", "GeForce RTX 4090", 24, 64, 1.25, f"Ada white paper; {_PCIE}"),
+    _gpus("b200", "B200", 180, 1800, 400, "DGX B200 data sheet"),
+)
+# fmt: on
+
+HOP_SECONDS = 1e-6  # from one chip to the next; an assumption
+NETWORK_SECONDS = 20e-6  # from one slice or node to another; an assumption
+PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0.25, "collective-permute": 1}
+"""Passes of the complete array over each chip's links; an all-to-all on a ring sends a quarter past the middle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The chips that take part in one collective."""
+
+    lengths: tuple[int, ...] = ()  # of the torus' axes that it spans, without those of length 1; () behind a switch
+    is_ring: tuple[bool, ...] = ()  # for each of them, whether its ends are joined
+    stride: int = 1  # from one member to the next along an axis, at most; so many groups share each link
+    num_switched: int = 1  # GPUs of one node that take part; 1 for TPUs
+    num_slices: int = 1  # slices or nodes that take part
+
+
+def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
+    """Time of one collective that has the links to itself.
+
+    Within a slice the array is cut into one part for each axis and all axes work at once: every axis of the group adds
+    one link, two where it is a ring. Between slices each chip sends its share of the array through its own part of the
+    network. `operation` is a key of `PASSES`; `num_bytes` are of the complete array: the result of an all-gather, the
+    input of a reduce-scatter.
+    """
+    num_members = group.num_switched * math.prod(group.lengths)
+    inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0
+    if group.num_slices == 1:
+        return inside
+    passes = max(PASSES[operation], 1)
+    share = num_bytes / num_members  # what each chip has to take across
+    across = passes * share * (1 - 1 / group.num_slices) / fabric.network_bytes_per_second
+    return inside + across + passes * NETWORK_SECONDS
+
+
+def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
+    """The part of it within a slice or node."""
+    links = sum(2 if ring else 1 for ring in group.is_ring) or 1
+    hops = sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True)) or 1
+    speed = fabric.link_bytes_per_second / group.stride
+    if operation == "collective-permute":  # every chip passes what it has on to its neighbour
+        return num_bytes / speed + HOP_SECONDS * group.stride
+    part = 1 - 1 / (group.num_switched * math.prod(group.lengths))
+    return PASSES[operation] * num_bytes * part / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
+
+
+def fabric_of(device_kind: str) -> Fabric | None:
+    """Return the fabric of a device, by the name that jax has for it, or None."""
+    chip = find_chip(device_kind)
+    return next((fabric for fabric in FABRICS if chip is not None and find_chip(fabric.device_kind) is chip), None)
+
+
+def find_fabric(kind: str) -> Fabric | None:
+    """The fabric of this kind, or None."""
+    return next((fabric for fabric in FABRICS if fabric.kind == kind), None)

@@ -1,0 +1,50 @@
+"""The machine that a run is on: its speed, its compilation cache, a profiler trace."""
+
+import pathlib
+
+import jax
+
+from vit_jax.config import LoggingConfig
+from vit_jax.files import cache_folder
+from vit_jax.sharding.chips import find_chip
+
+
+def peak_flops() -> float | None:
+    """FLOP/s of all devices together; None where the chip is not known."""
+    chip = find_chip(jax.devices()[0].device_kind)
+    return None if chip is None else chip.peak_bf16_flops * jax.device_count()
+
+
+def use_compilation_cache(enabled: bool) -> None:
+    """Compiled programs outlive the process, unless the user has set up a cache of their own."""
+    if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
+
+
+class Profiler:
+    """Traces the steps `profile_start_step` and on, `profile_num_steps` of them, into `profile/` of the workdir.
+
+    The trace can be opened in TensorBoard or Perfetto.
+    """
+
+    def __init__(self, workdir: pathlib.Path, config: LoggingConfig, *, enabled: bool):
+        self._folder, self._num_steps, self._running = workdir / "profile", config.profile_num_steps, False
+        self._start_step = config.profile_start_step if enabled else None
+
+    def before_step(self, step: int) -> None:
+        """Called with the number of the step about to run, from 1."""
+        if step == self._start_step:
+            jax.profiler.start_trace(str(self._folder))
+            self._running = True
+
+    def after_step(self, step: int, result: object) -> None:
+        """Called with arrays to wait for, so that the trace contains the complete last step."""
+        if self._running and self._start_step is not None and step == self._start_step + self._num_steps - 1:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """Writes the trace, if one is running."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
