@@ -8,8 +8,8 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.tiny import NETWORK, ROOT, flags
-from vit_jax.train.lock import FILE as LOCK
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle.lock import FILE as LOCK
+from vit_jax.train.lifecycle.lock import WorkdirLock
 
 RECIPE = ROOT / "configs" / "digits_transfer.py"
 SHORT = (

@@ -11,8 +11,9 @@ from tests.integration.commands import run, succeed
 from tests.tiny import NETWORK, flags
 from vit_jax.cli import VERBS
 from vit_jax.sweeps.catalogue import STUDIES
-from vit_jax.train import pretrain, workdir
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train import pretrain
+from vit_jax.train.lifecycle import workdir
+from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import write_summary
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -12,8 +12,9 @@ from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.tiny import LENGTH, RECIPE, RUN, flags
 from vit_jax.config import load_recipe
-from vit_jax.train import finetune, pretrain, workdir
-from vit_jax.train.interruption import Interrupted, Paused
+from vit_jax.train import finetune, pretrain
+from vit_jax.train.lifecycle import workdir
+from vit_jax.train.lifecycle.interruption import Interrupted, Paused
 from vit_jax.train.run_files import write_summary
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]

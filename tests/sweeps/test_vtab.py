@@ -13,8 +13,8 @@ from tests.integration.commands import run, succeed
 from tests.transfer.vtab import small_suite
 from tests.transfer.vtab.small_suite import begun, files_of_runs, words_of
 from vit_jax.sweeps import vtab as sweep
-from vit_jax.train import workdir
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train.lifecycle import workdir
+from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import write_summary
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -20,7 +20,7 @@ from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.evaluations import build_evaluations
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.transfer.features import Extractor
 from vit_jax.weights import load_weights
 

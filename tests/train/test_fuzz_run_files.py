@@ -17,7 +17,8 @@ from vit_jax.sweeps.grid import make_grid
 from vit_jax.sweeps.results import folder_of, rows_of
 from vit_jax.sweeps.runs import state_of
 from vit_jax.sweeps.vtab import outcome_of as outcome_of_task
-from vit_jax.train import run_files, search, workdir
+from vit_jax.train import run_files, search
+from vit_jax.train.lifecycle import workdir
 from vit_jax.weights import load_weights
 from vit_jax.weights.load import read_class_names
 

@@ -12,7 +12,7 @@ from tests.tiny import LENGTH
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.data.images import decode
 from vit_jax.data.sources import open_source
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.pretrain import pretrain
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]

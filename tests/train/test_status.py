@@ -8,10 +8,10 @@ import pytest
 from tests import tiny
 from tests.integration.commands import run, succeed
 from tests.rejections import rejects
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle.lock import WorkdirLock
+from vit_jax.train.lifecycle.workdir import claim
 from vit_jax.train.run_files import MAX_ERROR, write_error
 from vit_jax.train.status import find_runs, read_status, seconds_left, total_steps
-from vit_jax.train.workdir import claim
 
 LATER = 2e9
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration import commands
 from vit_jax.checkpoint import CheckpointReader
-from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.pretrain import pretrain
 
 STOPS = {  # the question that is answered yes: one follows each step and each batch of an evaluation

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration import commands
 from vit_jax.checkpoint import CheckpointStore
-from vit_jax.train.interruption import Interruption
-from vit_jax.train.lock import WorkdirLost
+from vit_jax.train.lifecycle.interruption import Interruption
+from vit_jax.train.lifecycle.lock import WorkdirLost
 from vit_jax.train.pretrain import pretrain
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]

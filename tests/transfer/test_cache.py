@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax.files import WriteError
-from vit_jax.train.lock import FILE, WorkdirLock
+from vit_jax.train.lifecycle.lock import FILE, WorkdirLock
 from vit_jax.transfer.cache import RECORD, STALE_SECONDS, Entry, write_rows
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)

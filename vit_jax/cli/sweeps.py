@@ -165,7 +165,7 @@ def _perform(options: Mapping[str, str], grid: "Grid", halving: "Halving | None"
         from vit_jax.sweeps.results import write_results
         from vit_jax.sweeps.runs import run_grid
         from vit_jax.train import finetune, pretrain
-        from vit_jax.train.interruption import Interrupted
+        from vit_jax.train.lifecycle.interruption import Interrupted
 
         perform: Callable[..., object]
         if not grid.study.is_trained:
@@ -239,7 +239,7 @@ def _vtab(options: Mapping[str, str], overrides: Sequence[str]) -> None:
     from vit_jax import hosts
     from vit_jax.sweeps.vtab import run_sweep
     from vit_jax.sweeps.vtab_table import plan_to_markdown, write_results
-    from vit_jax.train.interruption import Interrupted
+    from vit_jax.train.lifecycle.interruption import Interrupted
 
     with hosts.ends_together(Interrupted):
         hosts.start()

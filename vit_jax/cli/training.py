@@ -144,8 +144,8 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
     from vit_jax.checkpoint import SaveError
     from vit_jax.data.pipeline import LostWorker
     from vit_jax.hosts import exits
-    from vit_jax.train.interruption import Interrupted
-    from vit_jax.train.lock import WorkdirLost
+    from vit_jax.train.lifecycle.interruption import Interrupted
+    from vit_jax.train.lifecycle.lock import WorkdirLost
 
     try:
         loop()
@@ -167,7 +167,7 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
 
 def _kept(workdir: str) -> str:
     """Say which checkpoint a run that ends now leaves behind."""
-    from vit_jax.train.watchdog import newest_checkpoint
+    from vit_jax.train.lifecycle.watchdog import newest_checkpoint
 
     step = newest_checkpoint(expanded(workdir))
     return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"

@@ -19,9 +19,9 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import PretrainConfig, RunConfig
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
-from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
-from vit_jax.train.interruption import Interrupted, Interruption
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
 from vit_jax.train.start import items_of

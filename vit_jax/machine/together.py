@@ -20,8 +20,8 @@ from vit_jax.config.validate import validate
 from vit_jax.data.records import Source, few
 from vit_jax.machine.bench import time_input_and_step
 from vit_jax.machine.checks import Finding
-from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets
+from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt
 

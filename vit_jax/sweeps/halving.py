@@ -16,7 +16,7 @@ from vit_jax.config import FinetuneConfig
 from vit_jax.data.records import few
 from vit_jax.sweeps.grid import Grid, Run
 from vit_jax.sweeps.results import folder_of, rank, settings_of
-from vit_jax.train.interruption import Paused
+from vit_jax.train.lifecycle.interruption import Paused
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_pause, read_summary, write_pause
 from vit_jax.train.series import Perform, Unfinished, of_first, run_once, say
 

@@ -21,8 +21,8 @@ from vit_jax.plan import aot, hlo
 from vit_jax.plan.timeline import step_timeline
 from vit_jax.plan.topology import Topology, make_collective_seconds
 from vit_jax.sharding import Placement, build_mesh, replicated
-from vit_jax.train import workdir as workdirs
 from vit_jax.train.assemble import architecture_of
+from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.overview import machine
 from vit_jax.train.run_files import write_summary
 

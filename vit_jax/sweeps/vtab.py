@@ -15,8 +15,8 @@ from vit_jax.config import Duration, FinetuneConfig, InputConfig, StopEarlyConfi
 from vit_jax.data.sources import open_source
 from vit_jax.files import write_atomically
 from vit_jax.train import series
-from vit_jax.train import workdir as workdirs
 from vit_jax.train.finetune import tune
+from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.run_files import read_start, read_summary
 from vit_jax.train.search import trial_config, with_learning_rate

@@ -12,12 +12,12 @@ from vit_jax import hosts
 from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.validate import validate
 from vit_jax.train import overview, search
-from vit_jax.train import workdir as workdirs
-from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
-from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.layout import keep_layout
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.lifecycle.agreement import require_agreement
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
+from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt, start_state_of_weights

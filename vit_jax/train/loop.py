@@ -20,8 +20,9 @@ from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all, with_best_metric
-from vit_jax.train.interruption import Interrupted, Interruption, Paused
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption, Paused
+from vit_jax.train.lifecycle.lock import WorkdirLock
+from vit_jax.train.lifecycle.watchdog import Watchdog
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler, peak_flops
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
@@ -29,7 +30,6 @@ from vit_jax.train.replay import forget_divergence, record_divergence
 from vit_jax.train.run_files import last_training_line, write_summary
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
-from vit_jax.train.watchdog import Watchdog
 from vit_jax.train.writers import Writers
 from vit_jax.weights.folding import OURS, Normalisation
 

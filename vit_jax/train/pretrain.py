@@ -8,11 +8,11 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.validate import validate
-from vit_jax.train import workdir as workdirs
-from vit_jax.train.agreement import require_agreement
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
-from vit_jax.train.interruption import Interrupted, Interruption
 from vit_jax.train.layout import keep_layout
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.lifecycle.agreement import require_agreement
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import start_state

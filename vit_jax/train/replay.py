@@ -37,11 +37,11 @@ from vit_jax.train.assemble import (
     train_stream,
 )
 from vit_jax.train.examination import KINDS, in_forward_order
+from vit_jax.train.lifecycle.workdir import TRIALS
 from vit_jax.train.metrics import FINITE
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGENCE_FILE, read_config, read_divergence, read_metrics
 from vit_jax.train.start import adapt, given_state, items_of, restore, state_of_parameters
 from vit_jax.train.state import TrainState
-from vit_jax.train.workdir import TRIALS
 from vit_jax.weights.description import stored_architecture
 
 FOLDER = "replay"  # sub-folder of a workdir, with one for each step

@@ -13,10 +13,10 @@ from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train import series
 from vit_jax.train.assemble import Datasets
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle.lock import WorkdirLock
+from vit_jax.train.lifecycle.workdir import TRIALS, claim
 from vit_jax.train.run_files import read_summary
 from vit_jax.train.series import run_once, say
-from vit_jax.train.workdir import TRIALS, claim
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
 PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels

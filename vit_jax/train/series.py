@@ -15,8 +15,8 @@ from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config.schema import MULTILABEL_RESULTS
-from vit_jax.train import workdir as workdirs
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary, write_summary
 
 Perform = Callable[..., object]

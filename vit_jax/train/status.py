@@ -12,8 +12,8 @@ from vit_jax.config.durations import Clock, parse
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.files import expanded, printable
 from vit_jax.tables import aligned
-from vit_jax.train.lock import EXPIRY_SECONDS, is_abandoned
-from vit_jax.train.lock import FILE as LOCK_FILE
+from vit_jax.train.lifecycle.lock import EXPIRY_SECONDS, is_abandoned
+from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import (
     CONFIG_FILE,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.files import WriteError, first_line, make_folder, open_regular, parse_json, printable, read_bounded
-from vit_jax.train.lock import WorkdirLock, is_abandoned
+from vit_jax.train.lifecycle.lock import WorkdirLock, is_abandoned
 
 RECORD = "about.json"
 STALE_SECONDS = 24 * 3600.0  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s

@@ -19,7 +19,7 @@ if "HELD_FOLDER" in os.environ or "HELD_CALL" in os.environ:  # what is held imp
     hide_cuda(os.environ, pathlib.Path("/"))
 
 if folder := os.environ.get("HELD_FOLDER"):
-    from vit_jax.train.interruption import Interruption
+    from vit_jax.train.lifecycle.interruption import Interruption
 
     before, is_requested = os.environ["HELD_BEFORE"].split(), Interruption.is_requested
     release = pathlib.Path(os.environ.get("HELD_RELEASE", os.devnull + "/none"))

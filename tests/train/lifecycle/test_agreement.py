@@ -5,8 +5,8 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax import hosts
-from vit_jax.train.agreement import describe_differences, require_agreement
 from vit_jax.train.assemble import open_datasets
+from vit_jax.train.lifecycle.agreement import describe_differences, require_agreement
 
 FACTS = {"config.seed": 0, "classes": ["cat", "dog"], "train_files_sha256": "1", "weights": None}
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from vit_jax.hosts import Peers, Report, exits
-from vit_jax.train.interruption import Interrupted
-from vit_jax.train.watchdog import Watchdog, find_stuck
+from vit_jax.train.lifecycle.interruption import Interrupted
+from vit_jax.train.lifecycle.watchdog import Watchdog, find_stuck
 
 
 def report(progress, idle_seconds, **changes):

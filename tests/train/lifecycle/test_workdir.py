@@ -16,10 +16,10 @@ from tests.train import small_runs as runs
 from vit_jax.config import load_recipe, to_dict
 from vit_jax.files import WriteError
 from vit_jax.train import search
-from vit_jax.train import workdir as workdirs
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.lifecycle.lock import WorkdirLock
+from vit_jax.train.lifecycle.workdir import claim, refuse_as_source, require_same_start
 from vit_jax.train.run_files import write_summary
-from vit_jax.train.workdir import claim, refuse_as_source, require_same_start
 
 FINETUNING = load_recipe("configs/finetune.py:any,own")
 LONGER = dataclasses.replace(FINETUNING, total="40 epochs")
@@ -112,7 +112,7 @@ def test_a_second_run_changes_nothing_of_the_first(tmp_path):
 RACE = """
 import dataclasses, pathlib, sys, time
 from vit_jax.config import load_recipe
-from vit_jax.train.workdir import claim
+from vit_jax.train.lifecycle.workdir import claim
 
 config = dataclasses.replace(load_recipe("configs/finetune.py:any,own"), seed=int(sys.argv[1]))
 print("ready", flush=True)

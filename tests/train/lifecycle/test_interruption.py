@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vit_jax.train.interruption import Interruption
+from vit_jax.train.lifecycle.interruption import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -30,7 +30,7 @@ IN_A_CALLBACK = """
 import gc, os, signal
 from vit_jax.backend import forbid_cuda
 forbid_cuda()  # its plugin prints lines where there is no GPU
-from vit_jax.train.interruption import Interruption
+from vit_jax.train.lifecycle.interruption import Interruption
 
 with Interruption():
     gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -17,8 +17,8 @@ from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import expanded, shortened, write_atomically
-from vit_jax.train.lock import FILE as LOCK_FILE
-from vit_jax.train.lock import WorkdirLock, WorkdirLost
+from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
+from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost
 from vit_jax.train.run_files import (
     CONFIG_FILE,
     DIVERGENCE_FILE,

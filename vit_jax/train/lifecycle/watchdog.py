@@ -13,7 +13,7 @@ from typing import Self
 from vit_jax import hosts
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.hosts import exits
-from vit_jax.train.interruption import Interrupted
+from vit_jax.train.lifecycle.interruption import Interrupted
 
 SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so far hangs, if `hang_seconds` is less
 

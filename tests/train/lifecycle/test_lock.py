@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from vit_jax.train import lock as locks
-from vit_jax.train.lock import FILE, WorkdirLock, WorkdirLost
+from vit_jax.train.lifecycle import lock as locks
+from vit_jax.train.lifecycle.lock import FILE, WorkdirLock, WorkdirLost
 
 HOLD = """
 import os, pathlib, sys
-from vit_jax.train.lock import WorkdirLock
+from vit_jax.train.lifecycle.lock import WorkdirLock
 WorkdirLock(pathlib.Path(sys.argv[1])).__enter__()
 print("locked", flush=True)
 sys.stdin.read()
