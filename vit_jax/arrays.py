@@ -1,4 +1,4 @@
-"""What passes between the parts of a run, with shapes, dtypes and ranges said once.
+"""Values that pass between the parts of a run, with shapes, dtypes and ranges.
 
 Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes,
 N patch tokens, P class tokens and registers before them, D model width; L blocks, S = P + N tokens, T heads,
@@ -41,7 +41,7 @@ class Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """What a network sees in the place of some patches (ViT, sec. 4.6).
+    """Input of a network in the place of some patches (ViT, sec. 4.6).
 
     Attributes:
       is_masked_BN: bool, patches replaced by the learned [mask] embedding.
@@ -55,7 +55,7 @@ class Corruption:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What an objective compares the model's output with.
+    """Targets that an objective compares with the model's output.
 
     Attributes:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are predicted.
@@ -77,7 +77,7 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
-    """Everything a model computes, with its inner results on request; jit removes what is not used.
+    """Outputs of a model, with intermediates on request; jit removes those that are not used.
 
     A network of one's own sets what it has and leaves the rest at None. To train it needs logits.
 
@@ -108,7 +108,7 @@ class ModelOutput:
 
 
 def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:
-    """Raises ValueError for a tap that this network does not have."""
+    """Raise ValueError for a tap that this network does not have."""
     if isinstance(taps, str) or set(taps) - set(allowed):
         raise ValueError(f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}.")
 

@@ -85,7 +85,7 @@ def plugins() -> dict[str, str]:
 
 
 def _found_plugins() -> dict[str, str]:
-    """Also those of other platforms, which register themselves."""
+    """Return all plugins, also those of other platforms, which register themselves."""
     entries = importlib.metadata.entry_points(group="jax_plugins")
     return plugins() | {entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None}
 

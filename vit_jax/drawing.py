@@ -1,4 +1,4 @@
-"""What all pictures share: matplotlib without its state, colours, tiles of images, files.
+"""Shared parts of all figures: matplotlib without its state, colours, tiles of images, files.
 
 Pictures are drawn on the canvas of a `Figure`: pyplot has a state and may open windows.
 """

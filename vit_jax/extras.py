@@ -1,4 +1,4 @@
-"""How to install an optional part of this package, an extra of setup.py, in the environment that runs."""
+"""Commands that install an extra of setup.py in the present environment."""
 
 import importlib.metadata
 import json

@@ -63,7 +63,7 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 
 
 def differences(expected: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """One line for each name that only one side has or whose shapes differ, the nearest name offered."""
+    """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
     missing, left = expected.keys() - given.keys(), given.keys() - expected.keys()
     lines = [f"missing: {name} {_shape(expected[name])}{near}" for name, near in _with_nearest(missing, left)]
     lines += [f"left over: {name} {_shape(given[name])}{near}" for name, near in _with_nearest(left, missing)]

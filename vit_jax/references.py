@@ -44,7 +44,7 @@ class StoredReference(str):
     allowed: tuple[str, ...] = ()  # as from `allowed_code`
 
     def require_allowed(self, module: str | None = None) -> None:
-        """Raises CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
+        """Raise CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
         module = self.partition(":")[0] if module is None else module
         # A reference that is itself allowed need not be defined in an allowed package.
         if self in self.allowed or any(f"{module}.".startswith(f"{package}.") for package in self.allowed):
@@ -73,7 +73,7 @@ def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
-    """Marks every reference in metadata that was read from a file, at any depth and in place; returns the metadata.
+    """Mark every reference in metadata that was read from a file, at any depth and in place; return the metadata.
 
     Args:
       metadata: dictionaries and lists, from JSON.
@@ -93,13 +93,13 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
 
 
 def is_reference(text: object) -> bool:
-    """Whether this is text of the form "package.module:name"."""
+    """Return whether this is text of the form "package.module:name"."""
     return isinstance(text, str) and _FORM.fullmatch(text) is not None
 
 
 @contextlib.contextmanager
 def called(subject: str, given: str) -> Iterator[None]:
-    """Around a call of a user's own code: says what it was called with where that does not suit it."""
+    """Context of a call of user-defined code: add the arguments to an error if they do not suit it."""
     try:
         yield
     except TypeError as error:
@@ -107,7 +107,7 @@ def called(subject: str, given: str) -> Iterator[None]:
 
 
 def resolve(text: str, field: str) -> Any:
-    """Imports what a reference names. Modules in the working directory are found too, after installed ones.
+    """Import what a reference names. Modules in the working directory are found too, after installed ones.
 
     The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 

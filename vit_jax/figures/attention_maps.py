@@ -1,4 +1,4 @@
-"""What attention weights say: how far and how widely heads look, and which patches reach the image's representation.
+"""Statistics of attention weights: distance and entropy of each head, and rollout to the image's representation.
 
 Arithmetic on the weights that a model returns on request (`taps=("attention",)`); nothing is drawn.
 
@@ -31,7 +31,7 @@ def token_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.nd
 
 
 def mean_distances(attention_LBTQS: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]) -> jax.Array:
-    """How far heads look in pixels, (B, L, T): distances to all patches by their weights, averaged over queries.
+    """Return mean attention distances in pixels (B, L, T): distances to patches by weight, averaged over queries.
 
     As the authors of ViT compute it: row and column of the class token are left out, and the weights that stay are
     not brought back to a sum of 1, so what goes to the class token counts as a distance of 0.
@@ -43,13 +43,13 @@ def mean_distances(attention_LBTQS: jax.Array, grid: tuple[int, int], patch_size
 
 
 def mean_entropies(attention_LBTQS: jax.Array) -> jax.Array:
-    """How widely heads look in nats, (B, L, T): entropy over all tokens, averaged over all queries; at most ln S."""
+    """Return mean entropies in nats (B, L, T) over all tokens, averaged over all queries; at most ln S."""
     entropy_LBT = -jax.scipy.special.xlogy(attention_LBTQS, attention_LBTQS).sum(-1).mean(-1)
     return jnp.moveaxis(entropy_LBT, 0, 1)
 
 
 def rollout(attention_LBTQS: jax.Array) -> jax.Array:
-    """How much of each token's input reaches each token at the end, (B, Q, S) (Abnar and Zuidema, 2020).
+    """Return the attention rollout from output tokens to input tokens (B, Q, S) (Abnar and Zuidema, 2020).
 
     Of each block the mean over heads and the identity, for the residual branch, are averaged; blocks are multiplied.
     """
@@ -59,7 +59,7 @@ def rollout(attention_LBTQS: jax.Array) -> jax.Array:
 
 
 def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
-    """How much the image as a whole takes of each patch, (..., N).
+    """Return the weight of each patch in the representation of the image (..., N).
 
     With a class token its row without its own column, else the mean over queries. Dimensions in front stay.
     """
@@ -68,7 +68,7 @@ def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
 
 
 def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[str, np.ndarray]:
-    """What `reduce` makes of the model's output with attention weights, joined over images.
+    """Return the results of `reduce` on the model's output with attention weights, joined over images.
 
     Weights are reduced before the next images are run, so memory does not grow with the number of images.
 

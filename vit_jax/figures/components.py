@@ -39,7 +39,7 @@ def principal_components(row_RV: np.ndarray, count: int) -> Components:
 
 
 def cosine_similarities(row_RV: np.ndarray) -> np.ndarray:
-    """Of each row with each, (R, R), from -1 to 1; 0 with a row of zeros, whose direction is undefined."""
+    """Return cosine similarities of all pairs of rows (R, R), -1 to 1; 0 for rows of zeros."""
     row_RV = np.asarray(row_RV, np.float64)
     norms = np.linalg.norm(row_RV, axis=1, keepdims=True)
     unit = row_RV / np.where(norms > 0, norms, 1)

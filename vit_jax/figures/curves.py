@@ -31,7 +31,7 @@ class Curve(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunLog:
-    """What a run, ended or not, has written: its config, and the metrics of steps."""
+    """The config and the metrics of a run, finished or not."""
 
     name: str
     config: Mapping[str, Any]
@@ -53,7 +53,7 @@ class RunLog:
         return Curve(np.array(steps, float), np.array(values, float))
 
     def over(self, axis: str, step_P: np.ndarray) -> np.ndarray:
-        """Where steps lie on an axis, time in seconds; between two lines of training metrics by interpolation.
+        """Return positions of steps on an axis, time in seconds, interpolated between two lines of training metrics.
 
         Raises:
           ValueError: the run has not written it.
@@ -122,7 +122,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunLog:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunLog]:
-    """Reads workdirs, and all that lie in a folder which is none itself, as those of a study; not one just begun.
+    """Read workdirs, and all that lie in a folder which is none itself, as those of a study; not one just begun.
 
     Runs are named by the parts of their paths in which they differ.
 
@@ -142,7 +142,7 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
 
 
 def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Those of runs that have written metrics, without the trials inside them."""
+    """Return workdirs of runs that have written metrics, without the trials inside them."""
     found = list[pathlib.Path]()
     for path in sorted(path.parent for path in folder.rglob(METRICS_FILE) if _is_begun(path)):
         if not any(outer in path.parents for outer in found):
@@ -228,7 +228,7 @@ def _legend(styles: Mapping[str, Mapping[str, Any]], *, fontsize: int) -> dict[s
 
 
 def _unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
-    """What positions on an axis are divided by, and the axis's name."""
+    """Return the divisor of positions on an axis, and the axis's name."""
     label = AXES[axis].label
     if axis != "time":
         return 1, label
@@ -249,7 +249,7 @@ def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _colours(count: int) -> list[Any]:
-    """As many colours; beyond those that the colour-blind tell apart by name, shades from dark to light."""
+    """Return this number of colours: a palette for the colour-blind, or shades if it is too short."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     from matplotlib import colormaps

@@ -158,7 +158,7 @@ def draw_heads(model: Model, view: View) -> Picture:
 
 
 def draw_gradcam(model: Model, view: View) -> Picture:
-    """Where the last map of a ResNet speaks for the class that the network finds (Grad-CAM)."""
+    """Draw Grad-CAM of a ResNet's last map for the predicted class."""
     found = class_activations(model, view.shown_images)
     captions = _caption_each(model, found["label"], found["probability"])
     title = f"Grad-CAM of {model.architecture.name} for its most probable class"
@@ -167,7 +167,7 @@ def draw_gradcam(model: Model, view: View) -> Picture:
 
 
 def draw_similar(model: Model, view: View) -> Picture:
-    """For some images those with the most similar features among all."""
+    """Draw the nearest neighbours of some images by the cosine of their features."""
     images = view.all_images
     if len(images) < 2:
         raise ValueError("similar: there is one image only; give at least two.")
@@ -232,7 +232,7 @@ def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
 
 
 def position_tables(model: Model) -> np.ndarray:
-    """What is added to tokens, (1, S, D), or where every block adds its own (L, S, D); (0, S, D) where nothing is."""
+    """Return position embeddings (1, S, D), of each block (L, S, D), or without any (0, S, D)."""
     a, module = model.architecture, _parts(model)
     tables: Any = np.zeros((0, 0, 0))
     if callable(getattr(module, "positions", None)):
@@ -341,7 +341,7 @@ def _without_prediction(model: Model) -> str | None:
 
 
 def _shape(model: Model, field: str, *taps: str) -> tuple[int, ...] | None:
-    """Of a field of the output for one image, without computing it; None where the network does not have it."""
+    """Return the shape of an output's field for one image without computing it; None if the network lacks it."""
     image = jax.ShapeDtypeStruct((1, *model.architecture.image_size, 3), jnp.uint8)
     try:
         found = getattr(jax.eval_shape(lambda images: model(images, taps=taps), image), field, None)
@@ -371,5 +371,5 @@ KINDS: Mapping[str, _Kind] = {
 
 
 def available(model: Model) -> dict[str, str | None]:
-    """Every picture by its name, and why this network does not have it; None for those that it has."""
+    """Return for each figure the reason why this network does not have it, or None."""
     return {name: kind.why_not(model) for name, kind in KINDS.items()}

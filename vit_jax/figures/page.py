@@ -50,7 +50,7 @@ summary { margin: 0.5rem 0; color: #0060a0; cursor: pointer; }
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a page is made of.
+    """The contents of a page.
 
     Attributes:
       run: the log of the run.
@@ -72,7 +72,7 @@ class Report:
 def look_at_data(
     model: Model, weights: Weights, data_dir: str | None, *, global_batch: int, max_unreadable: int
 ) -> dict[str, Any]:
-    """Of a `Report`, what needs the images that a run is tested on; where they cannot be had, a note that says why."""
+    """Return the fields of a `Report` that need test images, or a note why these cannot be read."""
     if weights.training is None:  # as of converted weights
         return {"notes": ["The images could not be looked at. The checkpoint does not state the data of the run."]}
     data, found, notes = weights.training.data, dict[str, Any](), list[str]()
@@ -172,7 +172,7 @@ def _predictions(evaluation: Evaluation, model: Model) -> Iterator[str]:
 
 
 def _pictures(model: Model, view: View) -> Iterator[str]:
-    """Those that the network has; a picture that cannot be drawn is named with the reason."""
+    """Draw the figures of a network; name a figure that cannot be drawn with the reason."""
     reasons = available(model)
     for name, kind in KINDS.items():
         if reasons[name] is None and (not kind.needs_images or view.images_NHWC is not None):

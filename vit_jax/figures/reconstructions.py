@@ -1,4 +1,4 @@
-"""What a network that was trained to predict hidden patches sees, and what it predicts, as images.
+"""Input and prediction of a network trained on masked patches, as images.
 
 Legend: B images, N patches, T targets of a patch, O outputs of the network for a patch.
 """
@@ -20,7 +20,7 @@ HIDDEN = 128  # the grey of a patch that is not seen
 
 
 def target_of(a: Architecture) -> PatchTarget:
-    """What a network predicts, which its number of outputs tells: no two kinds have the same."""
+    """Return the kind of target by the network's number of outputs; no two kinds have the same number."""
     for kind in ("mean_colour", "colours_4x4", "pixels"):
         divides = kind != "colours_4x4" or not any(pixels % SIDE for pixels in a.patch_size)
         config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
@@ -51,7 +51,7 @@ def to_image(
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
-    """Hides half of the patches, as in training but all of them by the [mask] embedding, and predicts them.
+    """Hide half of the patches, as in training but all of them by the [mask] embedding, and predict them.
 
     Returns:
       uint8 images (N, H, W, 3) of what the patches cover: "original", "seen", with hidden patches in grey,

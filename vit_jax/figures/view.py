@@ -19,7 +19,7 @@ NUM_IMAGES = 128  # over which the paper averages
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
-    """What is looked at, besides the model.
+    """The images of a figure, and the choice among them.
 
     Attributes:
       images_NHWC: uint8, prepared; None where there are none.
@@ -54,12 +54,12 @@ class View:
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """At most so many of the numbers 0 to count - 1, evenly spread: datasets are often sorted by class."""
+    """Return at most `most` of the numbers 0 to count - 1, evenly spread: datasets are often sorted by class."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
 
 
 def finite(model: Model, array: np.ndarray) -> np.ndarray:
-    """What the network gave; ValueError where it is not finite, before it becomes a picture of nothing."""
+    """Return the outputs of a network. Raise ValueError if they are not finite."""
     if not np.isfinite(array).all():
         raise ValueError(
             f"{model.source}: the network gives values that are not finite. Its parameters are damaged, or too large "
@@ -71,7 +71,7 @@ def finite(model: Model, array: np.ndarray) -> np.ndarray:
 def read_view(
     model: Model, given: str, *, split: str | None = None, data_dir: str | None = None, num_images: int = NUM_IMAGES
 ) -> View:
-    """Reads and prepares images.
+    """Read and prepare images.
 
     Args:
       model: says how images are prepared.

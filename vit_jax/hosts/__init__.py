@@ -33,7 +33,7 @@ _this_process: Peers | None = None
 
 
 def start() -> None:
-    """Joins the other processes of the run, if the environment names any; a second call has no effect.
+    """Join the other processes of the run, if the environment names any; a second call has no effect.
 
     TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere set `VIT_JAX_COORDINATOR` (host:port),
     `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID`.
@@ -67,7 +67,7 @@ def start() -> None:
 
 
 def _connect() -> None:
-    """Connects the CPUs of all processes while these are together.
+    """Connect the CPUs of all processes while these are together.
 
     Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later it waits. On a busy
     machine compiling alone may differ by as much: processes meet again before the collective itself.
@@ -90,7 +90,7 @@ def _lost_seconds() -> float:
 
 
 def _end(process: Peers, service: Popen | None) -> None:
-    """Called last, before JAX shuts down what `start` started."""
+    """End the processes and threads that `start` began; called last, before JAX shuts down."""
     if (error := getattr(sys, "last_value", None)) is not None:  # an uncaught exception
         process.fail(error)
     client = global_state.client
@@ -105,7 +105,7 @@ def _leave(exit_code: int, service: Popen | None) -> None:
 
 
 def _dismiss(service: Popen | None, seconds: int) -> None:
-    """Makes the coordination service end so many seconds after this process."""
+    """Make the coordination service end so many seconds after this process."""
     if service is None or service.stdin is None or service.stdin.closed:
         return
     tell_service(service, seconds)
@@ -133,7 +133,7 @@ def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
 
 
 def this_process() -> Peers:
-    """This process among those of its run, once it has started."""
+    """Return the peers of this process, once the run has started."""
     global _this_process
     if _this_process is None:
         _this_process = Peers(None, 0, 1)
@@ -141,12 +141,12 @@ def this_process() -> Peers:
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints and writes."""
+    """Return whether this is the process that prints and writes."""
     return jax.process_index() == 0
 
 
 def wait_for_all(name: str) -> None:
-    """Returns once every process has called this with the same name, however late one comes.
+    """Return once every process has called this with the same name, however late one comes.
 
     A name serves again, and should: the service keeps each for as long as the run lasts.
     """

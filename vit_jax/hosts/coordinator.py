@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _wait_for_port(address: str) -> None:
-    """Waits until no other program listens there: the service would share the port, and runs would mix."""
+    """Wait until no other program listens there: the service would share the port, and runs would mix."""
     port, deadline = int(address.rpartition(":")[2]), time.monotonic() + PORT_SECONDS
     parent = os.getppid()
     while os.getppid() == parent:

@@ -25,7 +25,7 @@ def code_of(error: BaseException) -> int:
 
 
 def say(message: str) -> None:
-    """Prints a line to the log in one write."""
+    """Print a line to the log in one write."""
     sys.stdout.flush()
     os.write(2, f"vit-jax: {printable_lines(message)}\n".encode(errors="replace"))
 

@@ -86,7 +86,7 @@ def join_seconds(environment: Mapping[str, str]) -> int:
 
 
 def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
-    """Starts `jax.distributed`; ends the process with a message if the others do not join.
+    """Start `jax.distributed`; end the process with a message if the others do not join.
 
     Returns:
       In the first process, that of the coordination service; if the first is killed, it continues for `stay_seconds`.
@@ -114,7 +114,7 @@ def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
 
 
 def tell_service(service: subprocess.Popen, stay_seconds: float) -> None:
-    """Sets how long the coordination service continues after the end of the first process."""
+    """Set how long the coordination service continues after the end of the first process."""
     assert service.stdin is not None
     with contextlib.suppress(OSError):
         service.stdin.write(f"{stay_seconds}\n")
@@ -122,7 +122,7 @@ def tell_service(service: subprocess.Popen, stay_seconds: float) -> None:
 
 
 def start_service(place: Place) -> subprocess.Popen | None:
-    """Starts the coordination service in its own process; None if this jaxlib has no such service.
+    """Start the coordination service in its own process; None if this jaxlib has no such service.
 
     Raises:
       ValueError: its port is taken.
@@ -152,7 +152,7 @@ def start_service(place: Place) -> subprocess.Popen | None:
 
 @contextlib.contextmanager
 def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[None]:
-    """Prints a message after a while of waiting, and ends the process at the time limit."""
+    """Print a message after a while of waiting, and end the process at the time limit."""
     is_done = threading.Event()
 
     def watch() -> None:
@@ -181,7 +181,7 @@ def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[
 
 
 def _situation(place: Place, is_serving: bool) -> str:
-    """What a waiting process knows about the others."""
+    """Describe the other processes, as far as a waiting process knows them."""
     host, _, port = place.coordinator.rpartition(":")
     if place.process_id == 0:
         return "sees others missing" if is_serving else f"waits for port {port}, which another program still holds"

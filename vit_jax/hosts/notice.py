@@ -38,7 +38,7 @@ class Notice:
         self._is_stopped = threading.Event()
 
     def start(self) -> None:
-        """Starts polling; without effect elsewhere than on Compute Engine."""
+        """Start polling; without effect elsewhere than on Compute Engine."""
         try:
             is_there = PRODUCT.read_text().strip() == "Google Compute Engine"
         except OSError:
@@ -47,11 +47,11 @@ class Notice:
             threading.Thread(target=self.poll, daemon=True).start()
 
     def stop(self) -> None:
-        """Sends no SIGTERM from now on."""
+        """Send no SIGTERM from now on."""
         self._is_stopped.set()
 
     def poll(self) -> None:
-        """Sends SIGTERM once the notice has come; called by the thread. It ends too after `MAX_FAILURES` or `stop`."""
+        """Send SIGTERM once the notice has come; called by the thread. It ends too after `MAX_FAILURES` or `stop`."""
         failures = 0
         while failures < MAX_FAILURES and not self._is_stopped.wait(POLL_SECONDS):
             try:

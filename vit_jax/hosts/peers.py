@@ -43,7 +43,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why all processes end."""
+    """The reason why all processes end."""
 
     message: str
     exit_code: int
@@ -70,7 +70,7 @@ Rule = Callable[[Mapping[int, Report]], Verdict | None]
 
 
 class Peers:
-    """This process among those of its run; a run of one process has no store.
+    """The peers of this process; a run of one process has no store.
 
     A process without a sign of life for `lost_seconds` counts as lost. `leave` ends this one, with an exit code.
     """
@@ -109,7 +109,7 @@ class Peers:
     # Called by the main thread.
 
     def start(self) -> None:
-        """Starts the threads; again has no effect."""
+        """Start the threads; again has no effect."""
         actions = [self.check] if self._store is None else [self.check, self.talk]
         if not self._threads:
             self._threads = [threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions]
@@ -117,7 +117,7 @@ class Peers:
                 thread.start()
 
     def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
-        """Starts to watch that steps follow each other, after those that were done before; waits for all processes.
+        """Start to watch that steps follow each other, after those that were done before; wait for all processes.
 
         The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
@@ -133,7 +133,7 @@ class Peers:
         self._progress, self._step, self._idle_since = self._progress + 1, step, time.monotonic()
 
     def rest(self) -> None:
-        """What follows is not a step and has no time limit."""
+        """Suspend the time limit of steps until the next one."""
         self._idle_since = None
 
     def resume(self) -> None:
@@ -141,7 +141,7 @@ class Peers:
         self._idle_since = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """Reports to the others that this process ends; does not return if another process caused the error."""
+        """Report to the others that this process ends; does not return if another process caused the error."""
         if self._failure is not None or self._store is None:
             return
         if is_consequence(error) or self._is_first_silent():  # another's end: `check` is about to find it
@@ -157,7 +157,7 @@ class Peers:
                 self._post(f"all/failure/{self.process_id}", dataclasses.asdict(failure))
 
     def _is_first_silent(self) -> bool:
-        """Whether the first process, on which all others depend, gives no sign of life from now on."""
+        """Return whether the first process, on which all others depend, gives no sign of life from now on."""
         began = time.monotonic()
         while self._threads and self.process_id != 0 and self._seen_at[0] <= began:
             if time.monotonic() - began > SILENCE_SECONDS:
@@ -166,7 +166,7 @@ class Peers:
         return False
 
     def end(self, wait_for_all: Callable[[], object]) -> None:
-        """Waits for the end of all; called last. Does not return if this process failed."""
+        """Wait for the end of all; called last. Does not return if this process failed."""
         self.rest()
         if self._failure is not None:
             self._leave(self._failure.exit_code)
@@ -187,7 +187,7 @@ class Peers:
                 action()
 
     def talk(self) -> None:
-        """Posts the report of this process and reads those of the others; once a second, by a thread."""
+        """Post the report of this process and read those of the others; once a second, by a thread."""
         folder = "first" if self.process_id == 0 else "all"
         self._post(f"{folder}/report/{self.process_id}", dataclasses.asdict(self.own_report()))
         for key, said in self._read("all" if self.process_id == 0 else "first"):
@@ -231,7 +231,7 @@ class Peers:
         self._reports[process] = report
 
     def check(self) -> None:
-        """Ends this process if the run is over; once a second, by another thread, since `talk` may block."""
+        """End this process if the run is over; once a second, by another thread, since `talk` may block."""
         if self._failure is not None:
             if time.monotonic() > self._failed_at + UNWIND_SECONDS:
                 self._end_with(self._failure.message, self._failure.exit_code)
@@ -292,13 +292,13 @@ class Peers:
     # Messages, also for rules.
 
     def name(self, process: int) -> str:
-        """Of a process, as in: process 2 of 4 (host)."""
+        """Return the name of a process, as in: process 2 of 4 (host)."""
         report = self._reports.get(process)
         host = self._host if process == self.process_id else report.host if report else "host unknown"
         return f"process {process} of {self.num_processes} ({host})"
 
     def warn(self, message: str, stuck: tuple[int, ...]) -> None:
-        """Prints a message and makes the processes that are stuck print their stacks."""
+        """Print a message and make the processes that are stuck print their stacks."""
         say(message)
         if self.process_id in stuck:
             self._show_stacks()
@@ -324,7 +324,7 @@ def _after(step: int | None) -> str:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether the end of another process may have caused the error: connections break."""
+    """Return whether the end of another process may have caused the error: connections break."""
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)

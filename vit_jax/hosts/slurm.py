@@ -108,7 +108,7 @@ def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...
 
 
 def _is_bound(environment: Environment, visible: int) -> bool:
-    """Whether SLURM already shows each task only its own GPUs (--gpus-per-task, --gpu-bind)."""
+    """Return whether SLURM already shows each task only its own GPUs (--gpus-per-task, --gpu-bind)."""
     if "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", ""):
         return True
     of_node = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")

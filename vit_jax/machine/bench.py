@@ -33,7 +33,7 @@ NUM_SAVES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """How long one part took, each time; of a batch of images, or None of something else."""
+    """The times of one part; `batch` is its number of images, or None."""
 
     name: str
     seconds: Sequence[float]
@@ -49,7 +49,7 @@ class Part:
 
 
 def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_classes: int = 1000) -> dict[str, Any]:
-    """Times the parts of a recipe's run, on random images.
+    """Time the parts of a recipe's run, on random images.
 
     Args:
       config: as loaded.
@@ -128,7 +128,7 @@ def to_text(result: dict[str, Any]) -> str:
 
 
 def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> Iterator[Part]:
-    """What the devices do with a batch that they hold."""
+    """Time the work of the devices on a batch that they hold."""
     train = Training(run, step)
     yield time_step(run, train, num_steps)
     size = run.evaluation_batch
@@ -141,7 +141,7 @@ def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> It
 
 
 def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
-    """How long a save holds up the steps, how long it takes until all is on disk, and reading it again."""
+    """Time how long a save delays the steps, takes until all is on disk, and takes to read again."""
     state = jax.block_until_ready(run.init_state())
     stalls, saves, reads = [], [], []
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(CheckpointStore(folder)) as store:
@@ -159,7 +159,7 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
 
 
 def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_steps: int) -> Iterator[Part]:
-    """What reads the dataset: the input alone, with the step, and the complete loop."""
+    """Time the parts that read the dataset: the input alone, with the step, and the complete loop."""
     size, train_on = run.config.global_batch, Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
         yield Part("input", times_of(lambda: next(batches), num_steps), size)
@@ -200,13 +200,13 @@ class Training:
         self._run, self._leaves, self._step = run, pytree.named_leaves(run.init_state()), step
 
     def advance(self, batch: Batch) -> Any:
-        """Starts a step; its metrics."""
+        """Start a step; its metrics."""
         self._leaves, metrics = self._step(self._leaves, batch)
         return metrics
 
     @property
     def state(self) -> TrainState:
-        """After the steps so far."""
+        """The state after the steps so far."""
         return self._run.state_from(self._leaves)
 
 
@@ -239,7 +239,7 @@ class _After(Interruption):
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without what a run prints."""
+    """Suppress the output of a run."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 

@@ -1,4 +1,4 @@
-"""What the machine of this process has: one function for each line of the report, and no other process."""
+"""Checks of the machine of this process: one function for each line of the report."""
 
 import dataclasses
 import importlib.metadata
@@ -33,7 +33,7 @@ _SIDE = 256  # of the matrices that are multiplied
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line: what was found, what to do where something is wrong, and figures for programs."""
+    """One line of the report: the finding, a remedy if something is wrong, and figures for programs."""
 
     name: str
     found: str
@@ -100,7 +100,7 @@ def memory(root: pathlib.Path = _ROOT) -> Finding:
 
 
 def shared_memory() -> Finding:
-    """What workers hand over batches in, and NCCL talks through within a host."""
+    """Check shared memory, which workers and, within a host, NCCL use."""
     if not SHARED_MEMORY.is_dir():
         return Finding("shared memory", f"there is no {SHARED_MEMORY}")
     free = shutil.disk_usage(SHARED_MEMORY).free
@@ -119,7 +119,7 @@ def disk(workdir: pathlib.Path, needed_bytes: Callable[[], int] = lambda: LEAST_
 
 
 def compilation() -> Finding:
-    """Compiles a product of matrices whose result is known, and runs it on every device of this process."""
+    """Compile a product of matrices whose result is known, and run it on every device of this process."""
     began = time.perf_counter()
     ones = np.ones((_SIDE, _SIDE), np.float32)
     wrong = [
@@ -148,7 +148,7 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def _too_old(version: str, installed: dict[str, str]) -> str:
-    """What to do about a driver that is older than the CUDA release of JAX's plugin needs."""
+    """Return a remedy if the driver is too old for the CUDA release of JAX's plugin."""
     for release, least in LEAST_DRIVERS.items():
         number = version.partition(".")[0]
         if f"jax-cuda{release}-plugin" in installed and number.isdecimal() and int(number) < least:

@@ -19,7 +19,7 @@ Check = Callable[[], Finding]
 
 
 class ExaminationError(RuntimeError):
-    """One of several processes cannot do what all do together; the message has the name of the check."""
+    """One of several processes fails in a check of all together; the message names the check."""
 
 
 def examine(workdir: str | None, config: RunConfig | None, *, with_hardware: bool = False) -> Iterator[list[Finding]]:
@@ -56,7 +56,7 @@ def examine(workdir: str | None, config: RunConfig | None, *, with_hardware: boo
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """One for all processes where all is well; else one for each that something is wrong with, and what to do."""
+    """Return one line for all processes if all is well; else one for each process with a fault and its remedy."""
     if all(finding.is_good for finding in findings):
         return [f"good   {findings[0].name:<{_WIDTH}}{findings[0].found}"]
     wrong = [(process, finding) for process, finding in enumerate(findings) if not finding.is_good]
@@ -75,7 +75,7 @@ def name_of(check: Check) -> str:
 
 
 def _attempt(check: Check) -> Finding:
-    """What the check finds; an error is something found."""
+    """Return the finding of a check; an error is a finding, too."""
     try:
         return check()
     except Exception as error:

@@ -99,7 +99,7 @@ class Trial:
 
     @functools.cached_property
     def trained(self) -> tuple[TrainState, float]:
-        """As `train`, the first time."""
+        """Return the first result of `train`."""
         return self.train()
 
 
@@ -121,7 +121,7 @@ def checks(workdir: pathlib.Path | None) -> list[Callable[[], Finding]]:
 
 
 def hardware(scale: Scale) -> Finding:
-    """Subject of the checks below."""
+    """Return the devices that the next checks examine."""
     return Finding("hardware", scale.about)
 
 

@@ -1,4 +1,4 @@
-"""What all processes do together: an all-reduce, a checkpoint, and the input against the step."""
+"""Checks of all processes together: an all-reduce, a checkpoint, and the input against the step."""
 
 import contextlib
 import pathlib
@@ -51,7 +51,7 @@ def all_reduce() -> Finding:
 
 
 def checkpoint(workdir: pathlib.Path) -> Finding:
-    """Writes an array that is spread over all devices into the workdir, reads it back, removes it.
+    """Write an array that is spread over all devices into the workdir, read it back, remove it.
 
     Raises:
       ValueError, SaveError: the folder cannot be written, or is another one in another process.
@@ -64,7 +64,7 @@ def checkpoint(workdir: pathlib.Path) -> Finding:
 
 
 class Stored(NamedTuple):
-    """How long a checkpoint took, and the names of arrays that are not the same after it."""
+    """The times of a checkpoint, and the names of arrays that differ after it."""
 
     write_seconds: float
     read_seconds: float
@@ -132,14 +132,14 @@ def prepared(config: RunConfig) -> tuple[Assembly, Source]:
 
 
 def checkpoint_bytes(prepare: Prepare) -> int:
-    """Of all checkpoints that a run keeps, and the one that is being written."""
+    """Return the bytes of all checkpoints that a run keeps, and of the one that is being written."""
     run, _ = prepare()
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run.abstract_state))
     return state * (run.config.checkpoint.keep_latest + run.config.checkpoint.keep_best + 1)
 
 
 def speed(prepare: Prepare) -> Finding:
-    """Whether the recipe's images come as fast as its steps need them.
+    """Return whether the recipe's images come as fast as its steps need them.
 
     Raises:
       ValueError: as `prepared`; `LostWorker`, OSError: as of the input.
@@ -161,7 +161,7 @@ def slow_input(given: float, needed: float) -> str:
 
 @contextlib.contextmanager
 def _removed(folder: pathlib.Path) -> Iterator[None]:
-    """Removes the folder afterwards, and its parents that were not there."""
+    """Remove the folder afterwards, and its parents that were not there."""
     made = [place for place in folder.parents if not place.exists()]
     try:
         yield
@@ -174,7 +174,7 @@ def _removed(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _split() -> NamedSharding:
-    """One row for each device of all processes."""
+    """Return an array with one row for each device of all processes."""
     return NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec("device"))
 
 

@@ -17,7 +17,7 @@ class Place(Protocol):
 
     @property
     def platform(self) -> str:
-        """Of the devices: "cpu", "gpu" or "tpu"."""
+        """The platform of the devices: "cpu", "gpu" or "tpu"."""
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
@@ -53,12 +53,12 @@ def on_parts(function: Callable[..., Any], names: tuple[str, ...], results: tupl
 
 
 def is_placed() -> bool:
-    """Whether `placed_by` has set the devices; else nothing is known of how arrays are spread over them."""
+    """Return whether `placed_by` has set the devices; else nothing is known of how arrays are spread over them."""
     return _place.get() is not None
 
 
 def platform() -> str:
-    """Of the devices that the program being traced is for; outside of `placed_by` those that JAX uses."""
+    """Return the platform that the program is traced for; outside of `placed_by` that of JAX's devices."""
     place = _place.get()
     return jax.default_backend() if place is None else place.platform
 

@@ -22,7 +22,7 @@ PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Projections(NamedTuple):
-    """What the core of an attention computes from, every head h neighbours of E."""
+    """The operands of an attention's core; each head has h neighbours of E."""
 
     query_BQE: jax.Array  # without bias, as key and value
     key_BSE: jax.Array
@@ -76,7 +76,7 @@ class Attention(nnx.Module):
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
-        """Returns (B, Q, D), each query's mixture of the tokens."""
+        """Return (B, Q, D), each query's mixture of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         if self.positions is not None:  # no other form has them
             return self._finish(_weighted(projections, self.num_heads, self.positions())[0])
@@ -84,7 +84,7 @@ class Attention(nnx.Module):
 
     @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As a call, and returns the weights of the mixture (B, T, Q, S) in float32, beside its result."""
+        """Return the attention output and its weights (B, T, Q, S) in float32."""
         offset_key_QSh = None if self.positions is None else self.positions()
         projections = self._project(queries_BQD, tokens_BSD)
         mixture_BQE, weights_BTQS = _weighted(projections, self.num_heads, offset_key_QSh)
@@ -133,12 +133,12 @@ class LineAttention(Attention):
         self.length = length
 
     def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
-        """As of `Attention`, with queries of the same length."""
+        """Return (B, S, D), as `Attention` with queries of the same length."""
         mixture = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
         return mixture.reshape(queries_BSD.shape)
 
     def with_weights(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As of `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
+        """Return the output and weights, as `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
         batch, length, _ = tokens_BSD.shape
         lines = length // self.length
         mixture, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
@@ -184,7 +184,7 @@ def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
 
 
 def _kept(mixture_BQE: jax.Array) -> jax.Array:
-    """With the name under which rematerialisation knows it."""
+    """Name an activation for rematerialisation."""
     return checkpoint_name(mixture_BQE, attention_kernel.MIXTURE)
 
 

@@ -47,7 +47,7 @@ def attention(
     head_dim: int,
     interpret: bool,
 ) -> jax.Array:
-    """Returns softmax((q + b_q) (k + b_k)^T / sqrt(h)) (v + b_v) for every head, (B, S, E).
+    """Return softmax((q + b_q) (k + b_k)^T / sqrt(h)) (v + b_v) for every head, (B, S, E).
 
     Args:
       query_BSE: the projection without bias; each head is h neighbours of E.
@@ -96,7 +96,7 @@ def heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
 
 
 class _Grid:
-    """How the operands of a call are cut into blocks: by image, group of heads and block of queries."""
+    """The blocks of a call: by image, group of heads and block of queries."""
 
     def __init__(self, shape: tuple[int, ...], head_dim: int):
         batch, self.length, width = shape

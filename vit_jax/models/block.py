@@ -93,7 +93,7 @@ class Block(nnx.Module):
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """As a call, and returns the attention weights (B, T, S, S) beside its output."""
+        """Return the output and the attention weights (B, T, S, S)."""
         norm_BSD = self._attention_norm(x_BSD)
         branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
         return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
@@ -131,7 +131,7 @@ class AxialBlock(nnx.Module):
         self.columns = Block(a, rngs=rngs, length=rows)
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
-        """As of `Block`; the tokens are patches in raster order."""
+        """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
         of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
         x_BSD = self.rows(x_BSD, drop_fraction, of_rows)
         return _turned(self.columns(_turned(x_BSD, self.grid), drop_fraction, of_columns), self.grid[::-1])
@@ -139,7 +139,7 @@ class AxialBlock(nnx.Module):
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """As a call, and returns the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
+        """Return the output and the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
         of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
         x_BSD, rows_BTSS = self.rows.with_attention(x_BSD, drop_fraction, of_rows)
         x_BSD, columns_BTSS = self.columns.with_attention(_turned(x_BSD, self.grid), drop_fraction, of_columns)

@@ -23,7 +23,7 @@ def convolve(
     padding: Padding | Sequence[tuple[int, int]],
     **dilation: Any,
 ) -> jax.Array:
-    """Returns (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
+    """Return (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
     numbers = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(
         x_BHWI, kernel_HWIO, (stride, stride), padding, dimension_numbers=numbers, **dilation
@@ -31,7 +31,7 @@ def convolve(
 
 
 def convolve_on_cpu(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """As `convolve`, and the same numbers but for their rounding.
+    """Return the result of `convolve`, up to rounding.
 
     XLA for CPUs (jaxlib 0.10.2) has fast code for convolutions of (B, H, W, I) with (H, W, I, O) alone. The gradients
     that JAX derives have other orders of dimensions; outside of loops XLA transposes them first, but inside they run

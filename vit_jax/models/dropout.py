@@ -20,7 +20,7 @@ _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # of a hash of 32 bits with little bias
 
 @jax.named_scope("dropout")
 def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0) -> jax.Array:
-    """Zeroes a fraction of `x` and scales the rest up; the identity outside training, where there is no key.
+    """Zero a fraction of `x` and scale the rest up; the identity outside training, where there is no key.
 
     Args:
       x: (..., C); elements of all its rows are dropped independently.
@@ -35,7 +35,7 @@ def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0)
 
 @jax.named_scope("dropout")
 def drop_examples(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = 0) -> jax.Array:
-    """Zeroes a fraction of the examples of `x` (B, ...) and scales the rest up (stochastic depth), as `dropout`."""
+    """Zero a fraction of the examples of `x` (B, ...) and scale the rest up (stochastic depth), as `dropout`."""
     if key is None:
         return x
     rows, columns = _row_and_column_words(key, site, (x.shape[0], 1))

@@ -1,4 +1,4 @@
-"""From an image, or a ResNet's map of it, to a sequence of tokens.
+"""Embedding of an image, or of a ResNet's map of it, as a sequence of tokens.
 
 Legend: B batch, H W height and width of the image or map, N patches, D width.
 """
@@ -24,7 +24,7 @@ class PatchEmbedding(nnx.Module):
 
     @jax.named_scope("embedding")
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Returns tokens_BND in raster order; what is left at the bottom and on the right is not seen."""
+        """Return tokens_BND in raster order; what is left at the bottom and on the right is not seen."""
         patch_height, patch_width, channels, width = self.kernel.shape
         batch, height, image_width, _ = image_BHWC.shape
         rows, columns = height // patch_height, image_width // patch_width

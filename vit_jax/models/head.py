@@ -33,7 +33,7 @@ class AttentionPooling(nnx.Module):
 
     @jax.named_scope("pooling")
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
-        """Returns pooled_BD."""
+        """Return pooled_BD."""
         batch, _, width = tokens_BSD.shape
         probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
         x_B1D = self.attention(probe_B1D, tokens_BSD)
@@ -58,7 +58,7 @@ class Head(nnx.Module):
 
     @jax.named_scope("head")
     def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
-        """Returns logits_BK, or None, and the features_BD they are linear in."""
+        """Return logits_BK, or None, and the features_BD they are linear in."""
         features_BD = pooled_BD.astype(jnp.float32)
         if self.hidden is not None:
             features_BD = jnp.tanh(self.hidden(features_BD))
@@ -84,7 +84,7 @@ class PatchHead(nnx.Module):
 
     @jax.named_scope("head")
     def __call__(self, tokens_BND: jax.Array) -> jax.Array:
-        """Returns patches_BNO, float32."""
+        """Return patches_BNO, float32."""
         kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
         return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]
 

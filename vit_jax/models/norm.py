@@ -21,7 +21,7 @@ class LayerNorm(nnx.Module):
 
     @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns an array of the shape of `x`, (..., D), in the compute dtype."""
+        """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
         means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
         mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)

@@ -9,7 +9,7 @@ import numpy as np
 def fixed_positions(
     kind: str, grid: tuple[int, int], width: int, *, prefix_length: int, reference_grid: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """One row for each token.
+    """Return one row for each token.
 
     Args:
       kind: "sincos2d" or "none".
@@ -92,7 +92,7 @@ def rotary_angles(
 
 
 def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:
-    """Where in a table of relative positions the offset between two tokens is.
+    """Return indices of the offsets between tokens in a table of relative positions.
 
     The table begins with the offsets 1 - N to N - 1 of a query from a key in raster order; with a class token, that as
     a query, as a key, and as both follow.

@@ -33,7 +33,7 @@ class LearnedPositions1D(nnx.Module):
         self.table = _small(a, rngs, 1, a.sequence_length - self.num_bare, a.width)
 
     def __call__(self) -> jax.Array:
-        """Returns positions_1SD."""
+        """Return positions_1SD."""
         return jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0))) if self.num_bare else self.table[...]
 
 
@@ -47,7 +47,7 @@ class LearnedPositions2D(nnx.Module):
         self.class_row = _small(architecture, rngs, 1, width) if architecture.num_class_tokens else None
 
     def __call__(self) -> jax.Array:
-        """Returns positions_1SD."""
+        """Return positions_1SD."""
         rows_hD, columns_wD = self.row_table[...], self.column_table[...]
         shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
         halves = (jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape))
@@ -71,7 +71,7 @@ class FixedPositions(nnx.Module):
         self.kind, self.prefix_length = architecture.position_embedding, architecture.prefix_length
 
     def __call__(self) -> jax.Array:
-        """Returns positions_1SD."""
+        """Return positions_1SD."""
         options: Any = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
         return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
 
@@ -90,7 +90,7 @@ class RelativePositions(nnx.Module):
         self.table = _small(a, rngs, num_keys, a.width // a.num_heads)
 
     def __call__(self) -> jax.Array:
-        """Returns keys_SSh: of every query, one for each token."""
+        """Return keys_SSh: of every query, one for each token."""
         return self.table[...][offset_places(self.num_patches, has_class_token=self.has_class_token)]
 
 

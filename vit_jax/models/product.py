@@ -13,7 +13,7 @@ from vit_jax.models.activations import platform
 
 
 def multiply(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-    """Returns `x_I @ kernel_IO` (..., O)."""
+    """Return `x_I @ kernel_IO` (..., O)."""
     return _multiply_on_cpu(x_I, kernel_IO) if platform() == "cpu" else x_I @ kernel_IO
 
 

@@ -50,14 +50,14 @@ class StandardizedConv(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        """Returns (B, H / stride, W / stride, O), rounded up."""
+        """Return (B, H / stride, W / stride, O), rounded up."""
         kernel = standardize(self.kernel[...], self.epsilon, self.epsilon_added_to).astype(self.dtype)
         compute = convolve_on_cpu if platform() == "cpu" else convolve
         return checkpoint_name(compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION)
 
 
 def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
-    """Subtracts the mean of every output channel and divides by its standard deviation, in float32.
+    """Subtract the mean of every output channel and divide by its standard deviation, in float32.
 
     `epsilon`, which guards the division, is added to the "variance", before the root, or to the "std", after it.
     """
@@ -92,7 +92,7 @@ class GroupNorm(nnx.Module):
 
 
 def _group_means(x_BHWC: jax.Array) -> jax.Array:
-    """For every channel the mean of its group, (B, 1, 1, C)."""
+    """Return for each channel the mean of its group (B, 1, 1, C)."""
     channels = x_BHWC.shape[-1]
     means_BC = x_BHWC.mean(axis=(1, 2))
     means_BG = means_BC.reshape(-1, NUM_GROUPS, channels // NUM_GROUPS).mean(axis=2)
@@ -100,7 +100,7 @@ def _group_means(x_BHWC: jax.Array) -> jax.Array:
 
 
 class Shortcut(nnx.Module):
-    """What a unit adds where channels or stride change: a 1x1 convolution, normed in the post-activation form."""
+    """The shortcut of a unit that changes channels or stride: a 1x1 convolution, normed in the post-activation form."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
         self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
@@ -187,7 +187,7 @@ class Root(nnx.Module):
         self.norm = GroupNorm(a.root_channels, a) if a.residual_unit == "postactivation" else None
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Returns (B, H / 4, W / 4, C), rounded up."""
+        """Return (B, H / 4, W / 4, C), rounded up."""
         x_BHWC = self.conv(image_BHWC)
         if self.norm is None:
             return max_pool_among_zeros(x_BHWC)
@@ -221,7 +221,7 @@ class ResNetBody(nnx.Module):
     def __call__(
         self, image_BHWC: jax.Array, taps: Collection[str] = ()
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
-        """Returns map_BHWC of the architecture's `map_size` and `map_channels`, and with the tap "stages" each map."""
+        """Return map_BHWC of the architecture's `map_size` and `map_channels`, and with the tap "stages" each map."""
         maps = [named(self.root(image_BHWC), "map_BHWC")]
         for stage in range(1, self.num_stages + 1):
             maps.append(getattr(self, f"stage{stage}")(maps[-1]))
@@ -240,7 +240,7 @@ class ResNet(nnx.Module):
     def __call__(
         self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
     ) -> ModelOutput:
-        """Classifies images.
+        """Classify images.
 
         Args:
           image_BHWC: float, in [-1, 1].

@@ -69,7 +69,7 @@ class Encoder(nnx.Module):
     def __call__(
         self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = (), positions: nnx.Module | None = None
     ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Runs the blocks.
+        """Run the blocks.
 
         Args:
           x_BSD: embedded tokens.

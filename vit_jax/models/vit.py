@@ -57,7 +57,7 @@ class VisionTransformer(nnx.Module):
         taps: Collection[str] = (),
         corruption: Corruption | None = None,
     ) -> ModelOutput:
-        """Classifies images.
+        """Classify images.
 
         Args:
           image_BHWC: float, in [-1, 1], of the architecture's image size.

@@ -1,4 +1,4 @@
-"""What is minimised, and how a batch is prepared for it. An objective knows neither its model nor its loop."""
+"""Losses, and the preparation of batches for them. An objective knows neither its model nor its loop."""
 
 from typing import Any, Protocol
 
@@ -13,10 +13,10 @@ __all__ = ["Classification", "Objective", "build_objective", "patch_outputs"]
 
 
 class Objective(Protocol):
-    """What a step minimises: the sum "loss" divided by the sum "weight"."""
+    """The loss of a step: the sum "loss" divided by the sum "weight"."""
 
     def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
-        """What the output is compared with; labels and mask are the batch's, mixed if the run mixes images."""
+        """Return the targets of a batch; labels and mask are the batch's, mixed if the run mixes images."""
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
         """Float32 totals over what counts; each but "images" is divided by the one named "weight", and reported."""

@@ -37,7 +37,7 @@ class Classification:
     label_smoothing_fraction: float = 0.0
 
     def prepare(self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array) -> Targets:
-        """Smooths the labels."""
+        """Smooth the labels."""
         del key
         label_BK = optax.smooth_labels(label_BK, self.label_smoothing_fraction)
         return Targets(label_BK, mask_B, is_multilabel=batch.is_multilabel)

@@ -40,7 +40,7 @@ def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPatch:
-    """What is hidden, and how predictions are judged.
+    """The choice of masked patches, and the loss of their predictions.
 
     Attributes:
       config: its `corrupted_fraction`, `corruption_shares` and `patch_target`.
@@ -53,7 +53,7 @@ class MaskedPatch:
     patch_size: tuple[int, int]
 
     def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
-        """Draws what is hidden, each patch for itself; targets come from the stored pixels."""
+        """Draw what is hidden, each patch for itself; targets come from the stored pixels."""
         del label_BK
         shape = (len(batch.image_BHWC), math.prod(self.grid))
         which, how, where = jax.random.split(key, 3)

@@ -1,1 +1,1 @@
-"""What happens to a gradient before it changes a parameter: optimisers, schedules, freezing, and Polyak averages."""
+"""Updates of parameters: optimisers, schedules, freezing, and Polyak averages."""

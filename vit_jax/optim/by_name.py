@@ -1,4 +1,4 @@
-"""What goes by the names of parameters: which are trained, and what their learning rates are multiplied by.
+"""Rules that match parameter names: which are trained, and the multipliers of their learning rates.
 
 Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
 """
@@ -21,7 +21,7 @@ from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
 
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
-    """Whether the parameter of a name changes in training; None where all do."""
+    """Return whether the parameter of a name changes in training; None where all do."""
     if config.trained == "head":
         return lambda name: name.startswith("head/")
     if config.lora_rank is None and not config.frozen:
@@ -42,7 +42,7 @@ def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[
 def train_only(
     optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """Runs an optimiser on some parameters and leaves every other as it is, to the bit.
+    """Run an optimiser on some parameters and leave every other as it is, to the bit.
 
     (All but subnormal numbers, below 1e-38: adding anything to them makes them 0 on many devices.)
 
@@ -69,7 +69,7 @@ def train_only(
 
 
 def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
-    """Multiplies every update by the factor of the first pattern that matches its name."""
+    """Multiply every update by the factor of the first pattern that matches its name."""
 
     def factor(name: str) -> float:
         return next((factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0)
@@ -78,7 +78,7 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
 
 
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
-    """Multiplies every update by `layer_decay ** layers_to_head` (BEiT, MAE): fine-tuning changes late layers most.
+    """Multiply every update by `layer_decay ** layers_to_head` (BEiT, MAE): fine-tuning changes late layers most.
 
     Last in a chain it scales the complete step, weight decay included.
     """

@@ -95,7 +95,7 @@ def adapt_optimizer(
 
 
 def _promoting(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Updates of the gradients' dtype; optax mixes dtypes on the way, which strict promotion forbids."""
+    """Return updates of the gradients' dtype; optax mixes dtypes on the way, which strict promotion forbids."""
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
         with jax.numpy_dtype_promotion("standard"):
@@ -119,7 +119,7 @@ def _add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> optax.GradientTransformation:
-    """Adds a multiple of the parameters to the updates, before the learning rate scales both."""
+    """Add a multiple of the parameters to the updates, before the learning rate scales both."""
     big_vision = config.weight_decay_meaning == "big_vision"
     coefficient = config.weight_decay / peak_learning_rate if big_vision else config.weight_decay
     everything = config.weight_decay_meaning == "paper"

@@ -157,7 +157,7 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], device: jax.Device)
 
 
 def _read_bundles() -> dict[str, int]:
-    """By the name of the instruction; empty where libtpu was loaded by something else, which asked for no schedules."""
+    """Return bundles by instruction; empty if libtpu was loaded earlier, without asking for schedules."""
     found = {}
     for path in _schedules().iterdir():
         match = _SCHEDULE.fullmatch(path.name)
@@ -184,7 +184,7 @@ def _schedule_folder() -> pathlib.Path:
 
 
 def read_too_large(message: str) -> TooLarge:
-    """Parses the compiler's message about a program that does not fit."""
+    """Parse the compiler's message about a program that does not fit."""
     match = next((match for pattern in _TOO_LARGE if (match := pattern.search(message))), None)
     if match is None:
         return TooLarge(None, None, message)
@@ -211,7 +211,7 @@ def _environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_cached() -> Iterator[None]:
-    """Keeps compiled programs out of the persistent cache: those for absent TPUs cannot be loaded again."""
+    """Keep compiled programs out of the persistent cache: those for absent TPUs cannot be loaded again."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))

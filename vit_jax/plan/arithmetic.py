@@ -142,6 +142,6 @@ def _values(leaves: list[Any], mesh: Any) -> int:
 
 
 def _is_even(leaf: Any, topology: Topology) -> bool:
-    """Whether FSDP's parts are complete tiles; XLA gathers and scatters others by sums of the full array."""
+    """Return whether FSDP's parts are complete tiles; XLA gathers and scatters others by sums of the full array."""
     dim = tuple(leaf.sharding.spec).index("data")
     return not topology.is_tpu or leaf.sharding.shard_shape(leaf.shape)[dim] % ROWS == 0

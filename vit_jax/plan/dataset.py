@@ -68,7 +68,7 @@ def choose_dataset(
 
 
 def known_examples(recipe: str, config: RunConfig) -> int | None:
-    """How many images a recipe trains on, without looking at them; None where that is not known."""
+    """Return the number of training images of a recipe without opening them; None if unknown."""
     inputs = config.input
     if inputs.train_examples is not None:
         return inputs.train_examples

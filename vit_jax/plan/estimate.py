@@ -32,7 +32,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would need."""
+    """The memory, time and cost of a run."""
 
     config: RunConfig
     topology: Topology
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Of one chip, in all; None where the compiler does not report it."""
+        """Memory of one chip; None if the compiler does not report it."""
         return self.memory.total if self.memory is not None else getattr(self.compiled, "needed_bytes", None)
 
     @property
     def usable_bytes(self) -> int:
-        """Of a chip's memory, to a program."""
+        """Memory of a chip that a program may use."""
         return getattr(self.compiled, "available_bytes", None) or self.topology.fabric.usable_bytes
 
     @property
     def step_seconds(self) -> float | None:
-        """By the compiled schedule, otherwise by arithmetic; None where there is neither."""
+        """Time by the compiled schedule, otherwise by arithmetic; None without both."""
         estimate = self.timeline or self.roofline
         return estimate.seconds if estimate is not None else None
 
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def totals(self) -> Totals | None:
-        """Of the complete recipe at `step_seconds`; None where that is None."""
+        """Totals of the complete recipe at `step_seconds`; None if that is None."""
         if self.step_seconds is None:
             return None
         run, topology = self.run, self.topology

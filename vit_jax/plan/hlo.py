@@ -40,12 +40,12 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Without padding."""
+        """Bytes without padding."""
         return math.prod(self.dims) * self.bits // 8
 
     @property
     def padded_bytes(self) -> int:
-        """In memory, where the minor dims are padded to complete tiles."""
+        """Bytes in memory, where the minor dims are padded to complete tiles."""
         dims = [self.dims[dim] for dim in reversed(self.minor_to_major)] or list(self.dims)
         for place in range(1, min(len(self.tile), len(dims)) + 1):
             dims[-place] = -(-dims[-place] // self.tile[-place]) * self.tile[-place]
@@ -95,7 +95,7 @@ class Instruction:
         return int(self._find(r'"programs":"(\d+)"') or 0) or None
 
     def attribute(self, name: str) -> str:
-        """What an attribute such as "calls", "body" or "channel_id" names; "" without it."""
+        """Return the name in an attribute such as "calls", "body" or "channel_id"; "" without it."""
         return self._find(rf"\b{name}=%?([\w.\-]+)")
 
     def _find(self, pattern: str) -> str:
@@ -136,7 +136,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Parses the text that `compiled.as_text()` returns."""
+    """Parse the text that `compiled.as_text()` returns."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name, lines = "", "", list[Instruction]()
     for line in _METADATA.sub(r"kernel_metadata={\1}", text).splitlines():

@@ -40,12 +40,12 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """By its plan; False without one."""
+        """True if its plan fits; False without one."""
         return self.plan is not None and self.plan.fits
 
     @property
     def seconds_per_image(self) -> float:
-        """By the plan where it fits, otherwise by arithmetic."""
+        """Time by the plan if it fits, otherwise by arithmetic."""
         seconds = self.plan.step_seconds if self.plan is not None and self.fits else None
         return (seconds or self.step_seconds) / self.config.global_batch
 
@@ -72,7 +72,7 @@ def search(
     can_compile: bool = True,
     report: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Searches for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
+    """Search for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
       config: the recipe's.

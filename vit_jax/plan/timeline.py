@@ -46,7 +46,7 @@ class Collective:
 
 @dataclasses.dataclass
 class Timeline:
-    """Where the time of a step goes."""
+    """The time of a step by part."""
 
     compute_seconds: float = 0.0  # the core computes what XLA compiled
     kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
@@ -63,7 +63,7 @@ class Timeline:
         return self.compute_seconds + self.kernel_seconds + self.collective_seconds + self.prefetch_seconds
 
     def add(self, other: "Timeline", times: int) -> None:
-        """Then `other` so many times."""
+        """Append `other`, repeated `times` times."""
         self.compute_seconds += times * other.compute_seconds
         self.kernel_seconds += times * other.kernel_seconds
         self.collective_seconds += times * other.collective_seconds
@@ -79,7 +79,7 @@ class Timeline:
 def step_timeline(
     program: Program, topology: Topology, collective_seconds: CollectiveSeconds, bundles: Mapping[str, int]
 ) -> Timeline:
-    """Estimates one execution of the program on a machine whose collectives take so long.
+    """Estimate one execution of the program on a machine whose collectives take so long.
 
     `bundles` are the cycles of one program of each kernel, by the name of its instruction.
     """
@@ -218,7 +218,7 @@ class _Pass:
         self.ends[key] = (self.free[resource], fact)
 
     def wait(self, key: str) -> None:
-        """Waits for what was started under this key; unknown keys take no time."""
+        """Wait for what was started under this key; unknown keys take no time."""
         end, fact = self.ends.pop(key, (self.now, None))
         seconds = max(0.0, end - self.now)
         self.now += seconds
@@ -245,6 +245,6 @@ def _collective_bytes(collective: Instruction, num_devices: int) -> int:
 
 
 def _keeps_a_part(reduced: Instruction, fusion: Instruction) -> bool:
-    """Whether the fusion returns only a part of the sum: XLA's form of a reduce-scatter."""
+    """Return whether the fusion returns only a part of the sum: XLA's form of a reduce-scatter."""
     total = sum(array.num_bytes for array in reduced.arrays)
     return sum(array.num_bytes for array in fusion.arrays) * 2 <= total

@@ -68,7 +68,7 @@ class Topology:
 
     @property
     def is_ring(self) -> tuple[bool, ...]:
-        """For each axis, whether its ends are joined. With three axes either all are or none."""
+        """True for each axis whose ends are joined. With three axes either all are or none."""
         every = self.fabric.wraps_at
         if not self.is_tpu:
             return (False,)
@@ -97,7 +97,7 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parses "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS"; the number may be given apart, as `num_slices`.
+    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS"; the number may be given apart, as `num_slices`.
 
     Raises:
       ValueError: there is no such machine.
@@ -123,7 +123,7 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
 
 
 def _cloud_hint(name: str) -> str:
-    """Of Google Cloud's accelerator types, which number chips (v5e, v6e) or their cores (two of a v4 or v5p)."""
+    """Return a hint for types of Google Cloud, which count chips (v5e, v6e) or cores (two in a v4 or v5p)."""
     match = re.fullmatch(r"(v5litepod|v6e|v4|v5p)-(\d+)", name)
     if match is None:
         return ""
@@ -157,7 +157,7 @@ def _is_made_of_cubes(fabric: Fabric, shape: tuple[int, ...]) -> bool:
 
 
 def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
-    """For devices in the order of the mesh."""
+    """Return a function for the time of collectives between devices in the order of the mesh."""
     devices = list(devices)
 
     def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:

@@ -149,7 +149,7 @@ def passing_bytes(
 
 
 def kept_bytes(architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True) -> int:
-    """What the forward pass keeps for the backward pass, in all layers together."""
+    """Return the bytes that the forward pass keeps for the backward pass, in all layers."""
     return sum(_Sizes(architecture, images, model_shards, tiled).kept(architecture.remat))
 
 
@@ -170,7 +170,7 @@ class _Sizes:
         return padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
     def kept(self, remat: str) -> Iterator[int]:
-        """Of the root, each residual unit and each block, what this policy keeps."""
+        """Return the bytes that this policy keeps of the root, each residual unit and each block."""
         require_formulas(self.a)
         if self.a.has_resnet:
             conv = convolutions.root(self.a)  # no policy computes it again, nor its norm, where it has one
@@ -226,7 +226,7 @@ class _Sizes:
         return scores * _up(length, ROWS if self.tiled else 1) // length + offsets
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
-        """Of a residual unit: its input; what its convolutions gave; or everything that its norms see and make.
+        """Return bytes of a residual unit: its input, outputs of its convolutions, or inputs and outputs of its norms.
 
         Norms before the convolutions see the input and what the first two gave, norms after them what all gave.
         """

@@ -93,7 +93,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the complete array."""
+    """Return the sharding with the complete array on each device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -108,12 +108,12 @@ class Placement:
 
     @property
     def platform(self) -> str:
-        """Of the mesh's devices."""
+        """The platform of the mesh's devices."""
         return str(self.mesh.devices.flat[0].platform)
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
-        """As `activations.Place` says; AMD GPUs have names such as "gfx90a" there."""
+        """Compute capability, see `activations.Place`; AMD GPUs have names such as "gfx90a" there."""
         version = getattr(self.mesh.devices.flat[0], "compute_capability", None)
         if version is None:
             return None
@@ -127,7 +127,7 @@ class Placement:
     def on_parts(
         self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
     ) -> Callable[..., Any]:
-        """As `activations.Place` says."""
+        """Return the function on each device's part, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
 

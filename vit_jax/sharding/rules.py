@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Which dimension of an array each axis of the mesh splits, counted from the last, since layers may be stacked."""
+    """The dimension of an array that each axis of the mesh splits, counted from the last: layers may be stacked."""
 
     data: int | None = None  # of FSDP, which spreads what is stored; None: too small to be worth a collective
     model: int | None = None  # of tensor parallelism, which spreads what is computed
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape has the dimensions to split."""
+        """Return whether an array of this shape has the dimensions to split."""
         return all(dim is None or -dim <= len(shape) for dim in (self.data, self.model))
 
 
@@ -70,7 +70,7 @@ def spec_of(
     strategy: str,
     parameters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> PartitionSpec:
-    """How one array of the state is split.
+    """Return the partition of one array of the state.
 
     Args:
       name: as `pytree` gives it.
@@ -129,7 +129,7 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
         return spec_of(name, leaves[name].shape, axes, strategy, parameters)
 
     def is_effective(axes: dict[str, int]) -> bool:
-        """Whether FSDP splits at least half of all values."""
+        """Return whether FSDP splits at least half of all values."""
         split = sum(size for name, size in sizes.items() if "data" in spec(name, axes))
         return axes["data"] == 1 or 2 * split >= sum(sizes.values())
 

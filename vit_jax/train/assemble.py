@@ -179,7 +179,7 @@ def assemble(
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Assembly:
-    """Builds a run's parts.
+    """Build a run's parts.
 
     Args:
       config: as loaded.
@@ -332,7 +332,7 @@ class Datasets:
 
 
 def open_datasets(config: RunConfig) -> Datasets:
-    """Opens every split and compares their classes.
+    """Open every split and compare their classes.
 
     Raises:
       ValueError: no dataset was chosen, one is missing, or splits that belong together have different classes; a value
@@ -371,7 +371,7 @@ def open_datasets(config: RunConfig) -> Datasets:
 
 
 def _wrong_labels(config: RunConfig, data: Datasets) -> Iterator[str]:
-    """What is not for images that may have several labels, or is for these alone."""
+    """Return options that do not suit the kind of labels, single or multiple."""
     best_metric, objective = config.checkpoint.best_metric, config.objective
     words = "an image of these data may have several labels"
     if not data.train.is_multilabel and best_metric.endswith(MULTILABEL_RESULTS):
@@ -429,7 +429,7 @@ def train_stream(
 def open_train_batches(
     assembly: Assembly, source: Source, start_step: int
 ) -> Iterator[tuple[Iterator[Batch], UnreadableLog]]:
-    """Placed batches of the steps from `start_step` on, and what counts the images among them that cannot be read.
+    """Return placed batches of the steps from `start_step` on, and the counter of unreadable images.
 
     Threads and workers end with the context. Each phase begins with new ones.
     """
@@ -458,7 +458,7 @@ def _late(make: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
 def open_evaluation_batches(
     assembly: Assembly, source: Source, log: UnreadableLog, transform: EvaluationTransform | None = None
 ) -> Iterator[Iterator[Batch]]:
-    """Placed batches that hold every example of the split once.
+    """Return placed batches that hold each example of the split once.
 
     `log` is the split's, of all evaluations; without a `transform` images are prepared as the config says.
     """

@@ -12,7 +12,7 @@ EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and valu
 
 
 class EarlyStopping:
-    """What evaluations found of `checkpoint.best_metric`; nothing unless `stop_early.patience` is set.
+    """The history of `checkpoint.best_metric`; empty unless `stop_early.patience` is set.
 
     It decides by these values alone, and checkpoints carry them: a run that was killed decides as one that was not.
 
@@ -31,12 +31,12 @@ class EarlyStopping:
         return self._config.patience is not None
 
     def note(self, step: int, results: Mapping[str, float]) -> None:
-        """Takes the results of an evaluation, which may lack the metric."""
+        """Take the results of an evaluation, which may lack the metric."""
         if self.is_on and self._metric in results:
             self._values[step] = results[self._metric]
 
     def metadata(self) -> dict[str, Any]:
-        """What a checkpoint has to carry; its readers take weights from the first of `best_steps` that is kept."""
+        """Metadata for a checkpoint; its readers take weights from the first of `best_steps` that is kept."""
         if not self.is_on:
             return {}
         return {EVALUATIONS: {self._metric: sorted(self._values.items())}, BEST_STEPS: self._best_steps()}

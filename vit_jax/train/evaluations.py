@@ -38,7 +38,7 @@ class Cadence:
     last: int
 
     def is_due(self, step: int) -> bool:
-        """Whether it is, after this many steps; never after none."""
+        """Return whether it is due after this many steps; never after none."""
         return step > 0 and (step % self.every == 0 or step == self.last)
 
 
@@ -127,7 +127,7 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
 def _make_extract(
     run: Assembly, splits: Sequence[tuple[Split, np.ndarray]], layer: str
 ) -> Callable[[Any], tuple[Features, ...]]:
-    """From a training state to the features of splits, given with their labels."""
+    """Return a function from a training state to the features and labels of splits."""
     mesh: Any = run.batch_sharding.mesh
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
     jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
@@ -159,7 +159,7 @@ def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
 
 
 def _has_several(source: Source, config: RunConfig) -> bool:
-    """Whether answers are judged by several labels; patches that are predicted have none."""
+    """Return whether answers are judged by several labels; patches that are predicted have none."""
     return source.is_multilabel and config.objective.kind == "classification"
 
 

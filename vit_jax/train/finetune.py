@@ -25,7 +25,7 @@ from vit_jax.train.start import adapt, start_state_of_weights
 
 @hosts.ends_together(Interrupted)
 def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
-    """Fine-tunes from the start, or resumes wherever the workdir's last run was interrupted, in the search or after.
+    """Fine-tune from the start, or resume wherever the workdir's last run was interrupted, in the search or after.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
 

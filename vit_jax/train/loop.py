@@ -52,7 +52,7 @@ def train(
     normalisation: Normalisation = OURS,
     licence: str = "",
 ) -> dict[str, Any]:
-    """Trains to the last step, or until it stops early, from wherever `first_state` begins; returns `summary.json`.
+    """Train to the last step, or until it stops early, from wherever `first_state` begins; return `summary.json`.
 
     Args:
       run: the parts, from `assemble`.
@@ -118,7 +118,7 @@ def train(
 
         @contextlib.contextmanager
         def between_steps() -> Any:
-            """Neither the clock nor the watchdog counts what happens here, and it may move arrays to the host."""
+            """Stop the clock and the watchdog, and allow transfers to the host."""
             with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
                 workdir.check()
                 yield
@@ -155,7 +155,7 @@ def train(
             return results
 
         def metrics_of(results: dict[str, float]) -> dict[str, float]:
-            """Those of a checkpoint; none without the best's, for another evaluator may have been due."""
+            """Return the metrics of a checkpoint; none without the best one: another evaluator may have been due."""
             return results if math.isfinite(results.get(keeping.best_metric, math.nan)) else {}
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
@@ -248,7 +248,7 @@ def _pause_step(steps: RunSteps, fraction: float | None) -> int | None:
 
 
 def _own_part(parts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Of what each process had met, that of this one; all where there were more or fewer of them."""
+    """Return the unreadable records of this process; those of all if the number of processes has changed."""
     if len(parts) == jax.process_count():
         return parts[jax.process_index()]
     return list(itertools.chain.from_iterable(parts))

@@ -15,16 +15,16 @@ class LateMetrics:
         self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def push(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Takes the metrics of a step just dispatched and reports those of the step before."""
+        """Take the metrics of a step just dispatched and report those of the step before."""
         self._exchange((step, metrics))
 
     def is_busy(self) -> bool:
-        """Whether the devices still compute the newest step."""
+        """Return whether the devices still compute the newest step."""
         newest: list[Any] = [] if self._pending is None else list(self._pending[1].values())
         return not all(value.is_ready() for value in newest)
 
     def flush(self) -> None:
-        """Reports what is held back, waiting for the device."""
+        """Report what is held back, waiting for the device."""
         self._exchange(None)
 
     def _exchange(self, entry: tuple[int, Mapping[str, jax.Array]] | None) -> None:
@@ -39,7 +39,7 @@ FINITE = {"train_loss": "loss", "gradient_norm": "norm of the gradient", "parame
 
 
 def require_finite(step: int, metrics: Mapping[str, float]) -> None:
-    """Raises FloatingPointError where loss, gradient or updated parameters are infinite or not a number."""
+    """Raise FloatingPointError where loss, gradient or updated parameters are infinite or not a number."""
     if all(math.isfinite(metrics[name]) for name in FINITE):
         return
     found = ", ".join(f"the {words} is {metrics[name]:.6g}" for name, words in FINITE.items())

@@ -1,4 +1,4 @@
-"""What a run reports about itself: the table of parameters at the start, the summary at the end."""
+"""Reports of a run: the table of parameters at the start, the summary at the end."""
 
 import collections
 import dataclasses
@@ -67,7 +67,7 @@ def parameters_sha256(model: Any) -> str:
 
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
-    """Hashes of the names and classes of listed files, because what is held out goes by names, and of excluded ids.
+    """Hash of the names and classes of listed files, because what is held out goes by names, and of excluded ids.
 
     Other data have versions.
     """
@@ -79,7 +79,7 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be unchanged when a fine-tuning run is resumed, in its search or after."""
+    """Return the values that must not change when a fine-tuning run resumes, in its search or after."""
     return {
         "parameters_sha256": parameters_sha256(parameters),
         "num_train_examples": len(data.train),
@@ -90,7 +90,7 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -
 
 
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
-    """What is about to be trained, on what, and where it goes; `split` names what `data.test` is."""
+    """Return the opening lines: network, data and workdir; `split` is the name of `data.test`."""
     config, steps, architecture = run.config, run.steps, run.architecture
     epochs = run.images(steps.total) / len(data.train)
     height, width = architecture.image_size
@@ -147,7 +147,7 @@ def _layout(run: Assembly) -> str:
 
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
-    """What an evaluation found."""
+    """Return the results of an evaluation as a line."""
     values = "  ".join(f"{name} {_figure(name, value)}" for name, value in results.items())
     return f"step {step:>6}/{total_steps}  {values}"
 
@@ -159,7 +159,7 @@ def _figure(name: str, value: float) -> str:
 def checkpoint_metadata(
     run: Assembly, data: Datasets, normalisation: Normalisation = OURS, licence: str = ""
 ) -> dict[str, Any]:
-    """What weights carry with them: model, classes, preprocessing, and what continuing exactly depends on."""
+    """Return metadata of weights: model, classes, preprocessing, and what exact resuming depends on."""
     config, architecture = run.config, run.architecture
     preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
     assert config.data is not None  # or there would be no data to train on
@@ -233,7 +233,7 @@ def machine() -> dict[str, Any]:
 
 
 def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
-    """How good it got, at what cost, and where everything is."""
+    """Return the closing lines: results, cost and paths."""
     shares = [f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary]  # none if pixels are predicted
     found = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"

@@ -20,7 +20,7 @@ from vit_jax.train.start import start_state
 
 @hosts.ends_together(Interrupted)
 def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-    """Trains from the start, or resumes from the workdir's last checkpoint.
+    """Train from the start, or resume from the workdir's last checkpoint.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
 

@@ -32,19 +32,19 @@ class Profiler:
         self._start_step = config.profile_start_step if enabled else None
 
     def before_step(self, step: int) -> None:
-        """Called with the number of the step about to run, from 1."""
+        """Start a trace if `step`, the next one, counted from 1, is the first to trace."""
         if step == self._start_step:
             jax.profiler.start_trace(str(self._folder))
             self._running = True
 
     def after_step(self, step: int, result: object) -> None:
-        """Called with arrays to wait for, so that the trace contains the complete last step."""
+        """Stop the trace after its last step; wait for `result`, so that this step is complete."""
         if self._running and self._start_step is not None and step == self._start_step + self._num_steps - 1:
             jax.block_until_ready(result)
             self.close()
 
     def close(self) -> None:
-        """Writes the trace, if one is running."""
+        """Write the trace, if one is running."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()

@@ -74,7 +74,7 @@ class TrainingClock:
         return rates
 
     def seconds_left(self, step: int, total_steps: int) -> float:
-        """At the mean speed so far, by the FLOPs of these steps."""
+        """Return the time left at the mean speed so far, by the FLOPs of these steps."""
         done = self._flops(step) - self._flops(self._start_step)
         return self.seconds / max(done, 1) * (self._flops(total_steps) - self._flops(step))
 

@@ -71,7 +71,7 @@ class RangeTest:
 
     @property
     def steepest(self) -> int:
-        """Where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
+        """Return the rate at which the smoothed loss falls fastest over its logarithm, before it diverges."""
         slope_P = np.gradient(self.smooth_P[: self.diverged], np.log(self.rate_P[: self.diverged]))
         return int(np.argmin(slope_P))
 
@@ -91,13 +91,13 @@ class RangeTest:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, in values of JSON."""
+        """Return all fields as values of JSON."""
         series = {"learning_rates": self.rate_P, "losses": self.loss_P, "smoothed_losses": self.smooth_P}
         return {name: x.tolist() for name, x in series.items()} | {"suggestions": self.suggestions()}
 
 
 def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
-    """Trains with rates from `low` to `high`, at most `num_steps` of them, on this machine; writes nothing.
+    """Train with rates from `low` to `high`, at most `num_steps` of them, on this machine; write nothing.
 
     What is random goes by the config's seed. Warm-up, decay, average and evaluations of the config are left out.
 

@@ -102,7 +102,7 @@ def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json` atomically; it exists once a run has ended."""
+    """Write `summary.json` atomically; it exists once a run has ended."""
     write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
 
 

@@ -30,7 +30,7 @@ Trials = dict[float, dict[str, Any]]
 def choose_learning_rate(
     config: FinetuneConfig, data: Datasets, folder: pathlib.Path, train_with: TrainWith
 ) -> tuple[FinetuneConfig, Trials]:
-    """Trains with each learning rate on train less a held-out part; a trial that has ended is not repeated.
+    """Train with each learning rate on train less a held-out part; a trial that has ended is not repeated.
 
     Config, data and folder (claimed) are of the final run; each trial has a workdir in its sub-folder `search/`.
     Returns the config with the best rate and no search, and each trial's summary.
@@ -97,7 +97,7 @@ def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
 
 
 def table(results: Mapping[float, Mapping[str, Any]], best: float) -> str:
-    """One line for each trial; the chosen one is marked."""
+    """Return a table with one line for each trial; the chosen one is marked."""
     name = PRECISION if any(PRECISION in summary for summary in results.values()) else ACCURACY
     title = name.replace("_", " ")
     lines = [f"learning rate  {title}  validation loss"]

@@ -1,4 +1,4 @@
-"""How a run starts: its own checkpoint, else a given one, else given weights, else from scratch.
+"""The start of a run: from its checkpoint, `init_from`, weights, or from scratch.
 
 For fine-tuning, which network follows from given weights, and its parameters.
 """
@@ -176,7 +176,7 @@ def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str,
 
 
 def _set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
-    """Moves a damaged checkpoint out of a workdir's checkpoints; the path it has now."""
+    """Move a damaged checkpoint out of a workdir's checkpoints; the path it has now."""
     target = folder.parent / DAMAGED / f"{step}"
     numbered = (target.with_name(f"{step}-{number}") for number in itertools.count(2))
     while target.exists():
@@ -266,7 +266,7 @@ def _images(metadata: Mapping[str, Any], step: int) -> int:
 
 
 def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
-    """Of two networks with the same shapes one may still compute something else than the other."""
+    """Raise if two networks with the same shapes compute different functions."""
     given = dataclasses.asdict(assembly.architecture)
     there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
     if different := [name for name in MEANING if there[name] != given[name]]:
@@ -280,7 +280,7 @@ def _short(value: Any) -> str:
 
 
 def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
-    """Loads the weights of `config.init_from` and fits them to the data, whose classes become those of the head.
+    """Load the weights of `config.init_from` and fit them to the data, whose classes become those of the head.
 
     Returns:
       The network, its parameters, and lines on where they come from.

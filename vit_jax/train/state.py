@@ -1,4 +1,4 @@
-"""Everything a training step reads and writes: what a checkpoint must hold for a run to resume exactly."""
+"""The state of training, which a checkpoint holds for exact resuming."""
 
 import dataclasses
 from typing import Any

@@ -146,7 +146,7 @@ def make_gradients(
         return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
 
     def _freeze(model: Any) -> Any:
-        """Nothing is propagated back through what stays as it is."""
+        """Stop gradients at frozen parameters."""
         if is_trained is None:
             return model
         return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
@@ -171,7 +171,7 @@ def mix_batch(
 
 
 def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
-    """Returns (state, batch) -> sums over the batch's examples that count, and of several labels their scores.
+    """Return (state, batch) -> sums over the batch's examples that count, and of several labels their scores.
 
     What an objective draws at random depends on the place in the batch alone, so that every evaluation draws the same.
     """

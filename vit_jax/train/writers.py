@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
+"""Writers of metrics: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
 import json
 import os
@@ -92,7 +92,7 @@ class Writers:
             self._writers.append(TensorBoard(workdir, start_step))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hands the metrics of a step to every writer."""
+        """Hand the metrics of a step to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
 

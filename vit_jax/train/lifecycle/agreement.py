@@ -52,7 +52,7 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
 
 
 def describe_differences(facts: Sequence[Mapping[str, Any]]) -> str:
-    """What the processes have that the first has not, in a sentence; empty if nothing.
+    """Return a sentence on the differences of processes from the first; empty without any.
 
     Args:
       facts: JSON values by name, of each process.
@@ -88,7 +88,7 @@ def _is_of_a_host(name: str) -> bool:
 
 @functools.cache
 def code_sha256() -> str:
-    """Of the source files of this package."""
+    """Return the SHA-256 of the source files of this package."""
     root = pathlib.Path(vit_jax.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

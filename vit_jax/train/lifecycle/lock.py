@@ -255,7 +255,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _started(pid: int) -> str | None:
-    """What tells a process from others that have had its number, "" where the system does not say; None if it ended."""
+    """Return an identity of a process beyond its number; "" if the system has none, None if it ended."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -64,7 +64,7 @@ class Watchdog:
             self._process.resume()
 
     def check_progress(self, reports: Mapping[int, hosts.Report]) -> hosts.Verdict | None:
-        """Warns of stuck processes, once for each step at which they are stuck; then ends all."""
+        """Warn of stuck processes, once for each step at which they are stuck; then end all."""
         assert self._hang_seconds is not None
         limit = max(self._hang_seconds, SLOW_STEPS * self._slowest_seconds)
         stuck = find_stuck(reports, limit)

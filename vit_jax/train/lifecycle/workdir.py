@@ -41,7 +41,7 @@ TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each le
 
 @contextlib.contextmanager
 def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
-    """Creates and locks the folder, checks that it belongs to this config, writes `config.json`; yields the lock.
+    """Create and lock the folder, check that it belongs to this config, write `config.json`; yield the lock.
 
     Raises:
       ValueError: the folder cannot be written, is used by another run, belongs to a run of another config (the fields
@@ -76,7 +76,7 @@ def _recorded_error(path: pathlib.Path) -> Iterator[None]:
 
 
 def prepare_shared(path: pathlib.Path) -> None:
-    """Creates a folder; every process of a run calls it.
+    """Create a folder; every process of a run calls it.
 
     Raises:
       ValueError: in every process: it cannot be written, or is not shared by all processes.
@@ -92,7 +92,7 @@ def prepare_shared(path: pathlib.Path) -> None:
 
 
 def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
-    """Raises in every process the error of the first, or one where a process does not see the same folder."""
+    """Raise in every process the error of the first, or one where a process does not see the same folder."""
     if jax.process_count() > 1:
         if any(hosts.gather("" if error is None else "cannot be used")):
             raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
@@ -128,7 +128,7 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
 
 
 def refuse_as_source(init_from: str | None, workdir: str) -> None:
-    """Raises ValueError where the run would write into the folder that its weights come from."""
+    """Raise ValueError where the run would write into the folder that its weights come from."""
     if init_from is None or is_hub_address(init_from):
         return
     source, target = (pathlib.Path(os.path.realpath(expanded(name))) for name in (init_from, workdir))
@@ -186,7 +186,7 @@ def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueE
 
 
 def _is_begun(path: pathlib.Path) -> bool:
-    """Whether there is something that another config, or other weights, could spoil."""
+    """Return whether there is something that another config, or other weights, could spoil."""
     trials = path.glob(f"{TRIALS}/*")
     return has_checkpoints(path) or any(has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials)
 
@@ -216,7 +216,7 @@ def _require_own_files(path: pathlib.Path) -> None:
 
 
 def require_same_config(path: pathlib.Path, config: Any) -> None:
-    """Raises ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
+    """Raise ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
     if not (path / CONFIG_FILE).exists():
         return
     stored = flatten(_with_defaults(read_config(path), type(config)))
