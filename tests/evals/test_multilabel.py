@@ -6,7 +6,7 @@ import pytest
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import MultilabelEvaluator, Split
-from vit_jax.evals.multilabel import Scores, average_precisions, score
+from vit_jax.evals.multilabel import MultilabelMetrics, average_precisions, score
 
 NAN = float("nan")
 
@@ -42,7 +42,7 @@ def batches():
 
 @pytest.fixture
 def scores():
-    found = Scores(3)
+    found = MultilabelMetrics(3)
     found.add({"probability_BK": PROBABILITY, "label_BK": LABEL, "loss_B": np.array([1, 2, 3, 4], np.float32)})
     return found
 
@@ -90,7 +90,7 @@ def test_an_evaluator_counts_every_example_once(scores):
 
 
 def test_a_split_without_any_label_is_an_error():
-    empty = Scores(2)
+    empty = MultilabelMetrics(2)
     empty.add({"probability_BK": np.ones((2, 2)), "label_BK": np.zeros((2, 2)), "loss_B": np.zeros(2, np.float32)})
-    with pytest.raises(ValueError, match="No image that could be read has a label"):
+    with pytest.raises(ValueError, match="No readable image has a label"):
         dict(empty.results())

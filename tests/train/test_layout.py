@@ -5,11 +5,11 @@ import json
 import shutil
 
 import pytest
-from tests.train.lifecycle.test_workdir import add_checkpoint, stored_config, take
 
 from tests import tiny
 from tests.integration import commands
 from tests.train import small_runs as runs
+from tests.train.lifecycle.test_workdir import add_checkpoint, stored_config, take
 from vit_jax.config import load_recipe
 from vit_jax.plan.arithmetic import arithmetic_memory
 from vit_jax.plan.dataset import choose_dataset
