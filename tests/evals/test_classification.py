@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 
 import jax
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import Batch
+from vit_jax.data.memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
-from vit_jax.evals.classification import ClassMetrics, Predictions, predict
+from vit_jax.evals.classification import ClassMetrics, predict
+from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.runner import counted, rows_of
 from vit_jax.evals.uncertainty import wilson
 from vit_jax.tables import to_csv
@@ -51,14 +54,21 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
     num_examples = sum(len(batch.mask_B) for batch in batches)
     parts = rows_of(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples)
-    return (Predictions.of(record_B[rows["mask_B"] > 0], counted(rows)) for record_B, rows in parts)
+    return [(record_B[rows["mask_B"] > 0], counted(rows)) for record_B, rows in parts]
 
 
-def tally_of(batches, num_classes):
-    tally = ClassMetrics(num_classes, np.arange(num_classes))
-    for answers in answers_of(batches, num_classes):
-        tally.add(answers, answers.class_NT == answers.label_N[:, None])
-    return tally
+def metrics_of(num_classes, **changes):
+    """Metrics of as many classes as outputs, named by their numbers."""
+    names = tuple(map(str, range(num_classes)))
+    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    return ClassMetrics(Labelled(source, "", [], dataclasses.replace(identity_map(names), **changes)))
+
+
+def summed(batches, num_classes):
+    metrics = metrics_of(num_classes)
+    for record_N, rows in answers_of(batches, num_classes):
+        metrics.add(record_N, rows)
+    return metrics
 
 
 @pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 13])
@@ -67,16 +77,17 @@ def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
     mask[60:] = 0
     parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
     batches = [make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts]
-    found, expected = tally_of(batches, num_classes), by_hand(logits, labels, mask)
+    found, expected = summed(batches, num_classes), by_hand(logits, labels, mask)
     for name in ("images_L", "top1_L", "top5_L"):
         assert np.array_equal(getattr(found, name), expected[name]), name
     assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
     assert found.images_L[-1] == 0
-    top1, top5 = found.accuracies()
-    assert top1 == ("top1_accuracy", top1[1], wilson(int(found.top1_L.sum()), int(mask.sum())))
-    assert (top1[1], top5[1]) == (found.top1_L.sum() / int(mask.sum()), found.top5_L.sum() / int(mask.sum()))
-    assert (top5[1] == 1) == (num_classes <= 5)
-    records = np.concatenate([answers.record_N for answers in answers_of(batches, num_classes)])
+    figures, images = found.figures(), int(mask.sum())
+    for name, right in (("top1", found.top1_L.sum()), ("top5", found.top5_L.sum())):
+        assert figures[f"{name}_accuracy"] == right / images
+        assert figures[f"{name}_interval"] == [*wilson(int(right), images)]
+    assert (figures["top5_accuracy"] == 1) == (num_classes <= 5)
+    records = np.concatenate([record_N for record_N, _ in answers_of(batches, num_classes)])
     assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
 
 
@@ -85,61 +96,65 @@ def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others(
     logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
     labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
     is_allowed = np.isin(np.arange(8), output)
-    (found,) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
+    ((_, found),) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
     kept = logits[:, [1, 4, 6]].astype(np.float64)
     probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
     order = np.argsort(-kept, axis=1)
-    assert np.array_equal(found.class_NT[:, :3], np.array([1, 4, 6])[order])
-    assert found.probability_NT[:, :3] == pytest.approx(np.take_along_axis(probabilities, order, 1), rel=1e-5)
-    assert not found.probability_NT[:, 3:].any()
+    assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
+    assert found["probability_BT"][:, :3] == pytest.approx(np.take_along_axis(probabilities, order, 1), rel=1e-5)
+    assert not found["probability_BT"][:, 3:].any()
     places = np.array([1, 0, 2])[labels]  # of the classes among 1, 4, 6
-    assert found.loss_N == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
+    assert found["loss_B"] == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
 
 
 def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
     logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
-    (found,) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
-    assert np.isfinite(found.probability_NT).all()
-    assert found.loss_N[0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
+    ((_, found),) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+    assert np.isfinite(found["probability_BT"]).all()
+    assert found["loss_B"][0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
     for odd in (jnp.nan, jnp.inf):
-        (found,) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
-        assert not np.isfinite(found.probability_NT).any()
+        ((_, found),) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
+        assert not np.isfinite(found["probability_BT"]).any()
 
 
-def answers(labels, first, confidence):
-    rows = np.arange(len(labels))
-    columns = (np.asarray(first)[:, None], np.asarray(confidence, np.float32)[:, None], np.zeros(len(labels)))
-    return Predictions(rows, np.asarray(labels), *columns)
+def add(metrics, labels, classes, confidence):
+    """Add images whose most probable outputs are `classes`, one or several each."""
+    classes, num = np.asarray(classes).reshape(len(labels), -1), len(labels)
+    rows = {"label_B": np.asarray(labels), "class_BT": classes, "loss_B": np.zeros(num)}
+    metrics.add(np.arange(num), rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
 
 
 def test_confusions_and_mistakes_by_hand():
     """Classes 0 to 2; outputs 2, 5 and 7 may be answers, and class k is output (2, 5, 7)[k]."""
-    tally = ClassMetrics(3, np.array([2, 5, 7]))
+    output_L = np.array([2, 5, 7])
+    names = tuple(map(str, range(8)))
+    changes = {"output_names": names, "is_allowed_K": np.isin(np.arange(8), output_L), "output_L": output_L}
+    metrics = metrics_of(3, **changes)
     labels, first = [0, 0, 0, 1, 1, 2, 2, 2], [2, 5, 5, 5, 2, 7, 2, 2]
     confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
-    right = np.array([2, 5, 7])[labels] == first
-    tally.add(answers(labels, first, confidence), right[:, None])
-    assert tally.confusion_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert tally.confusion_2LA[0].tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
-    assert tally.confused(2) == [(0, 5, 2), (2, 2, 2)]
-    assert len(tally.confused(9)) == 3
-    found = [(one.record, one.label, one.predicted) for one in tally.mistakes]
+    add(metrics, labels, first, confidence)
+    assert metrics.confusion_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert metrics.confusion_2LA[0].tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
+    shown = [(one["class"], one["answer"], one["images"], one["of"]) for one in metrics.confused(2)]
+    assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
+    assert len(metrics.confused(9)) == 3
+    found = [(one.record, one.label, one.predicted) for one in metrics.wrong]
     assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], "by confidence, then in their order"
-    assert tally.mistakes[0].probability == pytest.approx(0.8)
+    assert metrics.wrong[0].probability == pytest.approx(0.8)
 
 
 def test_memory_is_bounded():
     """The most confident mistakes of many batches are kept and no more; a matrix of 21,843 squared is not made."""
-    tally, rng = ClassMetrics(21_843, np.arange(21_843)), np.random.default_rng(0)
-    assert tally.confusion_2LA is None
+    metrics, rng = metrics_of(21_843), np.random.default_rng(0)
+    assert metrics.confusion_2LA is None
     confidences = rng.random((10, 50))
     for confidence in confidences:
-        tally.add(answers([7] * 50, [3] * 50, confidence), np.zeros((50, 1), bool))
-    worst = sorted(confidences.ravel(), reverse=True)[: len(tally.mistakes)]
-    assert [one.probability for one in tally.mistakes] == pytest.approx(worst)
-    assert 0 < len(tally.mistakes) < 50
-    assert tally.confused(5) == []
-    assert tally.images == 500
+        add(metrics, [7] * 50, [3] * 50, confidence)
+    worst = sorted(confidences.ravel(), reverse=True)[: len(metrics.wrong)]
+    assert [one.probability for one in metrics.wrong] == pytest.approx(worst)
+    assert 0 < len(metrics.wrong) < 50
+    assert metrics.confused(5) == []
+    assert metrics.images == 500
 
 
 def classify(batches):
@@ -168,10 +183,13 @@ def test_nothing_to_evaluate(num_batches):
 
 def test_the_table_of_classes():
     """Three of four right is 0.75; a class without images has no accuracy, and a comma stays inside its name."""
-    tally = ClassMetrics(4, np.arange(4))
-    right = np.array([[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [0, 1], [0, 0]], bool)
-    tally.add(answers([0, 0, 0, 0, 2, 2, 2], [0] * 7, [0.5] * 7), right)
-    text = to_csv(tally.table(["cat", "dog, wet", 'the "best"', "not listed"], [0, 1, 2]))
+    names = ("cat", "dog, wet", 'the "best"', "not listed")
+    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    label_map = dataclasses.replace(identity_map(names), listed=np.arange(3))
+    metrics = ClassMetrics(Labelled(source, "", [], label_map))
+    classes = [[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]]
+    add(metrics, [0, 0, 0, 0, 2, 2, 2], classes, [0.5] * 7)
+    text = to_csv(metrics.table())
     header, *rows = csv.reader(io.StringIO(text))
     names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
     assert header == ["class", "images", "top1_correct", *names]

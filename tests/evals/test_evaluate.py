@@ -25,9 +25,9 @@ from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.memory import MemorySource
-from vit_jax.evals.classification import ClassMetrics, Predictions
+from vit_jax.evals.classification import ClassMetrics
 from vit_jax.evals.label_map import Labelled, identity_map
-from vit_jax.evals.results import ClassEvaluation, to_text
+from vit_jax.evals.results import Evaluation, to_text
 from vit_jax.evals.splits import open_labelled
 from vit_jax.sharding import build_mesh, replicated
 
@@ -79,12 +79,11 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     expected = expected_of(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
     assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < expected.images_L.sum() == 37
-    for field, rows in (("record_N", np.arange(37)), ("label_N", LABELS), ("class_NT", expected.order_NK[:, :5])):
-        assert np.array_equal(np.concatenate([getattr(answers, field) for answers, _ in seen]), rows), field
-    probabilities = np.concatenate([answers.probability_NT for answers, _ in seen])
+    assert np.array_equal(np.concatenate([record_N for record_N, _ in seen]), np.arange(37))
+    for name, values in (("label_B", LABELS), ("class_BT", expected.order_NK[:, :5])):
+        assert np.array_equal(np.concatenate([rows[name] for _, rows in seen]), values), name
+    probabilities = np.concatenate([rows["probability_BT"] for _, rows in seen])
     assert probabilities == pytest.approx(expected.probability_NK[:, :5], rel=1e-4)
-    is_right = np.concatenate([is_right for _, is_right in seen])
-    assert np.array_equal(is_right, expected.order_NK[:, :5] == LABELS[:, None])
 
 
 def test_calibration_confusions_and_mistakes_of_a_split():
@@ -184,23 +183,23 @@ def test_the_stored_preparation_is_used(tmp_path):
     assert len(set(losses.values())) == 3
 
 
-def tally_by_hand():
+def metrics_by_hand(labelled):
     """Of 1,250 images of two classes, 900 and 100 right; the other answer was as sure."""
-    tally = ClassMetrics(2, np.arange(2))
+    metrics = ClassMetrics(labelled)
     for label, right, images in ((0, 900, 1000), (1, 100, 250)):
         first = np.repeat([label, 1 - label], [right, images - right])
         classes = np.stack([first, 1 - first], axis=1)
-        probability, loss = np.full((images, 2), 0.5), np.full(images, 0.7)
-        tally.add(Predictions(np.arange(images), np.full(images, label), classes, probability, loss), classes == label)
-    return tally
+        rows = {"label_B": np.full(images, label), "class_BT": classes}
+        rows |= {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)}
+        metrics.add(np.arange(images), rows)
+    return metrics
 
 
 def test_what_is_printed():
     source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
-    found = ClassEvaluation(
-        labelled=labelled, metrics=tally_by_hand(), unreadable=0, images_per_second=1234.5, gflops_per_image=17.58
-    )
+    metrics, speed = metrics_by_hand(labelled), {"images_per_second": 1234.5, "gflops_per_image": 17.58}
+    found = Evaluation(labelled=labelled, metrics=metrics, unreadable=0, **speed)
     assert to_text({"": found}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",
         "data               test of digits, 9 of 9 images",

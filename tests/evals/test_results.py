@@ -1,6 +1,7 @@
 """The folder of a report: every file against the images themselves, and what happens where it cannot be written."""
 
 import csv
+import dataclasses
 import json
 import os
 import sys
@@ -17,9 +18,8 @@ from vit_jax.api import from_weights
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, SKY
 from vit_jax.evals import result_figures as figures
-from vit_jax.evals.classification import ClassMetrics, Predictions
+from vit_jax.evals.classification import ClassMetrics
 from vit_jax.evals.label_map import Labelled, identity_map
-from vit_jax.evals.results import ClassEvaluation
 from vit_jax.extras import install_command
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -136,29 +136,30 @@ class Stored:
         return f"image {index}"
 
 
-def evaluation_of(tally, source):
-    labelled = Labelled(source, "", [], identity_map(source.class_names))
-    return ClassEvaluation(labelled=labelled, metrics=tally, unreadable=0, images_per_second=1.0, gflops_per_image=1.0)
+def metrics_of(source, first, confidence):
+    """Metrics of images of class 0, whose most probable outputs are `first`."""
+    metrics = ClassMetrics(Labelled(source, "", [], identity_map(source.class_names)))
+    rows = {"label_B": np.zeros(len(first), int), "class_BT": np.array(first)[:, None], "loss_B": np.zeros(len(first))}
+    metrics.add(np.arange(len(first)), rows | {"probability_BT": np.array(confidence)[:, None]})
+    return metrics
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_pictures_of_odd_names_and_images(wrong):
-    tally = ClassMetrics(2, np.arange(2))
-    first = np.array([[1]] * wrong + [[0]] * (3 - wrong))
-    tally.add(Predictions(np.arange(3), np.zeros(3, int), first, np.full((3, 1), 0.75), np.zeros(3)), first == 0)
-    evaluation = evaluation_of(tally, Stored())
+    metrics = metrics_of(Stored(), [1] * wrong + [0] * (3 - wrong), [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)
     for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, transform)):
-        assert draw(evaluation).startswith(b"\x89PNG")
+        assert draw(metrics).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("size", "shape", "words"), [(1000, (250, 113), ", the largest of 4 × 1"), (7, (7, 7), "")])
 def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
-    tally = ClassMetrics(size, np.arange(shape[1]))
-    tally.confusion_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
-    tally.confusion_2LA[0, 3, 4] = 12
-    axes, bar = figures.draw_confusion(evaluation_of(tally, SimpleNamespace(class_names=("x",) * size))).axes
+    label_map = dataclasses.replace(identity_map(("x",) * size), is_allowed_K=np.arange(size) < shape[1])
+    metrics = ClassMetrics(Labelled(SimpleNamespace(class_names=("x",) * size), "", [], label_map))
+    metrics.confusion_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
+    metrics.confusion_2LA[0, 3, 4] = 12
+    axes, bar = figures.draw_confusion(metrics).axes
     cells = axes.images[0].get_array()
     assert (cells.shape, bar.get_ylabel()) == (shape, f"share of the class's images{words}")
     row = 3 * shape[0] // size
@@ -169,10 +170,8 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
 
 def test_bins_with_few_images_are_pale(monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
-    tally, confidence = ClassMetrics(2, np.arange(2)), np.array([0.55] * 9 + [0.95] * 10)[:, None]
-    first = np.zeros((19, 1), int)
-    tally.add(Predictions(np.arange(19), np.zeros(19, int), first, confidence, np.zeros(19)), first == 0)
-    above, below = figures.draw_reliability(evaluation_of(tally, Stored())).axes
+    metrics = metrics_of(Stored(), [0] * 19, [0.55] * 9 + [0.95] * 10)
+    above, below = figures.draw_reliability(metrics).axes
     colours = {bars.get_label(): to_hex(bars[0].get_facecolor()).upper() for bars in above.containers}
     assert colours == {"accuracy": BLUE, "accuracy, fewer than 10 images": SKY}
     assert [bar.get_height() for bars in below.containers for bar in bars] == [10, 9]

@@ -1,5 +1,6 @@
 """Thousands of pages of runs with hostile names: names stay text, and the page runs nothing and fetches nothing."""
 
+import copy
 import dataclasses
 import html.parser
 import random
@@ -141,7 +142,9 @@ def named(evaluation, names, words):
     old = evaluation.labelled
     source = MemorySource(old.source.images, old.source.labels, names)
     label_map = dataclasses.replace(old.label_map, output_names=names)
-    return dataclasses.replace(evaluation, labelled=Labelled(source, words, [words], label_map))
+    metrics = copy.copy(evaluation.metrics)
+    metrics.labelled = Labelled(source, words, [words], label_map)
+    return dataclasses.replace(evaluation, labelled=metrics.labelled, metrics=metrics)
 
 
 def hostile(rng):

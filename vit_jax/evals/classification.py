@@ -7,7 +7,8 @@ Legend: B global batch, K outputs of the network, A outputs that may be predicte
 batch that count, T most probable outputs: five, or all of fewer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,39 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import Batch
+from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.runner import Results, Split, means_of, sum_over
 from vit_jax.evals.uncertainty import Calibration, wilson
 
 FIRST = 5
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
 MOST_MISTAKES = 24  # that are kept
-
-
-class Predictions(NamedTuple):
-    """Predictions of some images, on the host.
-
-    Attributes:
-      record_N: numbers of the images in the split.
-      label_N: their classes, in the numbering of the data.
-      class_NT: numbers of outputs, the most probable first; of equal ones the lower number.
-      probability_NT: float32, their softmax probabilities; not finite if a logit is not.
-      loss_N: softmax cross-entropy of the output of the class.
-    """
-
-    record_N: np.ndarray
-    label_N: np.ndarray
-    class_NT: np.ndarray
-    probability_NT: np.ndarray
-    loss_N: np.ndarray
-
-    @classmethod
-    def of(cls, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> "Predictions":
-        """Return the predictions of images from their rows of the results of `predict`."""
-        return cls(record_N, *(rows[name] for name in ("label_B", "class_BT", "probability_BT", "loss_B")))
+CONFUSED_SHOWN, CONFUSED_KEPT = 3, 50
 
 
 def predict(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array) -> Results:
-    """Return the fields of `Predictions` for a batch, and "mask_B".
+    """Return for each image of a batch "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B".
+
+    "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number; "probability_BT" has
+    their softmax probabilities, float32, not finite if a logit is not; "loss_B" is the cross-entropy.
 
     Args:
       logits_BK: float32.
@@ -78,80 +61,146 @@ class Mistake(NamedTuple):
 
 
 class ClassMetrics:
-    """Sums over predictions.
+    """Metrics of predictions.
 
     Attributes:
+      labelled: the images.
       images_L, top1_L, top5_L: images of each class, and those with a right prediction first, or among the first five.
       loss: sum of softmax cross-entropy.
       calibration: of the first predictions.
       output_A: the outputs that may be predicted, ascending.
       confusion_2LA: images of each class by first prediction, wrong ones [0] and right ones [1] (an image may have
         several right outputs); None if it would be too large.
-      mistakes: the most confident ones, the worst first.
+      wrong: the most confident mistakes, the worst first.
     """
 
-    def __init__(self, num_classes: int, output_A: np.ndarray) -> None:
-        self.images_L, self.top1_L, self.top5_L = np.zeros((3, num_classes), np.int64)
-        self.loss = 0.0
-        self.calibration = Calibration()
-        self.output_A = output_A
-        is_small = num_classes * len(output_A) <= LARGEST_CONFUSION
-        self.confusion_2LA = np.zeros((2, num_classes, len(output_A)), np.int64) if is_small else None
-        self.mistakes: list[Mistake] = []
+    probabilities = "probability_BT"  # in the rows of `predict`
 
-    def add(self, predictions: Predictions, is_right_NT: np.ndarray) -> None:
-        """Add predictions; `is_right_NT` is bool."""
-        label_N, first_N = predictions.label_N, predictions.class_NT[:, 0]
-        is_right_N, confidence_N = is_right_NT[:, 0], predictions.probability_NT[:, 0]
+    def __init__(self, labelled: Labelled) -> None:
+        self.labelled, label_map = labelled, labelled.label_map
+        num_classes, self.output_A = len(label_map.output_L), np.flatnonzero(label_map.is_allowed_K)
+        self.images_L, self.top1_L, self.top5_L = np.zeros((3, num_classes), np.int64)
+        self.loss, self.calibration = 0.0, Calibration()
+        self.wrong: list[Mistake] = []
+        shape = num_classes, len(self.output_A)
+        self.confusion_2LA = np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
+        if self.confusion_2LA is None:
+            size = f"{num_classes:,} classes and {len(self.output_A):,} answers"
+            labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
+
+    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of `predict` for images that count; `record_N` are their numbers in the split."""
+        label_N, class_NT, first_N = rows["label_B"], rows["class_BT"], rows["class_BT"][:, 0]
+        is_right_NT = self.labelled.label_map.is_right(record_N, label_N, class_NT)
+        is_right_N, confidence_N = is_right_NT[:, 0], rows["probability_BT"][:, 0]
         for counts_L, counted_N in (
             (self.images_L, np.ones(len(label_N), bool)),
             (self.top1_L, is_right_N),
             (self.top5_L, is_right_NT.any(axis=1)),
         ):
             counts_L += np.bincount(label_N[counted_N], minlength=len(counts_L))
-        self.loss += float(predictions.loss_N.astype(np.float64).sum())
+        self.loss += float(rows["loss_B"].astype(np.float64).sum())
         self.calibration.add(confidence_N, is_right_N)
         if self.confusion_2LA is not None:
             place_N = np.searchsorted(self.output_A, first_N)
             np.add.at(self.confusion_2LA, (is_right_N.astype(int), label_N, place_N), 1)
         wrong = np.flatnonzero(~is_right_N)
         wrong = wrong[np.argsort(-confidence_N[wrong], kind="stable")][:MOST_MISTAKES]
-        rows = zip(predictions.record_N[wrong], label_N[wrong], first_N[wrong], confidence_N[wrong], strict=True)
-        new = [Mistake(int(record), int(label), int(one), float(p)) for record, label, one, p in rows]
-        self.mistakes = sorted(self.mistakes + new, key=lambda one: (-one.probability, one.record))[:MOST_MISTAKES]
+        columns = record_N[wrong], label_N[wrong], first_N[wrong], confidence_N[wrong]
+        new = list(map(Mistake, *(column.tolist() for column in columns)))
+        self.wrong = sorted(self.wrong + new, key=lambda one: (-one.probability, one.record))[:MOST_MISTAKES]
 
     @property
     def images(self) -> int:
         """Number of images."""
         return int(self.images_L.sum())
 
-    def accuracies(self) -> Iterator[tuple[str, float, tuple[float, float]]]:
-        """Yield "top1_accuracy" and "top5_accuracy" with their 95 % intervals."""
-        for name, right_L in (("top1_accuracy", self.top1_L), ("top5_accuracy", self.top5_L)):
+    def figures(self) -> dict[str, Any]:
+        """Return the metrics by name; "loss" is None if an image has several right outputs."""
+        figures, images = dict[str, Any](), self.images
+        for name, right_L in (("top1", self.top1_L), ("top5", self.top5_L)):
             right = float(right_L.sum())
-            yield name, right / self.images, wilson(right, self.images)
+            figures |= {f"{name}_accuracy": right / images, f"{name}_interval": list(wilson(right, images))}
+        loss = self.loss / images if self.labelled.label_map.has_loss else None
+        return figures | {"loss": loss, "calibration_error": self.calibration.error}
 
-    def confused(self, most: int) -> list[tuple[int, int, int]]:
-        """Return the most frequent mistakes as (class, output, images), of equal ones the lower numbers first."""
+    def shown(self) -> dict[str, Any]:
+        """Return `figures` for people: intervals beside their accuracies."""
+        figures = {name: value for name, value in self.figures().items() if value is not None}
+        for name in ("top1", "top5"):
+            low, high = figures.pop(f"{name}_interval")
+            figures[f"{name}_accuracy"] = f"{figures[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"
+        return figures
+
+    def details(self) -> dict[str, Any]:
+        """Return metrics of classes and images by name."""
+        return {
+            "most_confused": self.confused(CONFUSED_KEPT),
+            "most_confident_mistakes": self.mistakes(),
+            "calibration_bins": [one._asdict() for one in self.calibration.bins()],
+        }
+
+    def worst(self) -> dict[str, str]:
+        """Return the most frequent mistakes as a line of text, by its name; {} without mistakes."""
+        confused = self.confused(CONFUSED_SHOWN)
+        pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
+        return {"most_confused": ", ".join(pairs)} if pairs else {}
+
+    def confused(self, most: int) -> list[dict[str, Any]]:
+        """Return the most frequent mistakes: class, predicted class, images, and images of the class.
+
+        Of equally frequent ones those with the lower numbers come first.
+        """
         if self.confusion_2LA is None:
             return []
+        names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
         labels, places = np.nonzero(self.confusion_2LA[0])
         counts = self.confusion_2LA[0, labels, places]
-        order = np.argsort(-counts, kind="stable")[:most]
-        return [(int(labels[i]), int(self.output_A[places[i]]), int(counts[i])) for i in order]
+        chosen = np.argsort(-counts, kind="stable")[:most]
+        return [
+            {
+                "class": names[label],
+                "answer": output_names[self.output_A[place]],
+                "images": count,
+                "of": int(self.images_L[label]),
+            }
+            for label, place, count in zip(*(x[chosen].tolist() for x in (labels, places, counts)), strict=True)
+        ]
 
-    def table(self, class_names: Sequence[str], listed: Sequence[int]) -> Iterator[list[Any]]:
-        """Yield the header, then for each listed class: name, images, right ones, accuracies with intervals.
+    def mistakes(self) -> list[dict[str, Any]]:
+        """Return the most confident mistakes, the worst first."""
+        source, output_names = self.labelled.source, self.labelled.label_map.output_names
+        return [
+            {
+                "image": source.name_of(one.record),
+                "class": source.class_names[one.label],
+                "answer": output_names[one.predicted],
+                "probability": one.probability,
+            }
+            for one in self.wrong
+        ]
+
+    def table(self) -> Iterator[list[Any]]:
+        """Yield the header, then for each class with images: name, images, right ones, accuracies with intervals.
 
         Accuracies are empty without images.
         """
         accuracies = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
         yield ["class", "images", "top1_correct", *accuracies]
-        for number in listed:
+        for number in self.labelled.label_map.listed.tolist():
             images, counts = int(self.images_L[number]), (int(self.top1_L[number]), int(self.top5_L[number]))
             shares = [(count / images, *wilson(count, images)) if images else ("", "", "") for count in counts]
             cells = [f"{share:.6f}" if images else "" for triple in shares for share in triple]
-            yield [class_names[number], images, counts[0], *cells]
+            yield [self.labelled.source.class_names[number], images, counts[0], *cells]
+
+    def confusion_table(self) -> Iterator[list[Any]]:
+        """Yield the header, then for each class with images: name, images by predicted class. Empty if too large."""
+        if self.confusion_2LA is None:
+            return
+        counts_LA, label_map = self.confusion_2LA.sum(axis=0), self.labelled.label_map
+        yield ["class", *(label_map.output_names[output] for output in self.output_A)]
+        for label in label_map.listed.tolist():
+            yield [self.labelled.source.class_names[label], *counts_LA[label].tolist()]
 
 
 class ClassificationEvaluator:

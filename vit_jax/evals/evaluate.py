@@ -4,8 +4,6 @@ Legend: B global batch, K outputs of the network, N images that count, T predict
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,19 +11,14 @@ import numpy as np
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.evals.classification import ClassMetrics, Predictions, predict
+from vit_jax.evals.classification import ClassMetrics, predict
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics, score
-from vit_jax.evals.results import ClassEvaluation, Evaluation, MultilabelEvaluation
-from vit_jax.evals.runner import Module, Results, Rows, Runner, counted
+from vit_jax.evals.results import Evaluate, Evaluation, Watch
+from vit_jax.evals.runner import Module, Results, Runner, counted
 from vit_jax.files import printable
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import batch_sharding, replicated
-
-Watch = Callable[..., None]
-"""Receives `Predictions` and which of them are right (N, T); with several labels the numbers of the images, and their
-rows of `multilabel.score`."""
-Evaluate = Callable[[Labelled, Watch | None], Evaluation]
 
 
 def make_evaluate(
@@ -75,36 +68,20 @@ def make_evaluate(
         if label_map.has_loss:
             output_K[: len(label_map.output_L)] = label_map.output_L
         arguments = place(label_map.is_allowed_K), place(output_K)
-        output_A = np.flatnonzero(label_map.is_allowed_K)
-        metrics: Any = (
-            MultilabelMetrics(num_outputs) if is_multilabel else ClassMetrics(len(label_map.output_L), output_A)
-        )
-
-        def seen(record_N: np.ndarray, rows: Rows) -> tuple[Any, Any]:
-            """Add the rows of readable images to the metrics; return what `watch` receives."""
-            probabilities = rows["probability_BK" if is_multilabel else "probability_BT"]
-            if len(odd := np.flatnonzero(~np.isfinite(probabilities).all(axis=1))):
-                raise not_finite(source, images.name_of(int(record_N[odd[0]])))
-            if is_multilabel:
-                metrics.add(rows)
-                return record_N, rows
-            found = Predictions.of(record_N, rows)
-            is_right_NT = label_map.is_right(record_N, found.label_N, found.class_NT)
-            metrics.add(found, is_right_NT)
-            return found, is_right_NT
-
+        metrics = MultilabelMetrics(images.class_names) if is_multilabel else ClassMetrics(labelled)
         began = time.perf_counter()
         for record_B, rows in runner.rows(images, lambda module, batch: compiled(module, batch, *arguments)):
-            result = seen(record_B[rows["mask_B"] > 0], counted(rows))
+            record_N, rows = record_B[rows["mask_B"] > 0], counted(rows)
+            is_finite_N = np.isfinite(rows[metrics.probabilities]).all(axis=1)
+            if not is_finite_N.all():
+                raise not_finite(source, images.name_of(int(record_N[is_finite_N.argmin()])))
+            metrics.add(record_N, rows)
             if watch is not None:
-                watch(*result)
+                watch(record_N, rows)
         seconds = time.perf_counter() - began
         if not metrics.images:
             raise ValueError("No image could be read, so there is nothing to evaluate.")
-        if not is_multilabel and metrics.confusion_2LA is None:
-            size = f"{len(metrics.images_L):,} classes and {len(metrics.output_A):,} answers"
-            labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
-        return (MultilabelEvaluation if is_multilabel else ClassEvaluation)(
+        return Evaluation(
             labelled=labelled,
             metrics=metrics,
             unreadable=len(images) - metrics.images,

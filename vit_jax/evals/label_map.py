@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vit_jax.config import Architecture
-from vit_jax.data.records import Source, few
-from vit_jax.data.subset import SubsetSource, TrainingData
+from vit_jax.data.records import Source
+from vit_jax.data.subset import TrainingData
 
 
 class WeightsInfo(Protocol):
@@ -88,38 +88,3 @@ class Labelled(NamedTuple):
     words: str
     notes: list[str]
     label_map: LabelMap
-
-
-def numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
-    """Return the source with labels in the numbering of the weights, matched by name.
-
-    Weights without class names need as many classes as the data.
-
-    Raises:
-      ValueError: the weights lack a class of the data, or have it twice; only one of both has images of several labels.
-    """
-    if source.is_multilabel != weights.is_multilabel:
-        one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
-        raise ValueError(
-            f"--data={data}: {several} is for images that may have several labels, {one} for images with one label. "
-            "Both must be of the same kind."
-        )
-    known = weights.class_names
-    if known is None:
-        if weights.architecture.num_classes != source.num_classes:
-            raise ValueError(
-                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
-                "names to match them by."
-            )
-        return source
-    if unknown := [name for name in source.class_names if name not in known]:
-        raise ValueError(
-            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
-            "evaluate on some classes of the data only, name them: --classes=A,B."
-        )
-    if source.class_names == known:
-        return source
-    if clashing := [name for name in source.class_names if known.count(name) > 1]:
-        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
-    relabel = np.array([known.index(name) for name in source.class_names])
-    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.classification import nothing_readable
+from vit_jax.evals.classification import CONFUSED_SHOWN, nothing_readable
 from vit_jax.evals.runner import Results, Split, counted, results_of
 
 THRESHOLD = 0.5  # least probability of a predicted class
@@ -38,27 +38,30 @@ class PerClass(NamedTuple):
 
 
 class MultilabelMetrics:
-    """Probabilities of a split, kept as they come, because the metrics need all of them.
+    """Metrics of probabilities, which are kept as they come: average precision needs all of them.
 
     Attributes:
       images: number of images.
       loss: sum over them.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        self.images, self.loss = 0, 0.0
-        self._per_class: PerClass | None = None  # of all images so far
-        self._probabilities, self._labels = [np.zeros((0, num_classes), np.float32)], [np.zeros((0, num_classes), bool)]
+    probabilities = "probability_BK"  # in the rows of `score`
 
-    def add(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Add the rows of images that count, from `score`."""
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self.images, self.loss, self._class_names = 0, 0.0, class_names
+        self._per_class: PerClass | None = None  # of all images so far
+        shape = 0, len(class_names)
+        self._probabilities, self._labels = [np.zeros(shape, np.float32)], [np.zeros(shape, bool)]
+
+    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of `score` for images that count; `record_N` are their numbers in the split."""
         self._probabilities.append(rows["probability_BK"])
         self._labels.append(rows["label_BK"] > 0)
-        self.images, self._per_class = self.images + len(rows["loss_B"]), None
+        self.images, self._per_class = self.images + len(record_N), None
         self.loss += float(rows["loss_B"].astype(np.float64).sum())
 
-    def results(self) -> Iterator[tuple[str, float]]:
-        """Yield "mean_average_precision", "f1_micro" and "f1_macro"; means over the classes that have images.
+    def figures(self) -> dict[str, float]:
+        """Return "mean_average_precision", "f1_micro" and "f1_macro", means over the classes with images, and "loss".
 
         Raises:
           ValueError: no image has a label.
@@ -67,9 +70,26 @@ class MultilabelMetrics:
         if not per_class.images.any():
             raise ValueError("No readable image has a label: there is nothing to evaluate.")
         right, predicted, true = self._counts()
-        yield "mean_average_precision", float(np.nanmean(per_class.average_precision))
-        yield "f1_micro", float(2 * right.sum() / (predicted.sum() + true.sum()))
-        yield "f1_macro", float(np.nanmean(per_class.f1))
+        return {
+            "mean_average_precision": float(np.nanmean(per_class.average_precision)),
+            "f1_micro": float(2 * right.sum() / (predicted.sum() + true.sum())),
+            "f1_macro": float(np.nanmean(per_class.f1)),
+            "loss": self.loss / self.images,
+        }
+
+    shown = figures  # for people
+
+    def details(self) -> dict[str, Any]:
+        """Return the metrics of each class, None for NaN."""
+        rows = (dict(zip(PerClass._fields, row, strict=True)) for row in self._rows())
+        named = zip(self._class_names, rows, strict=True)
+        return {"classes": [{"class": n, **{k: None if x != x else x for k, x in row.items()}} for n, row in named]}
+
+    def worst(self) -> dict[str, str]:
+        """Return the classes of the lowest average precision as a line of text, by its name."""
+        known = [one for one in self.details()["classes"] if one["images"]]
+        ranked = sorted((one["average_precision"], one["class"]) for one in known)[:CONFUSED_SHOWN]
+        return {"lowest_precision": ", ".join(f"{name} {value:.2%}" for value, name in ranked)}
 
     def per_class(self) -> PerClass:
         """Return the metrics of each class; classes of probability `THRESHOLD` or more are predicted.
@@ -85,17 +105,14 @@ class MultilabelMetrics:
             self._per_class = PerClass(true, average, precision, recall, f1)
         return self._per_class
 
-    def rows(self) -> Iterator[dict[str, int | float]]:
-        """Yield the metrics of one class after another, by name."""
-        per_class = self.per_class()
-        for row in zip(*(figures.tolist() for figures in per_class), strict=True):
-            yield dict(zip(per_class._fields, row, strict=True))
-
-    def table(self, class_names: Sequence[str]) -> Iterator[list[Any]]:
+    def table(self) -> Iterator[list[Any]]:
         """Yield the header, then for each class name and metrics; empty cells for NaN."""
         yield ["class", *PerClass._fields]
-        for name, (images, *figures) in zip(class_names, (row.values() for row in self.rows()), strict=True):
+        for name, (images, *figures) in zip(self._class_names, self._rows(), strict=True):
             yield [name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)]
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return zip(*(figures.tolist() for figures in self.per_class()), strict=True)
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the images of each class, (K,): rightly predicted, predicted, and labelled."""
@@ -126,17 +143,17 @@ class MultilabelEvaluator:
         self._split, self._step = split, step
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield "loss", per example, the results of `MultilabelMetrics`, and "images", the number of examples.
+        """Yield the figures of `MultilabelMetrics`, with the objective's loss, and "images", the number of examples.
 
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
-        metrics, loss = MultilabelMetrics(len(self._split.class_names)), 0.0
+        metrics, loss = MultilabelMetrics(self._split.class_names), 0.0
         for results in results_of(self._split.open_batches, self._step, state):
             loss += float(results["loss"])
-            metrics.add(counted(results))
+            metrics.add(np.flatnonzero(results["mask_B"]), counted(results))
         if not metrics.images:
             raise nothing_readable(self._split)
-        yield "loss", loss / metrics.images
-        yield from metrics.results()
+        first = {"loss": loss / metrics.images}
+        yield from (first | metrics.figures() | first).items()
         yield "images", float(metrics.images)

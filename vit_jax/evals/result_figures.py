@@ -7,7 +7,8 @@ import numpy as np
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, GREY, ORANGE, SKY, TILE_PIXELS, new_figure, short, tile, to_bytes
-from vit_jax.evals.results import ClassEvaluation, Evaluation, MultilabelEvaluation
+from vit_jax.evals.classification import ClassMetrics
+from vit_jax.evals.multilabel import MultilabelMetrics
 
 MOST_NAMED = 30  # classes of a matrix with their names
 MOST_CELLS = 250  # on one side of a matrix
@@ -15,28 +16,26 @@ MOST_COUNTED = 12  # classes of a matrix with numbers in its cells
 FEW_IMAGES = 10  # in a bin; fewer make its accuracy uncertain
 
 
-def draw(evaluation: Evaluation, transform: EvaluationTransform) -> dict[str, bytes]:
-    """Return the figures of an evaluation by name, the widest first."""
-    if isinstance(evaluation, MultilabelEvaluation):
-        return {"average_precision": draw_average_precision(evaluation)}
-    assert isinstance(evaluation, ClassEvaluation)
-    figures = {"mistakes": draw_mistakes(evaluation, transform)}
-    if evaluation.metrics.confusion_2LA is not None:
-        figures["confusion"] = draw_confusion(evaluation)
-    return figures | {"reliability": draw_reliability(evaluation)}
+def draw(metrics: ClassMetrics | MultilabelMetrics, transform: EvaluationTransform) -> dict[str, bytes]:
+    """Return the figures of an evaluation by name, the widest first; `transform` decodes images."""
+    if isinstance(metrics, MultilabelMetrics):
+        return {"average_precision": draw_average_precision(metrics)}
+    figures = {"mistakes": draw_mistakes(metrics, transform)}
+    if metrics.confusion_2LA is not None:
+        figures["confusion"] = draw_confusion(metrics)
+    return figures | {"reliability": draw_reliability(metrics)}
 
 
-def draw_average_precision(evaluation: MultilabelEvaluation) -> bytes:
+def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
     """Draw the average precision of the classes with images, the highest first; of many classes the lowest."""
-    known = [one for one in evaluation.details()["classes"] if one["images"]]
+    known = [one for one in metrics.details()["classes"] if one["images"]]
     shown = sorted(known, key=lambda one: -one["average_precision"])[-MOST_NAMED:]
     figure = new_figure(5, 1.2 + 0.25 * len(shown))
     axes = figure.subplots()
     names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
     axes.barh(range(len(shown)), [one["average_precision"] for one in shown], color=BLUE)
-    axes.axvline(
-        evaluation.figures()["mean_average_precision"], color=ORANGE, linestyle="--", label="mean of all classes"
-    )
+    mean = metrics.figures()["mean_average_precision"]
+    axes.axvline(mean, color=ORANGE, linestyle="--", label="mean of all classes")
     axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="average precision of a class (and its images)")
@@ -44,9 +43,9 @@ def draw_average_precision(evaluation: MultilabelEvaluation) -> bytes:
     return to_bytes(figure)
 
 
-def draw_reliability(evaluation: ClassEvaluation) -> bytes:
+def draw_reliability(metrics: ClassMetrics) -> bytes:
     """Draw accuracy against confidence in bins, and the number of images in each; bins with few images are pale."""
-    bins = [one for one in evaluation.metrics.calibration.bins() if one.images]
+    bins = [one for one in metrics.calibration.bins() if one.images]
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
@@ -62,7 +61,7 @@ def draw_reliability(evaluation: ClassEvaluation) -> bytes:
     above.plot(
         means, [one.accuracy for one in bins], "o", color=ORANGE, clip_on=False, label="mean confidence of a bin"
     )
-    error = evaluation.metrics.calibration.error
+    error = metrics.calibration.error
     above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     below.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class", ylabel="images", yscale="log")
@@ -70,12 +69,12 @@ def draw_reliability(evaluation: ClassEvaluation) -> bytes:
     return to_bytes(figure)
 
 
-def draw_confusion(evaluation: ClassEvaluation) -> bytes:
+def draw_confusion(metrics: ClassMetrics) -> bytes:
     """Draw the share of each class's images by predicted class; of a large matrix, the largest share of each block.
 
     The cells of a small matrix have the number of images.
     """
-    label_map, metrics = evaluation.labelled.label_map, evaluation.metrics
+    label_map = metrics.labelled.label_map
     assert metrics.confusion_2LA is not None
     counts_LA = metrics.confusion_2LA.sum(axis=0)[label_map.listed]
     shares_LA = counts_LA / np.maximum(counts_LA.sum(axis=1, keepdims=True), 1)
@@ -94,7 +93,7 @@ def draw_confusion(evaluation: ClassEvaluation) -> bytes:
         for row, column in np.argwhere(counts_LA > 0):
             colour = "black" if shares_LA[row, column] > 0.25 else "white"  # half of the range of colours
             axes.text(column, row, f"{counts_LA[row, column]:,}", color=colour, fontsize=7, ha="center", va="center")
-    names = evaluation.labelled.source.class_names
+    names = metrics.labelled.source.class_names
     labels = [short(names[label]) for label in label_map.listed]
     outputs = [short(label_map.output_names[output]) for output in metrics.output_A]
     axes.set_xlabel("predicted class" if len(outputs) <= MOST_NAMED else "predicted class: column of confusion.csv")
@@ -109,16 +108,14 @@ def draw_confusion(evaluation: ClassEvaluation) -> bytes:
 def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     """Return the largest cell of each block, and the size of blocks: at most `MOST_CELLS` on a side."""
     rows, columns = (-(-size // MOST_CELLS) for size in shares_LA.shape)
-    padded = np.pad(
-        shares_LA, [(0, -size % block) for size, block in zip(shares_LA.shape, (rows, columns), strict=True)]
-    )
+    padded = np.pad(shares_LA, [(0, -shares_LA.shape[0] % rows), (0, -shares_LA.shape[1] % columns)])
     split = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
     return split.max(axis=(1, 3)), (rows, columns)
 
 
-def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -> bytes:
+def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> bytes:
     """Draw the most confident mistakes: image (decoded as by `transform`), class, prediction and its probability."""
-    mistakes = evaluation.metrics.mistakes
+    mistakes = metrics.wrong
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
     figure = new_figure(1.7 * columns, 2.1 * rows + 0.5)
@@ -126,9 +123,8 @@ def draw_mistakes(evaluation: ClassEvaluation, transform: EvaluationTransform) -
     figure.suptitle(title, fontsize=10)
     for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
         axes.axis("off")
-    shown = evaluation.mistakes()
-    for axes, mistake, words in zip(every, mistakes, shown, strict=False):
-        stored = evaluation.labelled.source[mistake.record].image
+    for axes, mistake, words in zip(every, mistakes, metrics.mistakes(), strict=False):
+        stored = metrics.labelled.source[mistake.record].image
         axes.imshow(_tile(stored, transform), interpolation="nearest")
         prediction = f"{short(words['answer'])} {words['probability']:.0%}"
         axes.set_title(f"{short(words['class'])}\n→ {prediction}", fontsize=8)

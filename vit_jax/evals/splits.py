@@ -9,12 +9,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.config import InputConfig
 from vit_jax.data.listing import WHOLE
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, few
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
-from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map, numbered_as
+from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,10 +179,10 @@ def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -
 
 
 def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = None) -> Labelled:
-    """Open the images of data, as in a recipe, that are evaluated; classes are matched as by `numbered_as`.
+    """Open the images of data, as in a recipe, that are evaluated; classes are matched as by `_numbered_as`.
 
     Raises:
-      ValueError: as `open_source` and `numbered_as`; an option has no effect on these data.
+      ValueError: as `open_source` and `_numbered_as`; an option has no effect on these data.
     """
     split, plan, notes = _choose(data, choice or SplitChoice(), weights)
     opened = plan.source(split)
@@ -189,11 +191,46 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
             f"{data} has changed since training: what was held out then is held out, and of new images those that "
             "would have been. No image has changed sides."
         )
-    source = numbered_as(weights, opened, data)
+    source = _numbered_as(weights, opened, data)
     if weights.class_names is None:
         notes.append("the weights do not name their classes: matched by number with the data's.")
     words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
     return Labelled(source, words, notes, identity_map(source.class_names))
+
+
+def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
+    """Return the source with labels in the numbering of the weights, matched by name.
+
+    Weights without class names need as many classes as the data.
+
+    Raises:
+      ValueError: the weights lack a class of the data, or have it twice; only one of both has images of several labels.
+    """
+    if source.is_multilabel != weights.is_multilabel:
+        one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
+        raise ValueError(
+            f"--data={data}: {several} is for images that may have several labels, {one} for images with one label. "
+            "Both must be of the same kind."
+        )
+    known = weights.class_names
+    if known is None:
+        if weights.architecture.num_classes != source.num_classes:
+            raise ValueError(
+                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
+                "names to match them by."
+            )
+        return source
+    if unknown := [name for name in source.class_names if name not in known]:
+        raise ValueError(
+            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
+            "evaluate on some classes of the data only, name them: --classes=A,B."
+        )
+    if source.class_names == known:
+        return source
+    if clashing := [name for name in source.class_names if known.count(name) > 1]:
+        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
+    relabel = np.array([known.index(name) for name in source.class_names])
+    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
 
 _Chosen = tuple[str, Plan, list[str]]  # split, how the data are split, notes

@@ -11,8 +11,9 @@ from vit_jax.api import Model
 from vit_jax.config.load import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures
+from vit_jax.evals.classification import ClassMetrics
 from vit_jax.evals.evaluate import make_evaluate
-from vit_jax.evals.results import ClassEvaluation, Evaluation
+from vit_jax.evals.results import Evaluation
 from vit_jax.evals.splits import SplitChoice, open_labelled
 from vit_jax.figures.curves import USUAL, RunLog, draw_curves, select_panels
 from vit_jax.figures.network import KINDS, available
@@ -169,13 +170,13 @@ def _note_on_mixup(run: RunLog) -> Iterator[str]:
 def _predictions(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield f"<p>{_text(_relative(evaluation.labelled.words))}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
-    first, *others = result_figures.draw(evaluation, model.require_transform()).items()
+    first, *others = result_figures.draw(evaluation.metrics, model.require_transform()).items()
     yield _png(first[1], _words(first[0]))
     yield _row(_png(picture, _words(name)) for name, picture in others)
-    if isinstance(evaluation, ClassEvaluation) and (found := evaluation.confused(MOST_CONFUSED)):
+    if isinstance(evaluation.metrics, ClassMetrics) and (found := evaluation.metrics.confused(MOST_CONFUSED)):
         confused = [(one["class"], one["answer"], one["images"], one["of"]) for one in found]
         yield _table(("class", "predicted as", "images", "of"), confused)
-    header, *rows = evaluation.table()
+    header, *rows = evaluation.metrics.table()
     yield _folded("every class", _table(header, rows))
 
 
