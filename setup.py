@@ -82,7 +82,7 @@ setup(
     license_files=["LICENSE"],
     packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
-    package_data={"vit_jax": ["py.typed"], "vit_jax.inference.imagenet": ["classes.tsv"]},
+    package_data={"vit_jax": ["py.typed"], "vit_jax.evals": ["imagenet_classes.tsv"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

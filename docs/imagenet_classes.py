@@ -1,4 +1,4 @@
-"""Writes vit_jax/inference/imagenet/classes.tsv: the 1,000 classes of ILSVRC-2012 in their order.
+"""Writes vit_jax/evals/imagenet_classes.tsv: the 1,000 classes of ILSVRC-2012 in their order.
 
 One line a class: its WordNet id, whether ImageNet-A ("A") and ImageNet-R ("R") have it ("-": neither), and its WordNet
 lemmas. The ids and their order are those of tensorflow_datasets (datasets/imagenet2012/labels.txt); the lemmas and the
@@ -13,7 +13,7 @@ import sys
 
 import tensorflow_datasets as tfds
 
-TARGET = pathlib.Path(__file__).parents[1] / "vit_jax/inference/imagenet/classes.tsv"
+TARGET = pathlib.Path(__file__).parents[1] / "vit_jax/evals/imagenet_classes.tsv"
 
 
 def main(info: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vit_jax.data.vtab import TASKS
-from vit_jax.transfer.datasets import RELEASED
+from vit_jax.evals.splits import RELEASED
 from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -22,7 +22,7 @@ RANKS = (
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
     ("evals", "weights"),
     ("train", "api"),
-    ("plan", "inference", "transfer"),
+    ("plan",),
     ("figures", "machine"),
     ("sweeps",),
     ("cli",),
@@ -37,10 +37,10 @@ BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
     *("vit_jax/machine/checks.py", "vit_jax/hosts/notice.py", "vit_jax/train/lifecycle/lock.py", "vit_jax/plan/aot.py"),
-    *("vit_jax/train/lifecycle/agreement.py", "vit_jax/inference/imagenet/classes.py", "vit_jax/data/workers.py"),
+    *("vit_jax/train/lifecycle/agreement.py", "vit_jax/evals/imagenet_classes.py", "vit_jax/data/workers.py"),
     *("vit_jax/cli/__init__.py", "vit_jax/backend.py", "vit_jax/extras.py"),
     "vit_jax/weights/formats/npz.py",  # members of an archive
-    "vit_jax/transfer/cache.py",  # of the cache, after it was checked that they are regular
+    "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
 }
 READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}

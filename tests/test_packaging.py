@@ -23,7 +23,7 @@ def test_an_installed_package_finds_its_recipes_anywhere(tmp_path):
         shutil.copy(ROOT / file, source)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, f"--target={target}", source], check=True)
-    for file in ("py.typed", "inference/imagenet/classes.tsv"):
+    for file in ("py.typed", "evals/imagenet_classes.tsv"):
         assert (target / "vit_jax" / file).is_file()
 
     program = "import vit_jax; print(vit_jax.__file__); from vit_jax.cli import main; main(['show', '--config=digits'])"

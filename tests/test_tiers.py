@@ -51,9 +51,10 @@ FEATURES = (  # files with at least one fast test
     "train/test_stopping.py",  # training runs, interrupted and resumed
     "train/test_adapt.py",  # fine-tuning
     *(f"models/test_{family}.py" for family in ("vit", "resnet", "blocks", "attention")),
-    *(f"inference/test_{verb}.py" for verb in ("evaluate", "predict", "export", "report")),
+    *(f"evals/test_{part}.py" for part in ("evaluate", "results")),
+    *(f"api/test_{part}.py" for part in ("export", "predictions")),
     *(f"weights/test_{step}.py" for step in ("saving", "convert", "transfer")),  # each with all formats
-    *(f"cli/test_{family}_verbs.py" for family in ("training", "weight", "transfer")),
+    *(f"cli/test_{family}_verbs.py" for family in ("training", "weight", "frozen")),
     *("cli/test_inspect_verb.py", "cli/test_plan_verb.py"),
     *(f"launch/test_{script}.py" for script in ("scripts", "slurm", "gke", "tpu_pod")),
 )

@@ -6,11 +6,14 @@ A name is the path with "/" between its parts, without the `value` that Flax var
 
 import difflib
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")
@@ -97,3 +100,13 @@ def _kind(name: str) -> str:
 
 def _shape(leaf: Any) -> tuple[int, ...]:
     return tuple(getattr(leaf, "shape", ()))
+
+
+def parameters_sha256(model: Any) -> str:
+    """Return the SHA-256 of the float32 bytes of all parameters in the order of their names."""
+    digest = hashlib.sha256()
+    for _, leaf in sorted(named_leaves(model).items()):
+        is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
+        full = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
+        digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
+    return digest.hexdigest()

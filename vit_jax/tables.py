@@ -1,9 +1,10 @@
-"""Text for other readers: Markdown in which names stay names, and CSV that spreadsheets do not execute."""
+"""Tables as text: aligned columns, Markdown without markup in names, and CSV without formulas; metrics as text."""
 
 import csv
 import io
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from vit_jax.files import printable
@@ -15,6 +16,34 @@ _MARKUP = str.maketrans({sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{o
 # is guarded as well, so that removing one quote restores every cell.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
+_PERCENT = ("accuracy", "calibration_error", "mean_average_precision", "f1_micro", "f1_macro")
+
+
+def metric_text(name: str, value: Any) -> str:
+    """Return the value of a metric as text: in percent, as a number of images, or with four decimals; text as it is."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.2%}" if name.endswith(_PERCENT) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
+
+
+def columns(rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least: Sequence[int] = ()) -> str:
+    """Return rows of cells as lines of aligned columns, control characters escaped.
+
+    Args:
+      rows: cells; the last ones of a row may be missing.
+      signs: "<" or ">" for each column.
+      gap: between columns.
+      least: least widths of the first columns.
+    """
+    lines = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
+    widths = [*map(max, widths, least), *widths[len(least) :]]
+    return "\n".join(
+        gap.join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=False)).rstrip()
+        for row in lines
+    )
 
 
 def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()) -> str:

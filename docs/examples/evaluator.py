@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.arrays import Batch, normalise
-from vit_jax.evals import Split
-from vit_jax.evals.sums import sum_over
+from vit_jax.evals import Split, sum_over
 from vit_jax.train.assemble import Assembly
 
 

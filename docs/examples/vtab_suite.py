@@ -1,6 +1,6 @@
 """Tasks for `vit-jax vtab`: five questions about a handwritten digit, with 100 examples each.
 
-`--suite` takes a list of `vit_jax.transfer.vtab.suite.Task`.
+`--suite` takes a list of `vit_jax.sweeps.suite.Task`.
 
 Run it, after `vit-jax pretrain --config=digits_transfer:pretrain --workdir=runs/small`:
 
@@ -18,7 +18,7 @@ from vit_jax.config import InputConfig
 from vit_jax.data.images import decode
 from vit_jax.data.memory import MemorySource
 from vit_jax.data.tfds_source import open_digits
-from vit_jax.transfer.vtab.suite import Task
+from vit_jax.sweeps.suite import Task
 
 
 @dataclasses.dataclass(frozen=True)

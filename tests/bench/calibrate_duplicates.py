@@ -52,12 +52,13 @@ def features_of(weights: str):
     import jax
 
     from vit_jax.api import load_model
+    from vit_jax.evals.features import Extractor
     from vit_jax.sharding import build_mesh, replicated
-    from vit_jax.transfer.features import Extractor
 
     model = load_model(weights, sharding=replicated(build_mesh(jax.devices())))
     extractor = Extractor(
-        model=model,
+        module=model.module,
+        architecture=model.architecture,
         layer="pre_logits",
         transform=model.require_transform(),
         global_batch=128,

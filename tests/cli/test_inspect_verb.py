@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.inference.samples import sample_pixels, sample_weights, to_png, write_pngs
+from tests.evals.samples import sample_pixels, sample_weights, to_png, write_pngs
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import RESNET, weights_of
 from vit_jax.arrays import Batch

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.inference.samples import sample_pixels, write_pngs
+from tests.evals.samples import sample_pixels, write_pngs
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.data.deep_files import png, tiff
-from tests.inference.samples import (
+from tests.evals.samples import (
     DIRECT,
     NAMES,
     SEVEN,

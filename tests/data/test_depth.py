@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.deep_files import packed, png, pnm, tiff
 from tests.data.test_orientation import UPRIGHT
-from vit_jax.api.images import Images
+from vit_jax.api.model import Images
 from vit_jax.data.crops import Box
 from vit_jax.data.depth import depth_of_file, num_pages
 from vit_jax.data.images import UnreadableImage, decode, plan_crop

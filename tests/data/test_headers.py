@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vit_jax.api.images import build_transform
+from vit_jax.api.build import build_transform
 from vit_jax.data import headers, images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.memory import MemorySource

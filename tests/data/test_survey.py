@@ -8,8 +8,8 @@ import numpy as np
 from tests.data.deep_files import png, pnm, tiff
 from vit_jax.data.sources import open_source
 from vit_jax.data.survey import MOST_FILES, survey
+from vit_jax.evals.splits import SplitChoice, open_pair, open_split
 from vit_jax.files import open_regular
-from vit_jax.transfer.datasets import PairChoice, open_pair, open_split
 
 GREY = np.arange(63, dtype=np.uint16).reshape(7, 9) * 65  # 12 bits
 UNIT = GREY.astype(np.float32) / 4095
@@ -107,9 +107,9 @@ def test_a_folder_warns_once(tmp_path, make_config, caplog):
 
 def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
     write(tmp_path, {f"{kind}/{n}.tif": tiff(GREY) for kind in "ab" for n in range(5)})
-    open_pair(f"folder:{tmp_path}", PairChoice())
+    open_pair(f"folder:{tmp_path}", SplitChoice())
     (message,) = caplog.messages
     assert "Pass --value_range=0,4095" in message
     caplog.clear()
-    open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", PairChoice())
+    open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", SplitChoice())
     assert "Pass --value_range=0,4095" in caplog.messages[0]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.inference.samples import sample_pixels, sample_weights
+from tests.evals.samples import sample_pixels, sample_weights
 from vit_jax.api import from_weights
 from vit_jax.figures import attention_maps
 

@@ -1,5 +1,6 @@
 """Thousands of pages of runs with hostile names: names stay text, and the page runs nothing and fetches nothing."""
 
+import copy
 import dataclasses
 import html.parser
 import random
@@ -8,14 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from tests.inference.samples import SEVEN, sample_pixels, sample_weights
+from tests.evals.samples import SEVEN, evaluate_of, sample_pixels, sample_weights
 from vit_jax.api import from_weights
 from vit_jax.data.memory import MemorySource
+from vit_jax.evals.label_map import Labelled, LabelMap
 from vit_jax.figures import page
 from vit_jax.figures.curves import RunLog
 from vit_jax.files import printable
-from vit_jax.inference.evaluate import make_evaluate
-from vit_jax.inference.labelled import Key, Labelled
 
 pytestmark = pytest.mark.slow
 
@@ -126,23 +126,25 @@ def evaluated():
     """A model and an evaluation of it, whose names the cases replace."""
     model = from_weights(sample_weights())
     pixels, count = sample_pixels(14), SEVEN.num_classes
-    key = Key(
-        answer_names=model.class_names,
+    label_map = LabelMap(
+        output_names=model.class_names,
         is_allowed_K=np.ones(count, bool),
         output_L=np.arange(count),
         listed=np.arange(count),
     )
     source = MemorySource(pixels, np.arange(14) % count, model.class_names)
-    labelled = Labelled(source, "words", [], key)
-    return model, make_evaluate(model, global_batch=14, max_unreadable=0)(labelled, None)
+    labelled = Labelled(source, "words", [], label_map)
+    return model, evaluate_of(model, global_batch=14, max_unreadable=0)(labelled, None)
 
 
 def named(evaluation, names, words):
     """The same evaluation of classes with other names."""
     old = evaluation.labelled
     source = MemorySource(old.source.images, old.source.labels, names)
-    key = dataclasses.replace(old.key, answer_names=names)
-    return dataclasses.replace(evaluation, labelled=Labelled(source, words, [words], key))
+    label_map = dataclasses.replace(old.label_map, output_names=names)
+    metrics = copy.copy(evaluation.metrics)
+    metrics.labelled = Labelled(source, words, [words], label_map)
+    return dataclasses.replace(evaluation, labelled=metrics.labelled, metrics=metrics)
 
 
 def hostile(rng):
@@ -184,7 +186,7 @@ def test_names_stay_text(evaluated, monkeypatch):
         is_drawn = case % DRAWN_EVERY == 0
         monkeypatch.setattr(page, "_svg", draw_svg if is_drawn else lambda _: "<svg></svg>")
         monkeypatch.setattr(page, "draw_curves", draw_curves if is_drawn else lambda *_: None)
-        monkeypatch.setattr(page.figures, "draw", draw_figures if is_drawn else lambda *_: {"mistakes": b"png"})
+        monkeypatch.setattr(page.result_figures, "draw", draw_figures if is_drawn else lambda *_: {"mistakes": b"png"})
         report = make_report(rng, *evaluated)
         try:
             text = check(page.build_page(report))

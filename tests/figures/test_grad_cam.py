@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from tests.inference.samples import sample_pixels
+from tests.evals.samples import sample_pixels
 from tests.weights.small_networks import HYBRID, NETWORKS, weights_of
 from vit_jax.api import from_weights
 from vit_jax.figures.grad_cam import class_activation, class_activations

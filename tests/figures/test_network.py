@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.inference.samples import sample_pixels
+from tests.evals.samples import sample_pixels
 from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, ROOT_HYBRID, VIT, weights_of
 from vit_jax.api import from_weights
 from vit_jax.figures import sheets

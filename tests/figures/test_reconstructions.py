@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.inference.samples import sample_pixels
+from tests.evals.samples import sample_pixels
 from tests.weights.small_networks import VIT, weights_of
 from vit_jax.api import from_weights
 from vit_jax.config import ObjectiveConfig

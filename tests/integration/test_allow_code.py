@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import vit_jax
-from tests.inference.samples import DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, write_pngs
+from tests.evals.samples import DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, write_pngs
 from tests.integration.commands import run, succeed
 from tests.tiny import RECIPE, flags
 from tests.weights.small_networks import arrays_of
@@ -91,7 +91,7 @@ VERBS = {
     "vtab": ["vtab", "W", "--suite=mine:TASKS", "--tasks=all", "--workdir=sweep"],
 }
 SUITE = """
-from vit_jax.transfer.vtab.suite import Task
+from vit_jax.sweeps.suite import Task
 splits = {"train": "train", "validation": "test", "train_and_validation": "train", "test": "test"}
 TASKS = [Task(name="mine", group="all", data="mine:open_data", **splits)]
 

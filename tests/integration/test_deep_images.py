@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.deep_files import tiff
-from tests.inference.samples import to_png
+from tests.evals.samples import to_png
 from tests.integration.commands import pretraining, succeed
 from vit_jax.weights import load_weights
 

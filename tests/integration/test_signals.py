@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.inference.samples import sample_pixels, sample_weights, write_classes
+from tests.evals.samples import sample_pixels, sample_weights, write_classes
 from tests.integration import commands
 from tests.integration.launchers import explicit
 from vit_jax.weights.saving import OWN, save_weights
@@ -119,7 +119,7 @@ def test_a_signal_to_one_process_of_a_verb_ends_all(given, place):
     words = ["evaluate", given / "weights", f"--data=folder:{given / 'images'}"]
     files = [place / f"held_{process}" for process in range(2)]
     environments = [own | {"HELD_FILE": str(file)} for own, file in zip(explicit(2), files, strict=True)]
-    call = "vit_jax.inference.evaluate:make_evaluate"
+    call = "vit_jax.evals.evaluate:make_evaluate"
     processes = commands.start_all(words, environments, PYTHONPATH=commands.HELD, HELD_CALL=call)
     for process, file in zip(processes, files, strict=True):
         commands.wait_until(file.exists, process)

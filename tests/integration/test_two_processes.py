@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from tests.inference.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
+from tests.evals.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 from tests.integration.test_runs import write_damaged
-from tests.transfer.vtab.small_suite import begun, words_of
+from tests.sweeps.small_suite import begun, words_of
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration import commands
 from tests.integration.commands import run, succeed
-from tests.transfer.vtab import small_suite
-from tests.transfer.vtab.small_suite import begun, files_of_runs, words_of
+from tests.sweeps import small_suite
+from tests.sweeps.small_suite import begun, files_of_runs, words_of
 from vit_jax.sweeps import vtab as sweep
 from vit_jax.train.lifecycle import workdir
 from vit_jax.train.lifecycle.interruption import Interrupted

@@ -7,9 +7,9 @@ import pytest
 
 from vit_jax.config import load_recipe, resolve
 from vit_jax.config.load import flatten, to_dict
+from vit_jax.sweeps.suite import VTAB
 from vit_jax.sweeps.vtab import Outcome, Setting, choose, config_of_run, folder_of_run, grid, outcome_of
 from vit_jax.train.run_files import write_summary
-from vit_jax.transfer.vtab.suite import VTAB
 
 CONFIG = dataclasses.replace(load_recipe("configs/finetune.py:ViT-L/16,vtab"), init_from="weights")
 SHORT, LONG = Setting(500, 100, 0.01), Setting(2500, 200, 0.01)

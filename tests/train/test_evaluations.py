@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.evals.samples import extractor_of
 from tests.integration import commands
 from tests.rejections import rejects
 from tests.tiny import source
@@ -21,7 +22,6 @@ from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.evaluations import build_evaluations
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.transfer.features import Extractor
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -159,9 +159,8 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     workdir, summary = uninterrupted
     model = from_weights(load_weights(str(workdir)))
     transform = build_fewshot_transform((8, 8))
-    options = {"layer": "pre_logits", "global_batch": 16, "max_unreadable": 0, "cache": None}
     model = dataclasses.replace(model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))))
-    extractor = Extractor(model=model, transform=transform, **options)
+    extractor = extractor_of(model, transform=transform, global_batch=16)
     sides = [extractor.extract(source) for source in (DATA.supports["few"], DATA.others["few"])]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):

@@ -1,4 +1,4 @@
-"""Models by name with initial parameters, and models of stored weights."""
+"""Models by name with initial parameters, models of stored weights, and how their images are prepared."""
 
 import dataclasses
 import pathlib
@@ -9,20 +9,26 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import pytree
-from vit_jax.api.images import build_transform, stored_transform
-from vit_jax.api.model import Model, numbers_of
+from vit_jax.api.model import Model, numbers_of, undescribed
 from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
+from vit_jax.config.schema import INTERPOLATIONS
+from vit_jax.config.validate import is_value_range
+from vit_jax.data.subset import TrainingData
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.evals.least_squares import LinearClassifier
+from vit_jax.evals.logistic import LogisticClassifier
 from vit_jax.models import build_model
+from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights, load_weights, resized
-from vit_jax.weights.transfer import fit, without_head
+from vit_jax.weights.transfer import ending_in, fit, with_classifier, without_head
 
 _OF_OTHERS = {
     **dict.fromkeys(("pretrained", "checkpoint_path"), "load_model(source) reads weights"),
     **dict.fromkeys(("img_size", "input_size"), "give image_size="),
     "in_chans": "images have three channels",
 }
-"""What other libraries' functions take."""
+"""Arguments of other libraries."""
 
 
 def create_model(
@@ -37,13 +43,13 @@ def create_model(
     interpolation: str | None = None,
     **options: Any,
 ) -> Model:
-    """Builds a network with initial parameters.
+    """Build a network with initial parameters.
 
     Args:
       name: "ViT-B/16", "R50x1", "R50+ViT-B/16"; see `config.variants`.
       num_classes: length of the logits; 0 for a network that ends in its features.
       image_size: in pixels, one side of a square or (height, width).
-      seed: of the initial values; those of a pre-training run with this seed.
+      seed: random seed of the initial values, which are those of a pre-training run with this seed.
       compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
       resize: how `preprocess` prepares images: "short_side" or "direct".
       crop_fraction: of the short side that the crop keeps; 1 with "direct".
@@ -80,16 +86,16 @@ def load_model(
     facts: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Model:
-    """Loads weights of any format as a network that is ready to use.
+    """Load weights of any format as a network that is ready to use.
 
     Args:
       source: a workdir of a run; a .npz or .safetensors file, or a folder with one; or "hf://owner/name".
       num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves features only.
       image_size: of the network in pixels, one side of a square or (height, width); learned positions are resized.
       class_names: for a file that does not hold them.
-      polyak: of a workdir, take the Polyak average where there is one.
+      polyak: use the Polyak average of a workdir if there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
-      facts: what the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
+      facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
       **options: as `from_weights`: compute_dtype, resize, crop_fraction, interpolation, exif_orientation,
         value_range, position_resize.
 
@@ -115,7 +121,7 @@ def from_weights(
     position_resize: str = "library",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
-    """Builds the network of weights, without dropout or rematerialisation, and its preparation of images.
+    """Build the network of weights, without dropout or rematerialisation, and its preparation of images.
 
     Args:
       weights: as loaded.
@@ -185,3 +191,88 @@ def from_weights(
 
 def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
     return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+
+
+def with_probe(
+    weights: Weights,
+    transform: EvaluationTransform,
+    layer: str,
+    classifier: LogisticClassifier | LinearClassifier,
+    class_names: tuple[str, ...],
+    training: TrainingData | None,
+) -> Weights:
+    """Return weights whose last layer is a classifier of features.
+
+    Args:
+      weights: of the network that computed the features.
+      transform: of their images.
+      layer: of the features, one that a network can end in.
+      classifier: of the features.
+      class_names: of the classifier.
+      training: the data that it was fitted on.
+    """
+    base = ending_in(weights, layer)
+    preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
+    fitted = with_classifier(base, *classifier.to_linear(), class_names)
+    return dataclasses.replace(fitted, preprocessing=preparation, training=training)
+
+
+def stored_transform(
+    stored: Mapping[str, Any] | None,
+    image_size: tuple[int, int],
+    source: str,
+    resize: str | None = None,
+    crop_fraction: float | None = None,
+    interpolation: str | None = None,
+    exif_orientation: bool | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> EvaluationTransform | None:
+    """Return the preparation of images that the weights (`stored`) or the caller state; None if neither does.
+
+    The caller may override the orientation and the range of values of the weights: both depend on how files are stored.
+
+    Raises:
+      ValueError: another value is not allowed, contradicts the weights, or lacks the others.
+    """
+    known = {field: value for field, value in (stored or {}).items() if value is not None}
+    given = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    for field, value in given.items():
+        if value is None:
+            continue
+        if known.setdefault(field, value) != value:
+            raise ValueError(f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out.")
+    if known.get("resize") == "direct":
+        known.setdefault("crop_fraction", 1.0)
+    if "resize" in known and "crop_fraction" in known:
+        how = known["resize"], known["crop_fraction"], known.get("interpolation")
+        transform = build_transform(*how, image_size, source)
+        is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
+        values = known.get("value_range") if value_range is None else value_range
+        if values is not None and not is_value_range(values):
+            raise ValueError(f"{source}: value_range={values!r} must be two finite numbers, low < high.")
+        return dataclasses.replace(
+            transform,
+            exif_orientation=is_upright,
+            value_range=None if values is None else (values[0], values[1]),
+            library="timm" if known.get("resize_library") == "timm" else "huggingface",
+        )
+    if any(value is not None for value in (*given.values(), exif_orientation, value_range)):
+        raise undescribed(source)
+    return None
+
+
+def build_transform(
+    resize: Any, fraction: Any, interpolation: Any, image_size: tuple[int, int], source: str
+) -> EvaluationTransform:
+    """Validate values that may come from a foreign file."""
+    if resize not in ("direct", "short_side"):
+        raise ValueError(f"{source}: resize={resize!r} is unknown; it is direct or short_side.")
+    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        raise ValueError(f"{source}: crop_fraction={fraction!r} must be a number above 0, up to 1.")
+    if resize == "direct" and fraction != 1:
+        raise ValueError(f"{source}: crop_fraction={fraction} has no effect with resize=direct; leave it out.")
+    if interpolation not in (None, *INTERPOLATIONS):
+        raise ValueError(
+            f"{source}: interpolation={interpolation!r} is unknown; it is {' or '.join(INTERPOLATIONS)}, or not given."
+        )
+    return EvaluationTransform(image_size, resize, float(fraction), interpolation=interpolation)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.api.images import Images, undescribed
 from vit_jax.arrays import ModelOutput, normalise
 from vit_jax.config import Architecture
+from vit_jax.data.files import read_file
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.placement import prefetch
+from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
@@ -31,7 +33,38 @@ from vit_jax.weights.saving import save
 
 BATCH_SIZE = 64
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]
-"""A batch of images, and for each of its images before the padding the error that was met."""
+"""A batch of images, and the error of each image before the padding."""
+
+
+class Images(Source):
+    """Images as records without labels: paths, encoded files or pixels.
+
+    Attributes:
+      batch: the array (B, H, W, C), if the images are one.
+    """
+
+    class_names = ()
+
+    def __init__(self, images: Any) -> None:
+        """Takes one image, an array of images, or an iterable of images."""
+        is_array = hasattr(images, "ndim")
+        is_iterable = isinstance(images, Iterable) and not isinstance(images, (str, bytes, os.PathLike))
+        is_many = images.ndim == 4 if is_array else is_iterable
+        self.batch = images if is_array and is_many else None
+        self._images: Any = images if is_array and is_many else list(images) if is_many else [images]
+        if not len(self._images):
+            raise ValueError("The list of images is empty; give at least one.")
+        self.labels = np.zeros(len(self._images), np.int32)
+
+    def image_of(self, index: int) -> bytes | np.ndarray:
+        image = self._images[index]
+        if isinstance(image, (str, os.PathLike)):
+            return read_file(os.path.expanduser(os.fspath(image)))
+        return image if isinstance(image, bytes) else np.asarray(image)
+
+    def name_of(self, index: int) -> str:
+        image = self._images[index]
+        return os.fspath(image) if isinstance(image, (str, os.PathLike)) else f"image {index}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,14 +75,14 @@ class Model:
       module: the Flax module, a plain pytree that `jax.jit`, `jax.grad` and optax take. Put a trained one back with
         `dataclasses.replace(model, module=...)`, and write it with `save`.
       architecture: every number of the network, and the dtype it computes in.
-      class_names: in the order of the logits; "0", "1", … where the weights do not name them.
-      transform: from a stored image to the network's pixels; None where the weights do not state how.
+      class_names: in the order of the logits; "0", "1", … if the weights do not name them.
+      transform: from a stored image to the network's pixels; None if the weights do not describe it.
       source: where the parameters come from.
-      notes: what was assumed, changed or is odd about them.
-      training: the data of the run that made them; None where that is not known.
-      is_multilabel: trained on images that may have several labels: the probability of each class is its own.
-      normalisation: of the pixels of the library that the weights come from, which is folded into them.
-      licence: of the weights, as the Hub names it; "" where it is not known.
+      notes: remarks on the weights.
+      training: the data of the run that made them; None if unknown.
+      is_multilabel: images may have several labels: sigmoid instead of softmax.
+      normalisation: of pixels in the library of the weights; it is folded into them.
+      licence: of the weights, as the Hub names it; "" if unknown.
     """
 
     module: nnx.Module
@@ -68,15 +101,15 @@ class Model:
         return f"Model({a.name}, {a.image_size[0]}x{a.image_size[1]} pixels, {a.num_classes} classes, {self.source})"
 
     def save(self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False) -> Report:
-        """Writes the parameters with classes and preparation of images, as `load_model`, verbs and others read them.
+        """Write the parameters with classes and preparation of images, for `load_model`, the verbs and other libraries.
 
         Args:
           destination: a folder, for a checkpoint of ours; a .npz in the released format of the family.
           to: another format, of those that `vit-jax convert` writes: "timm", "huggingface", ...
-          overwrite: replace what is there.
+          overwrite: replace existing files.
 
         Returns:
-          What was written, array by array, and notes.
+          A report of the written arrays, and notes.
 
         Raises:
           ValueError: the destination exists or does not match the format, or the format cannot hold the network.
@@ -93,64 +126,64 @@ class Model:
         return save(weights, str(destination), to=to, overwrite=overwrite)
 
     def __call__(self, images_BHWC: Any, *, taps: str | Collection[str] = ()) -> ModelOutput:
-        """Runs the network on images that are prepared, on one device; also under `jax.jit`.
+        """Run the network on prepared images, on one device; also under `jax.jit`.
 
         Args:
           images_BHWC: (B, H, W, 3) of the architecture's size, RGB; uint8, 0 to 255, or floating point in [-1, 1].
-          taps: inner results to return: "blocks" and "attention" of a transformer, "stages" of a ResNet.
+          taps: intermediates to return: "blocks" and "attention" of a transformer, "stages" of a ResNet.
 
         Returns:
-          Logits, features, tokens and taps as `ModelOutput` has them; logits_BK is None of a network without classes.
+          Logits, features, tokens and intermediates, see `ModelOutput`; logits_BK is None without classes.
 
         Raises:
-          ValueError: another shape, dtype or range (the range of what is being traced is not known), or a tap that the
+          ValueError: another shape, dtype or range (ranges are not checked while tracing), or an intermediate that the
             network does not have.
         """
         taps = (taps,) if isinstance(taps, str) else tuple(taps)
         return _forward(self.module, self._validated(images_BHWC), self.architecture.compute_dtype, taps)
 
     def preprocess(self, images: Any) -> np.ndarray:
-        """Prepares images as those that the network was trained on: decodes, resizes and crops.
+        """Decode, resize and crop images as in training.
 
         Args:
-          images: a path, an encoded file as bytes, or pixels as uint8 (H, W), (H, W, 1 or 3) of any size or as an image
-            of Pillow; or a list of these; or an array (B, H, W, 3).
+          images: a path, an encoded file as bytes, pixels as uint8 (H, W) or (H, W, 1 or 3) of any size, or an image of
+            Pillow; or a list of these; or an array (B, H, W, 3).
 
         Returns:
           uint8 (B, height, width, 3), RGB.
 
         Raises:
-          ValueError: an image cannot be read, or the weights do not state how images are prepared.
+          ValueError: an image is unreadable, or the weights do not describe the preparation of images.
         """
         source = Images(images)
         return _stacked(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
-        """Class probabilities (N, K), float32; arguments and errors as for `stream`.
+        """Return class probabilities (N, K), float32; arguments and errors as for `stream`.
 
-        They are the softmax of the logits; of a network for several labels the sigmoid of each.
+        They are the softmax of the logits, or the sigmoid if images may have several labels.
         """
         source = Images(images)
         return _stacked(self.stream(source, batch_size=batch_size), source)
 
     def features(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
-        """What the last layer is linear in, (N, D), float32; arguments and errors as for `stream`."""
+        """Return the input of the last linear layer, (N, D), float32; arguments and errors as for `stream`."""
         source = Images(images)
         return _stacked(self.stream(source, "features_BD", batch_size=batch_size), source)
 
     def stream(
         self, images: Any, field: str = "probabilities", *, batch_size: int = BATCH_SIZE
     ) -> Iterator[np.ndarray | UnreadableImage]:
-        """Runs the network over any number of images on all devices of this process, each image once.
+        """Run the network over any number of images on all devices of this process, each image once.
 
         Args:
-          images: an array (N, H, W, 3) of prepared images, as for a call. Anything else is prepared as by `preprocess`,
+          images: an array (N, H, W, 3) of prepared images, as for a call; other images are prepared as by `preprocess`,
             by threads that read ahead.
           field: "probabilities", or a field of `ModelOutput` whose first dimension is the batch.
           batch_size: images at a time over all devices, rounded up to a multiple of them; the last batch is padded.
 
         Yields:
-          For each image in its order the row of the result, in float32; for one that cannot be read, why.
+          The row of the result of each image in its order, in float32; the error of an unreadable image.
 
         Raises:
           ValueError: as a call and `preprocess`, or a field that the network does not return.
@@ -172,12 +205,12 @@ class Model:
         yield from _rows(prefetch(batches, run))
 
     def require_classes(self) -> None:
-        """Raises ValueError for a network that ends in its features."""
+        """Raise ValueError for a network without classes."""
         if self.architecture.num_classes == 0:
             raise ValueError(f"{self.source} has no classes, only features: its head was left out. Fine-tune it first.")
 
     def require_transform(self) -> EvaluationTransform:
-        """The transform; ValueError where the weights do not state one."""
+        """Return the transform; raise ValueError if the weights do not describe one."""
         if self.transform is None:
             raise undescribed(self.source)
         return self.transform
@@ -188,14 +221,14 @@ class Model:
         return mesh, jax.device_put(self.module, replicated(mesh))
 
     def _cut(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
-        """Batches of prepared images."""
+        """Yield batches of prepared images."""
         images_NHWC = self._validated(images_NHWC)
         for first in range(0, len(images_NHWC), size):
             part = np.asarray(images_NHWC[first : first + size])
             yield np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0))), [None] * len(part)
 
     def _read(self, source: Images, size: int) -> Iterator[Padded]:
-        """Batches of images that are prepared here, by threads that read ahead."""
+        """Yield batches of images that threads prepare ahead."""
         threads = Parallelism(num_workers=0, num_threads=available_cores())
         transform = self.require_transform()
         stream = EvaluationStream(source, transform, size, np.arange(size))
@@ -229,22 +262,22 @@ def _forward(module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, .
 
 
 def numbers_of(num_classes: int) -> tuple[str, ...]:
-    """What stands for the names of classes where these are not known."""
+    """Return the names of classes whose names are unknown."""
     return tuple(map(str, range(num_classes)))
 
 
 def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
-    """Of the classes: they exclude each other, or each is a question of its own."""
+    """Return the softmax of the logits, or the sigmoid if images may have several labels."""
     return jax.nn.sigmoid(logits_BK) if is_multilabel else jax.nn.softmax(logits_BK)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
 def _field(module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool) -> jax.Array:
     output = _forward(module, images_BHWC, dtype)
-    found = getattr(output, "logits_BK" if field == "probabilities" else field, None)
-    if found is None:
+    value = getattr(output, "logits_BK" if field == "probabilities" else field, None)
+    if value is None:
         raise ValueError(f"This network does not return {field}: choose a field of ModelOutput that it sets.")
-    return to_probabilities(found, is_multilabel) if field == "probabilities" else found.astype(jnp.float32)
+    return to_probabilities(value, is_multilabel) if field == "probabilities" else value.astype(jnp.float32)
 
 
 def _rows(batches: Iterable[tuple[Any, list[UnreadableImage | None]]]) -> Iterator[np.ndarray | UnreadableImage]:
@@ -254,9 +287,17 @@ def _rows(batches: Iterable[tuple[Any, list[UnreadableImage | None]]]) -> Iterat
 
 
 def _stacked(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.ndarray:
-    found = []
+    stacked = []
     for number, row in enumerate(rows):
         if isinstance(row, UnreadableImage):
             raise UnreadableImage(f"{source.name_of(number)}: {row}. Use stream() to continue after such images.")
-        found.append(row)
-    return np.stack(found)
+        stacked.append(row)
+    return np.stack(stacked)
+
+
+def undescribed(source: str) -> ValueError:
+    """Return the error for weights that do not describe the preparation of images."""
+    return ValueError(
+        f"{source} does not state how images are prepared: add --resize=direct (both sides to the network's size; in "
+        'Python resize="direct") or --resize=short_side --crop_fraction=0.875 (the middle of the image).'
+    )

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from vit_jax import __version__
 from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
-from vit_jax.cli import analysis, catalogue, planning, preparation, runs, stop, sweeps, training, transfer, weights
+from vit_jax.cli import analysis, catalogue, frozen, planning, preparation, runs, stop, sweeps, training, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
 from vit_jax.config.nearest import did_you_mean
 
 _TRAINING = (training.pretrain, training.finetune, training.replay, training.lr_range, sweeps.sweep)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
-_TRANSFER = (transfer.fewshot, transfer.probe, transfer.knn, transfer.features, transfer.duplicates, sweeps.vtab)
+_TRANSFER = (frozen.fewshot, frozen.probe, frozen.knn, frozen.features, frozen.duplicates, sweeps.vtab)
 _PICTURES = (sweeps.study, runs.status, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
 _LISTS = (catalogue.models, catalogue.weights, catalogue.recipes, training.show)
 _OTHERS = (planning.plan, preparation.prepare, training.bench, training.doctor)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vit_jax.cli.model import CHECKPOINT, READING, open_model
+from vit_jax.cli.loading import CHECKPOINT, READING, open_model
 from vit_jax.cli.outputs import output_folder
 from vit_jax.cli.verb import RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, whole

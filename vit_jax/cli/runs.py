@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from vit_jax.cli.model import OF_LIMITS, limits, load_placed_model
+from vit_jax.cli.loading import OF_LIMITS, limits, load_placed_model
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.verb import ALLOW_CODE, verb
 from vit_jax.cli.words import Given, UsageError, positive

@@ -256,8 +256,8 @@ def _tasks(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
 
     from vit_jax import hosts
     from vit_jax.config import FinetuneConfig, load_recipe
+    from vit_jax.sweeps.suite import load_suite, select_tasks
     from vit_jax.sweeps.vtab import Sweep, unavailable
-    from vit_jax.transfer.vtab.suite import load_suite, select_tasks
 
     index, count = share(options)
     recipe = options.get("config", VTAB_RECIPE)

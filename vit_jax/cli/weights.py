@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vit_jax.cli.model import (
+from vit_jax.cli.loading import (
     CHECKPOINT,
     NAMES,
     OF_LIMITS,
@@ -26,7 +26,7 @@ from vit_jax.files import expanded, printable, printable_lines, write_atomically
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
-    from vit_jax.inference.labelled import Labelled
+    from vit_jax.evals.label_map import Labelled
     from vit_jax.weights import Weights
 
 _CHOOSING = {
@@ -120,8 +120,9 @@ def evaluate(given: Given) -> None:
 def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
     from vit_jax import hosts
     from vit_jax.drawing import require_drawing
-    from vit_jax.inference import outcome, report
-    from vit_jax.inference.evaluate import make_evaluate
+    from vit_jax.evals import results
+    from vit_jax.evals.evaluate import make_evaluate
+    from vit_jax.evals.report_folder import write_report
 
     folder, table = None, None
     if hosts.is_first():
@@ -131,19 +132,27 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
         require_drawing()
     model, weights = load_placed_model(options)
     opened, absent = _open_evaluated(options, model, weights)
-    evaluate = make_evaluate(model, **numbers)
+    transform = model.require_transform()
+    evaluate = make_evaluate(
+        model.module,
+        model.architecture,
+        transform,
+        source=model.source,
+        is_multilabel=model.is_multilabel,
+        **numbers,
+    )
     found = {}
     for name, labelled in opened.items():
         if folder is not None:
             inside = folder / name if len(opened) > 1 else folder
-            found[name] = report.write_report(inside, labelled, model, evaluate)
+            found[name] = write_report(inside, labelled, evaluate, transform, model.source)
         else:
             found[name] = evaluate(labelled, None)
     if not hosts.is_first():
         return
     if options.get("csv") != "-":
-        values = outcome.values(found, absent, model.source)
-        print(outcome.to_json(values) if "json" in options else outcome.to_text(found, model.source), flush=True)
+        values = results.values(found, absent, model.source)
+        print(results.to_json(values) if "json" in options else results.to_text(found, model.source), flush=True)
     for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
         print(f"note: {printable(note)}", file=sys.stderr)
     for name, reason in absent.items():
@@ -157,8 +166,8 @@ def _open_evaluated(
     options: Mapping[str, str], model: "Model", weights: "Weights"
 ) -> "tuple[dict[str, Labelled], dict[str, str]]":
     """Return the images by name, "" of a dataset that stands alone; and how those that are not there are made."""
-    from vit_jax.inference.imagenet.sets import is_family, open_family
-    from vit_jax.inference.labelled import SplitChoice, open_labelled
+    from vit_jax.evals.imagenet_sets import is_family, open_family
+    from vit_jax.evals.splits import SplitChoice, open_labelled
 
     data, data_dir = options["data"], options.get("data_dir")
     if is_family(data):
@@ -236,10 +245,10 @@ def predict(given: Given) -> None:
 
     images = list_images(paths)
 
+    from vit_jax.api.predictions import predict, to_csv, to_json, to_table
     from vit_jax.data.survey import survey
     from vit_jax.evals.multilabel import THRESHOLD
     from vit_jax.hosts import exits
-    from vit_jax.inference.predict import predict, to_csv, to_json, to_table
 
     model = _readable(*open_model(options))
     for line in survey(images, model.require_transform().value_range, "--value_range"):
@@ -284,7 +293,7 @@ def export(given: Given) -> None:
         _convert(options, options["CHECKPOINT"], output, names)
         return
 
-    from vit_jax.inference.export import export_onnx, export_stablehlo, require_free
+    from vit_jax.api.export import export_onnx, export_stablehlo, require_free
 
     output_file(output)
     require_free(output, kind, overwrite="overwrite" in options)
@@ -309,7 +318,7 @@ def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
 
 def _readable(model: "Model", weights: "Weights") -> "Model":
     """The model with names of its classes that people can read; a note where they are not the weights' own."""
-    from vit_jax.inference.imagenet.classes import readable_names
+    from vit_jax.evals.imagenet_classes import readable_names
 
     names = readable_names(weights)
     if weights.class_names is None:

@@ -5,6 +5,7 @@ record keeps the order of the others, and the first ten of a class are among its
 several labels, what is chosen class by class is chosen of all records alike: no class has a record to itself.
 """
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -14,6 +15,36 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.records import Record, Source, checked_labels, class_sizes, few
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Data of a training run, as its weights describe them.
+
+    Attributes:
+      data: as in a config; files by their absolute path.
+      seed: of the run; it selects the hold-out of files without splits.
+      holdout_fraction: of each class of such files.
+      train_split: the split that the run trained on.
+      test_split: the split that it did not train on.
+      classes: the chosen classes of the data; (): all.
+      is_multilabel: images may have several labels.
+      held_up_to: of files without splits, the hold-out by class, from `held_up_to`.
+      lora_rank: of a run with LoRA, whose factors are merged into the kernels.
+    """
+
+    data: str
+    seed: int
+    holdout_fraction: float
+    train_split: str
+    test_split: str
+    classes: tuple[str, ...]
+    is_multilabel: bool = False
+    held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
 
 class SubsetSource(Source):

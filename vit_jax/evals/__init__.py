@@ -1,7 +1,7 @@
-"""How good a model is. An evaluator is built once and yields names and values for every state it is given."""
+"""Evaluation: splits, metrics and results. An evaluator is built once and measures any number of states."""
 
 from vit_jax.evals.classification import ClassificationEvaluator
 from vit_jax.evals.multilabel import MultilabelEvaluator
-from vit_jax.evals.sums import Evaluator, Split
+from vit_jax.evals.runner import Evaluator, Split, sum_over
 
-__all__ = ["ClassificationEvaluator", "Evaluator", "MultilabelEvaluator", "Split"]
+__all__ = ["ClassificationEvaluator", "Evaluator", "MultilabelEvaluator", "Split", "sum_over"]

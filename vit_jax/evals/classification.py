@@ -1,32 +1,233 @@
-"""Loss and accuracy over a full split, every example exactly once on any number of devices and processes."""
+"""Metrics of classifiers whose images have one label: accuracy by class, loss, calibration, confusion matrix, mistakes.
 
-from collections.abc import Callable, Iterator
-from typing import Any
+`predict` runs on the devices; every process gets the predictions of all images and adds them up on the host, so that
+memory does not grow with the images.
+
+Legend: B global batch, K outputs of the network, A outputs that may be predicted, L classes of the data, N images of a
+batch that count, T most probable outputs: five, or all of fewer.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.sums import Split, Sums, means_of, sum_over
+from vit_jax.evals.label_map import Labelled
+from vit_jax.evals.runner import Results, Split, means_of, sum_over
+from vit_jax.evals.uncertainty import Calibration, wilson
+
+FIRST = 5
+LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
+MOST_MISTAKES = 24  # that are kept
+CONFUSED_SHOWN, CONFUSED_KEPT = 3, 50
+
+
+def predict(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array) -> Results:
+    """Return for each image of a batch "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B".
+
+    "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number; "probability_BT" has
+    their softmax probabilities, float32, not finite if a logit is not; "loss_B" is the cross-entropy.
+
+    Args:
+      logits_BK: float32.
+      batch: their images.
+      is_allowed_K: bool; other outputs are ignored, as if the network did not have them.
+      output_L: the output of each class of the data, for the loss.
+    """
+    allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
+    log_BK = jax.nn.log_softmax(allowed_BK)
+    class_BT = jax.lax.top_k(allowed_BK, min(FIRST, logits_BK.shape[1]))[1]
+    loss_B1 = -jnp.take_along_axis(log_BK, output_L[batch.label_B][:, None], axis=1)
+    return {
+        "label_B": batch.label_B,
+        "class_BT": class_BT,
+        "probability_BT": jnp.exp(jnp.take_along_axis(log_BK, class_BT, axis=1)),
+        "loss_B": loss_B1[:, 0],
+        "mask_B": batch.mask_B,
+    }
+
+
+class Mistake(NamedTuple):
+    """A wrong prediction: record, its class, the predicted output and its probability."""
+
+    record: int
+    label: int
+    predicted: int
+    probability: float
+
+
+class ClassMetrics:
+    """Metrics of predictions.
+
+    Attributes:
+      labelled: the images.
+      images_L, top1_L, top5_L: images of each class, and those with a right prediction first, or among the first five.
+      loss: sum of softmax cross-entropy.
+      calibration: of the first predictions.
+      output_A: the outputs that may be predicted, ascending.
+      confusion_2LA: images of each class by first prediction, wrong ones [0] and right ones [1] (an image may have
+        several right outputs); None if it would be too large.
+      wrong: the most confident mistakes, the worst first.
+    """
+
+    probabilities = "probability_BT"  # in the rows of `predict`
+
+    def __init__(self, labelled: Labelled) -> None:
+        self.labelled, label_map = labelled, labelled.label_map
+        num_classes, self.output_A = len(label_map.output_L), np.flatnonzero(label_map.is_allowed_K)
+        self.images_L, self.top1_L, self.top5_L = np.zeros((3, num_classes), np.int64)
+        self.loss, self.calibration = 0.0, Calibration()
+        self.wrong: list[Mistake] = []
+        shape = num_classes, len(self.output_A)
+        self.confusion_2LA = np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
+        if self.confusion_2LA is None:
+            size = f"{num_classes:,} classes and {len(self.output_A):,} answers"
+            labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
+
+    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of `predict` for images that count; `record_N` are their numbers in the split."""
+        label_N, class_NT, first_N = rows["label_B"], rows["class_BT"], rows["class_BT"][:, 0]
+        is_right_NT = self.labelled.label_map.is_right(record_N, label_N, class_NT)
+        is_right_N, confidence_N = is_right_NT[:, 0], rows["probability_BT"][:, 0]
+        for counts_L, counted_N in (
+            (self.images_L, np.ones(len(label_N), bool)),
+            (self.top1_L, is_right_N),
+            (self.top5_L, is_right_NT.any(axis=1)),
+        ):
+            counts_L += np.bincount(label_N[counted_N], minlength=len(counts_L))
+        self.loss += float(rows["loss_B"].astype(np.float64).sum())
+        self.calibration.add(confidence_N, is_right_N)
+        if self.confusion_2LA is not None:
+            place_N = np.searchsorted(self.output_A, first_N)
+            np.add.at(self.confusion_2LA, (is_right_N.astype(int), label_N, place_N), 1)
+        wrong = np.flatnonzero(~is_right_N)
+        wrong = wrong[np.argsort(-confidence_N[wrong], kind="stable")][:MOST_MISTAKES]
+        columns = record_N[wrong], label_N[wrong], first_N[wrong], confidence_N[wrong]
+        new = list(map(Mistake, *(column.tolist() for column in columns)))
+        self.wrong = sorted(self.wrong + new, key=lambda one: (-one.probability, one.record))[:MOST_MISTAKES]
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return int(self.images_L.sum())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the metrics by name; "loss" is None if an image has several right outputs."""
+        figures, images = dict[str, Any](), self.images
+        for name, right_L in (("top1", self.top1_L), ("top5", self.top5_L)):
+            right = float(right_L.sum())
+            figures |= {f"{name}_accuracy": right / images, f"{name}_interval": list(wilson(right, images))}
+        loss = self.loss / images if self.labelled.label_map.has_loss else None
+        return figures | {"loss": loss, "calibration_error": self.calibration.error}
+
+    def shown(self) -> dict[str, Any]:
+        """Return `figures` for people: intervals beside their accuracies."""
+        figures = {name: value for name, value in self.figures().items() if value is not None}
+        for name in ("top1", "top5"):
+            low, high = figures.pop(f"{name}_interval")
+            figures[f"{name}_accuracy"] = f"{figures[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"
+        return figures
+
+    def details(self) -> dict[str, Any]:
+        """Return metrics of classes and images by name."""
+        return {
+            "most_confused": self.confused(CONFUSED_KEPT),
+            "most_confident_mistakes": self.mistakes(),
+            "calibration_bins": [one._asdict() for one in self.calibration.bins()],
+        }
+
+    def worst(self) -> dict[str, str]:
+        """Return the most frequent mistakes as a line of text, by its name; {} without mistakes."""
+        confused = self.confused(CONFUSED_SHOWN)
+        pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
+        return {"most_confused": ", ".join(pairs)} if pairs else {}
+
+    def confused(self, most: int) -> list[dict[str, Any]]:
+        """Return the most frequent mistakes: class, predicted class, images, and images of the class.
+
+        Of equally frequent ones those with the lower numbers come first.
+        """
+        if self.confusion_2LA is None:
+            return []
+        names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
+        labels, places = np.nonzero(self.confusion_2LA[0])
+        counts = self.confusion_2LA[0, labels, places]
+        chosen = np.argsort(-counts, kind="stable")[:most]
+        return [
+            {
+                "class": names[label],
+                "answer": output_names[self.output_A[place]],
+                "images": count,
+                "of": int(self.images_L[label]),
+            }
+            for label, place, count in zip(*(x[chosen].tolist() for x in (labels, places, counts)), strict=True)
+        ]
+
+    def mistakes(self) -> list[dict[str, Any]]:
+        """Return the most confident mistakes, the worst first."""
+        source, output_names = self.labelled.source, self.labelled.label_map.output_names
+        return [
+            {
+                "image": source.name_of(one.record),
+                "class": source.class_names[one.label],
+                "answer": output_names[one.predicted],
+                "probability": one.probability,
+            }
+            for one in self.wrong
+        ]
+
+    def table(self) -> Iterator[list[Any]]:
+        """Yield the header, then for each class with images: name, images, right ones, accuracies with intervals.
+
+        Accuracies are empty without images.
+        """
+        accuracies = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
+        yield ["class", "images", "top1_correct", *accuracies]
+        for number in self.labelled.label_map.listed.tolist():
+            images, counts = int(self.images_L[number]), (int(self.top1_L[number]), int(self.top5_L[number]))
+            shares = [(count / images, *wilson(count, images)) if images else ("", "", "") for count in counts]
+            cells = [f"{share:.6f}" if images else "" for triple in shares for share in triple]
+            yield [self.labelled.source.class_names[number], images, counts[0], *cells]
+
+    def confusion_table(self) -> Iterator[list[Any]]:
+        """Yield the header, then for each class with images: name, images by predicted class. Empty if too large."""
+        if self.confusion_2LA is None:
+            return
+        counts_LA, label_map = self.confusion_2LA.sum(axis=0), self.labelled.label_map
+        yield ["class", *(label_map.output_names[output] for output in self.output_A)]
+        for label in label_map.listed.tolist():
+            yield [self.labelled.source.class_names[label], *counts_LA[label].tolist()]
 
 
 class ClassificationEvaluator:
-    """Accuracy and mean loss.
+    """Accuracy and mean loss over a split.
 
     Args:
       split: the examples.
-      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count, as an objective has
-        them; of masked patches over these.
+      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count, as objectives return
+        them; over patches if patches are predicted.
     """
 
-    def __init__(self, split: Split, step: Callable[[Any, Batch], Sums]):
+    def __init__(self, split: Split, step: Callable[[Any, Batch], Results]):
         self._split, self._step = split, step
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yields "loss" and "accuracy", both per example, and "images", the number of examples.
+        """Yield "loss" and "accuracy", both per example, and "images", the number of examples.
 
         Raises:
-          ValueError: not one image of the split could be read.
+          ValueError: no image of the split is readable.
         """
         totals = sum_over(self._split.open_batches, self._step, state)
         if not totals.get("weight"):
-            raise ValueError(f"No image of the {self._split.name} split could be read: there is nothing to evaluate.")
+            raise nothing_readable(self._split)
         yield from means_of(totals).items()
         yield "images", float(totals.get("images", totals["weight"]))
+
+
+def nothing_readable(split: Split) -> ValueError:
+    """Return the error for a split without readable images."""
+    return ValueError(f"No image of the {split.name} split could be read: there is nothing to evaluate.")

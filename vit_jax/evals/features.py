@@ -1,21 +1,35 @@
-"""Frozen features of a split: one vector for each image, from any layer of the network.
+"""Frozen features: one vector for each image, from any layer; computed on all devices and kept on disk.
 
-Legend: B global batch, N images, D numbers of a feature, S tokens.
+Kept features depend on the parameters, the network, the layer, the preparation of images, and the records. They are
+computed again if one of these changes.
+
+Legend: B global batch, N images, D size of a feature, S tokens, P tokens before those of patches.
 """
 
 import dataclasses
+import hashlib
+import json
+import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
+from vit_jax import hosts
 from vit_jax.arrays import Batch, ModelOutput, normalise
 from vit_jax.config import Architecture
-from vit_jax.data.records import few
-from vit_jax.evals.sums import OpenBatches, Results, results_of
+from vit_jax.data.records import Source, few
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.evals.feature_cache import Cache, Entry, write_rows
+from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, rows_of
+from vit_jax.files import open_atomically
+from vit_jax.pytree import parameters_sha256
 
 LAYERS = {
     "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is one",
@@ -26,6 +40,8 @@ LAYERS = {
     "block:N": "the class token after block N, or the mean of the tokens where there is none",
     "stage:N": "the mean of the map after stage N of a ResNet or of a hybrid's",
 }
+FORM = 2  # of the files in the cache; files of another form are never read
+_FILES = _FEATURE, _IS_READ, _HASH = "feature.npy", "is_read.npy", "hash.npy"
 _HASH_KEYS = (0x9E3779B9, 0x85EBCA6B)
 
 
@@ -34,9 +50,9 @@ class Features:
     """The features of a split in the order of its records.
 
     Attributes:
-      feature_ND: float32, in memory or mapped from a file; zeros where an image could not be read.
+      feature_ND: float32, in memory or mapped from a file; zeros for unreadable images.
       label_N: int32.
-      is_read_N: bool, whether the image could be read.
+      is_read_N: bool; False for unreadable images.
       hash_N: uint64 of the prepared pixels: equal images have equal hashes.
     """
 
@@ -49,28 +65,28 @@ class Features:
         return len(self.label_N)
 
     def take(self, indices: np.ndarray) -> "Features":
-        """Some of the images, in memory."""
+        """Return some of the images, in memory."""
         return Features(*(np.asarray(getattr(self, field.name)[indices]) for field in dataclasses.fields(self)))
 
     def readable(self) -> "Features":
-        """Without the images that could not be read; the same object where all could."""
+        """Return the readable images; the same object if all are."""
         return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
 
 
-def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Results]:
-    """Returns (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B" of the batch.
+def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], Results]:
+    """Return (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B" of the batch.
 
     Args:
-      layer: one of `LAYERS`, with a number in the place of N.
+      layer: one of `LAYERS`, with a number for N.
       a: of the network.
 
     Raises:
-      ValueError: no such layer, or this network does not have it.
+      ValueError: an unknown layer, or one that this network does not have.
     """
-    kind, number = _parse(layer)
-    _validate(layer, kind, number, a)
+    kind, number = _parse(layer, a)
     taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
-    has_token = a.has_transformer and a.num_class_tokens > 0
+    num_tokens = a.num_class_tokens if a.has_transformer else 0
+    prefix = a.prefix_length if a.has_transformer else 0
 
     def feature(output: ModelOutput, kind: str = kind) -> jax.Array:
         if kind == "token_mean":
@@ -86,18 +102,15 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
         if kind == "stage":
             return output.stages_BHWC[number - 1].astype(jnp.float32).mean(axis=(1, 2))
         block_BSD = output.blocks_LBSD[number - 1].astype(jnp.float32)
-        return (
-            block_BSD[:, 0] if has_token else block_BSD[:, a.prefix_length if a.has_transformer else 0 :].mean(axis=1)
-        )
+        return block_BSD[:, 0] if num_tokens else block_BSD[:, prefix:].mean(axis=1)
 
-    def step(module: Any, batch: Batch) -> Results:
+    def step(module: Module, batch: Batch) -> Results:
         image_BHWC = normalise(batch.image_BHWC, a.compute_dtype)
         output = module(image_BHWC, taps=taps) if taps else module(image_BHWC)
-        found = feature(output)
-        if found is None:
-            raise ValueError(f"This network does not return what layer={layer!r} is made of.")
+        if (feature_BD := feature(output)) is None:
+            raise ValueError(f"layer={layer!r}: this network does not return it.")
         return {
-            "feature_BD": found.astype(jnp.float32) * batch.mask_B[:, None],
+            "feature_BD": feature_BD.astype(jnp.float32) * batch.mask_B[:, None],
             "hash_B2": _pixel_hashes(batch.image_BHWC),
             "mask_B": batch.mask_B,
         }
@@ -105,55 +118,173 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Any, Batch], Res
     return step
 
 
-def feature_rows(
-    open_batches: OpenBatches, step: Callable[[Any, Batch], Results], evaluated: Any, num_images: int
-) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """The images of one batch after another: which of the split's, and what the step gave for them without padding.
+def collect(
+    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, label_N: np.ndarray
+) -> Features:
+    """Return the features of a split, in memory.
+
+    Args:
+      open_batches: of the split.
+      step: (evaluated, batch) -> the results of `make_feature_step`.
+      evaluated: what the step takes.
+      label_N: of the images.
 
     Raises:
       ValueError: features that are not finite.
-      RuntimeError: batches of fewer images than the split has.
+      RuntimeError: as `rows_of`.
     """
-    first = 0
-    for results in results_of(open_batches, step, evaluated):
-        last = min(first + len(results["mask_B"]), num_images)
-        rows = {name: value[: last - first] for name, value in results.items()}
-        if bad := int((~np.isfinite(rows["feature_BD"]).all(axis=1)).sum()):
-            raise ValueError(
-                f"The features of {bad} of the images {first} to {last - 1} are not finite (NaN or infinite): the "
-                "parameters are damaged, or too large for the dtype. Try --compute_dtype=float32, or other weights."
-            )
-        yield slice(first, last), rows
-        first = last
-    if first < num_images:
-        raise RuntimeError(f"The batches of a split held {first:,} of its {num_images:,} images.")
-
-
-def collect(
-    open_batches: OpenBatches, step: Callable[[Any, Batch], Results], evaluated: Any, label_N: np.ndarray
-) -> Features:
-    """The features of a split, in memory; arguments and errors as for `feature_rows`."""
-    rows = [part for _, part in feature_rows(open_batches, step, evaluated, len(label_N))]
+    rows = [_finite(*part) for part in rows_of(open_batches, step, evaluated, len(label_N))]
     joined = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
 
+def _finite(record_B: np.ndarray, rows: Rows) -> Rows:
+    """Return the rows; raise ValueError if features are not finite."""
+    if bad := int((~np.isfinite(rows["feature_BD"]).all(axis=1)).sum()):
+        raise ValueError(
+            f"The features of {bad} of the images {record_B[0]} to {record_B[-1]} are not finite (NaN or infinite): "
+            "the parameters are damaged, or too large for the dtype. Try --compute_dtype=float32, or other weights."
+        )
+    return rows
+
+
+class Extractor:
+    """Computes features of a network, or reads them from the cache.
+
+    Attributes:
+      transform: prepares the images.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: Module,
+        architecture: Architecture,
+        transform: EvaluationTransform,
+        layer: str,
+        global_batch: int,
+        max_unreadable: int,
+        cache: Cache | None,
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          module: the network; its parameters lie complete on every device of all processes.
+          architecture: of the network.
+          transform: of the images.
+          layer: one of `LAYERS`.
+          global_batch: images at a time on all devices; rounded up to a multiple of them.
+          max_unreadable: images of a split that may be unreadable, over all processes.
+          cache: keeps features; None keeps none.
+        """
+        self.transform, self._architecture, self._layer, self._cache = transform, architecture, layer, cache
+        self._runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
+        self._step = self._runner.jit(make_feature_step(layer, architecture))
+        self._parameters_sha256 = "" if cache is None else parameters_sha256(module)
+
+    def extract(self, source: Source) -> Features:
+        """Return the features of every image of a source, in every process.
+
+        Raises:
+          ValueError: more images than `max_unreadable` are unreadable, features are not finite, or the cache cannot be
+            written.
+        """
+        about = self._about(source)
+        if self._cache is None or about is None:
+            with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
+                entry = Entry(folder=pathlib.Path(scratch), about="null", files=_FILES, num_rows=len(source))
+                self._compute(source, entry, entry.folder)
+                return _features(entry.read(entry.folder), source)
+        folder = self._cache.folder / hashlib.sha256(about.encode()).hexdigest()[:32]
+        entry = Entry(folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache)
+        arrays = entry.find()
+        if arrays is not None and (~arrays[_IS_READ]).sum() > self._runner.max_unreadable:
+            arrays = None  # kept under a higher limit: read those images again, to name them
+        if "no" in hosts.gather("no" if arrays is None else "yes"):  # computing takes all processes
+            with entry.new_folder() as unfinished:
+                self._compute(source, entry, unfinished)
+                arrays = entry.read(unfinished)  # whichever process publishes
+        assert arrays is not None
+        return _features(arrays, source)
+
+    def _compute(self, source: Source, entry: Entry, folder: pathlib.Path) -> None:
+        """Write the array files and their record into a folder."""
+        is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
+        if hosts.is_first():
+            print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
+        progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
+
+        def feature_parts() -> Iterator[np.ndarray]:
+            for record_B, rows in self._runner.rows(source, self._step, shortens_batch=True):
+                yield _finite(record_B, rows)["feature_BD"]
+                is_read_N[record_B], hash_N[record_B] = rows["mask_B"] > 0, hashes(rows["hash_B2"])
+                progress.update(len(record_B))
+
+        with progress:
+            arrays = {_FEATURE: write_rows(folder / _FEATURE, feature_parts(), len(source))}
+        for file, array_N in ((_IS_READ, is_read_N), (_HASH, hash_N)):
+            arrays[file] = write_rows(folder / file, [array_N], len(source))
+        entry.write_record(folder, arrays)
+
+    def _about(self, source: Source) -> str | None:
+        """Return everything that the features depend on, as JSON; None if that is unknown, or nothing is kept."""
+        a, origin = self._architecture, source.origin
+        if self._cache is None or origin is None or not a.is_standard:
+            return None  # the code of a custom source or block may change
+        about = {
+            "form": FORM,
+            "parameters_sha256": self._parameters_sha256,
+            "architecture": dataclasses.asdict(a),
+            "layer": self._layer,
+            "transform": dataclasses.asdict(self.transform),
+            "origin": origin,
+            "records": source.records_sha256,
+            "platform": jax.default_backend(),
+        }
+        return json.dumps(about, sort_keys=True)
+
+
+def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
+    label_N = np.asarray(source.labels, np.int32)
+    return Features(arrays[_FEATURE], label_N, np.asarray(arrays[_IS_READ]), np.asarray(arrays[_HASH]))
+
+
+def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, str]:
+    """Write, in the first process, the features of the readable images; return a summary by name.
+
+    The file holds "features" (N, D) float32, "labels" int32 (N,), or (N, K) if images may have several, "names" (N,) of
+    the records, "class_names".
+    """
+    kept = np.flatnonzero(features.is_read_N)
+    if hosts.is_first():
+        arrays: dict[str, Any] = {
+            "features": features.feature_ND[kept],
+            "labels": features.label_N[kept],
+            "names": np.array([source.name_of(index) for index in kept.tolist()]),
+            "class_names": np.array(source.class_names),
+        }
+        with open_atomically(path) as file:
+            np.savez(file, **arrays)
+    shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
+    return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
+
+
 def parts_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Features in memory, so many examples at a time."""
+    """Yield features in memory, `size` examples at a time."""
     return (np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size))
 
 
 def hashes(hash_B2: np.ndarray) -> np.ndarray:
-    """Two words of 32 bits as one of 64, (B,)."""
+    """Join two words of 32 bits to one of 64, (B,)."""
     wide = hash_B2.astype(np.uint64)
     return (wide[:, 0] << np.uint64(32)) | wide[:, 1]
 
 
 def notes_on(name: str, class_names: Sequence[str], support: Features, test: Features) -> list[str]:
-    """What readers of a result should know about the data `name` that it was learnt from and tested on."""
+    """Return remarks for readers of a result on the data `name`: unreadable and common images, missing classes."""
     notes = []
-    for side, found in (("training", support), ("test", test)):
-        if missing := int((~found.is_read_N).sum()):
+    for side, images in (("training", support), ("test", test)):
+        if missing := int((~images.is_read_N).sum()):
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
     if same := num_in_both(support, test):
         notes.append(f"{name}: {same:,} of {len(test):,} test images are among the training images too.")
@@ -164,13 +295,13 @@ def notes_on(name: str, class_names: Sequence[str], support: Features, test: Fea
 
 
 def num_in_both(support: Features, test: Features) -> int:
-    """How many readable images of `test` have the pixels of a readable image of `support`."""
+    """Return how many readable images of `test` have the pixels of a readable image of `support`."""
     known = np.unique(support.hash_N[support.is_read_N])
     return int(np.isin(test.hash_N[test.is_read_N], known).sum())
 
 
 def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
-    """(B, 2) uint32: two sums, modulo 2**32, of the pixels times odd numbers that depend on their place."""
+    """Return two sums, modulo 2**32, of the pixels times odd numbers that depend on their place: (B, 2) uint32."""
     pixels_BP = image_BHWC.reshape(len(image_BHWC), -1).astype(jnp.uint32)
     place_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
 
@@ -182,16 +313,15 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
     return jnp.stack([word(key) for key in _HASH_KEYS], axis=1)
 
 
-def _parse(layer: str) -> tuple[str, int]:
+def _parse(layer: str, a: Architecture) -> tuple[str, int]:
+    """Return the kind of a layer and its number, or 0; raise ValueError if the network does not have it."""
     match = re.fullmatch(r"(pre_logits|pooled|token|mean|token_mean)|(block|stage):([1-9][0-9]{0,3})", layer)
     if match is None:
         raise ValueError(f"layer={layer!r}: choose one of {', '.join(LAYERS)}, where N counts from 1.")
-    return match[1] or match[2], int(match[3] or 0)
-
-
-def _validate(layer: str, kind: str, number: int, a: Architecture) -> None:
+    kind, number = match[1] or match[2], int(match[3] or 0)
     limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
     if kind in limits and number > limits[kind]:
         raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
     if kind in ("token", "token_mean") and not (a.has_transformer and a.num_class_tokens and a.network is None):
         raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")
+    return kind, number

@@ -25,13 +25,13 @@ PenaltyChoice = Literal["mean_accuracy", "mean_rank"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShot:
-    """How few-shot accuracy is measured.
+    """The protocol of few-shot evaluation.
 
     Attributes:
-      shots: images of each class, each a classifier of its own; a larger choice contains the smaller ones.
-      seeds: of the choice; one each.
+      shots: numbers of images of each class, with one classifier each; a larger choice contains the smaller ones.
+      seeds: of the choices.
       l2: penalties on the weights; each is one result.
-      sampling: "random" of each class, or the "first" in the order of the records, for which seeds mean nothing.
+      sampling: "random" images of each class, or the "first" in the order of the records, which takes one seed.
       penalty_choice: the rule of `choose_l2` that selects one of several penalties.
     """
 
@@ -61,12 +61,12 @@ class FewShot:
 
 @dataclasses.dataclass(frozen=True)
 class FewShotResult:
-    """Accuracies and what they are made of.
+    """Accuracies.
 
     Attributes:
       accuracy: fraction of the readable test images, by (shots, seed, l2).
-      num_test: of these images.
-      short: for each number of shots, the classes with fewer images; all they have are used.
+      num_test: number of these images.
+      short: for each number of shots, the classes with fewer images, of which all are used.
     """
 
     accuracy: Mapping[tuple[int, int, float], float]
@@ -74,14 +74,14 @@ class FewShotResult:
     short: Mapping[int, tuple[int, ...]]
 
     def of(self, shots: int, l2: float) -> np.ndarray:
-        """The accuracies of the seeds."""
+        """Return the accuracies of the seeds."""
         return np.array([value for (s, _, penalty), value in self.accuracy.items() if (s, penalty) == (shots, l2)])
 
 
 def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
-    """For each class the indices of its examples in the order in which they are taken: random, or with None as stored.
+    """Return the indices of the examples of each class in random order, or with None as stored.
 
-    As released: one NumPy generator permutes the classes one after another.
+    As released, one NumPy generator permutes the classes one after another.
     """
     order = np.argsort(label_N, kind="stable")
     starts = np.searchsorted(label_N[order], np.arange(num_classes + 1))
@@ -93,14 +93,14 @@ def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> 
 
 
 def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: int) -> FewShotResult:
-    """Measures the accuracy of every choice of examples and every penalty.
+    """Measure the accuracy of every choice of examples and every penalty.
 
     Raises:
       ValueError: no readable image on one of the sides, or too little memory.
     """
     support, test = support.readable(), test.readable()
     if not len(support) or not len(test):
-        raise ValueError("Few-shot evaluation needs readable images to learn from and to test on; one side has none.")
+        raise ValueError("Few-shot evaluation needs readable training and test images; one side has none.")
     sizes = np.bincount(support.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:
@@ -119,9 +119,9 @@ class FewShotEvaluator:
     """Few-shot accuracy of a training state.
 
     Args:
-      extract: from a state to the features of the examples to learn from, and of the test images.
+      extract: from a state to the features of the training and the test images.
       num_classes: of both.
-      shots: one or several; 5 unless given.
+      shots: one or several.
       **options: as for `FewShot`; one penalty.
     """
 
@@ -141,7 +141,7 @@ class FewShotEvaluator:
         self._protocol = FewShot(shots=as_tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yields "5shot_accuracy", the mean over the seeds, and "5shot_spread", their standard deviation, and so on."""
+        """Yield "5shot_accuracy", the mean over the seeds, "5shot_spread", their standard deviation, and so on."""
         support, test = self._extract(state)
         result = few_shot(self._protocol, support, test, self._num_classes)
         for shots in self._protocol.shots:
@@ -151,7 +151,7 @@ class FewShotEvaluator:
 
 
 def spread(values: Sequence[float] | np.ndarray) -> float:
-    """Standard deviation over seeds, with one less than their number below; 0 of a single one."""
+    """Return the sample standard deviation over seeds; 0 for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 

@@ -1,10 +1,10 @@
 """Regularised least squares from features to classes, in closed form: few-shot evaluation and linear probes.
 
 Targets are +1 for the class and -1 for the others. Each feature is standardised over the examples that are fitted, and
-has a constant feature of 100 beside it as bias, which is nearly free of the penalty. Standardised features sum to zero,
-so the bias separates from the rest and is known by formula. What is left is ill conditioned with small penalties, or
-where examples are about as many as numbers of a feature. So NumPy and SciPy solve it in float64 on the host. Only the
-products of very many examples are computed in float32, on the device. Their sum keeps what rounding loses.
+a constant feature of 100 is added as bias, which is nearly free of the penalty. Standardised features sum to zero, so
+the bias is known by formula. The other equations are ill conditioned with small penalties, or if there are about as
+many examples as numbers of a feature. NumPy and SciPy solve it in float64 on the host. Only the products of very many
+examples are computed in float32, on the device, with a compensated sum.
 
 Source: the released few-shot evaluator of ViT (big_vision, `fewshot_lsr`).
 
@@ -34,7 +34,7 @@ _precise = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 @dataclasses.dataclass(frozen=True)
 class LinearClassifier:
-    """Scores are (features - mean) / scale times weight, plus bias; the highest wins.
+    """A linear layer on standardised features: (features - mean) / scale times weight, plus bias.
 
     Attributes:
       mean_D, scale_D: float64, of the fitted examples.
@@ -47,7 +47,7 @@ class LinearClassifier:
     bias_K: np.ndarray
 
     def scores(self, feature_ND: np.ndarray) -> Iterator[jax.Array | np.ndarray]:
-        """Scores (C, K) of one part of the examples after another; in float64 where float32 loses too much."""
+        """Yield scores (C, K) of parts of the examples; in float64 if float32 is too imprecise."""
         largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
         length = len(self.mean_D) ** 0.5  # of a standardised feature
         if not largest * length * np.finfo(np.float32).eps < SCORE_ERROR:
@@ -64,20 +64,20 @@ class LinearClassifier:
         return kernel_DK, self.bias_K - self.mean_D @ kernel_DK
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
-        """The class of each example, (N,)."""
+        """Return the class of each example, (N,)."""
         return np.concatenate([np.asarray(part.argmax(axis=1)) for part in self.scores(feature_ND)])
 
 
 class LeastSquares:
-    """Examples, summarised once; each penalty then takes one factorisation."""
+    """A summary of examples; each penalty then takes one factorisation."""
 
     def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int):
-        """Reads the features, in parts where there are more examples than numbers of a feature.
+        """Read the features, in parts if there are more examples than numbers of a feature.
 
         Args:
           feature_ND: float32.
           label_N: integers, 0 to num_classes - 1.
-          num_classes: also those without examples.
+          num_classes: including those without examples.
 
         Raises:
           ValueError: the matrices would not fit into the memory.
@@ -115,7 +115,7 @@ class LeastSquares:
             self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
-        """The minimiser of the squared error plus `l2` times the squares of the weights."""
+        """Return the minimiser of the squared error plus `l2` times the squares of the weights."""
         weight = _solve(self._matrix, self._target, l2, self._precision)
         weight_DK = self._feature_ND.T @ weight if self._is_dual else weight
         square = BIAS_FEATURE**2
@@ -128,14 +128,14 @@ class LeastSquares:
 
 
 def _add_class_sums(sums_KD: np.ndarray, feature_CD: np.ndarray, label_C: np.ndarray) -> None:
-    """Adds the standardised features of each example to the float64 sum of its class."""
+    """Add the standardised features of each example to the float64 sum of its class."""
     order = np.argsort(label_C, kind="stable")
     present, starts = np.unique(label_C[order], return_index=True)
     sums_KD[present] += np.add.reduceat(feature_CD[order], starts, axis=0)
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, which solves."""
+    """Return the memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -153,21 +153,21 @@ def _parts(feature_ND: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean, and population standard deviation plus `STD_EPSILON`, in float64."""
+    """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
     mean_D = sum(part.sum(axis=0, dtype=np.float64) for part in _parts(feature_ND)) / len(feature_ND)
     square_D = sum(np.square(part - mean_D).sum(axis=0) for part in _parts(feature_ND)) / len(feature_ND)
     return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
 
 
 def _in_double(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
-    """Standardised features in float64."""
+    """Return standardised features in float64."""
     standardised = feature_CD - mean_D
     standardised /= scale_D
     return standardised
 
 
 def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> jax.Array:
-    """Float32; the mean is subtracted in two parts, since features may be far from zero and close together."""
+    """Return standardised features in float32. The mean has two parts, for features far from 0 and close together."""
     near_D = mean_D.astype(np.float32)
     return _standardise(feature_CD, near_D, (mean_D - near_D).astype(np.float32), scale_D.astype(np.float32))
 
@@ -179,7 +179,7 @@ def _standardise(feature_CD: jax.Array, near_D: jax.Array, rest_D: jax.Array, sc
 
 @jax.jit
 def _add_products(total_DD: jax.Array, rest_DD: jax.Array, feature_CD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Adds products to a sum in two parts; `rest_DD` collects the rounding errors of `total_DD`."""
+    """Add products to a compensated sum; `rest_DD` collects the rounding errors of `total_DD`."""
     products = _precise(feature_CD.T, feature_CD)
     new = total_DD + products
     kept = new - total_DD
@@ -192,7 +192,7 @@ def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> ja
 
 
 def _solve(matrix: np.ndarray, target: np.ndarray, l2: float, precision: float) -> np.ndarray:
-    """Solves (matrix + l2 I) x = target; the matrix is positive semidefinite up to its relative precision."""
+    """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to its relative precision."""
     penalised = matrix.copy()
     penalised.flat[:: len(matrix) + 1] += l2
     try:

@@ -1,8 +1,8 @@
-"""Multinomial logistic regression on frozen features by L-BFGS, with the penalty chosen on a held-out part.
+"""Multinomial logistic regression on frozen features by L-BFGS, with the penalty chosen on held-out examples.
 
 The protocol is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the
-penalty from 1e-6 to 1e6. It is found on a grid that starts with seven values, one every second power of ten, and halved
-around the best one until there are eight values to a power of ten.
+penalty from 1e-6 to 1e6. The search starts with seven values, one every second power of ten, and halves the step
+around the best one until it is an eighth of a power of ten.
 
 Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 """
@@ -33,7 +33,7 @@ class LogisticClassifier:
 
     Attributes:
       weight_DK, bias_K: float32.
-      iterations: of L-BFGS; `MAX_ITERATIONS` where it did not converge.
+      iterations: of L-BFGS; `MAX_ITERATIONS` if it did not converge.
     """
 
     weight_DK: np.ndarray
@@ -45,13 +45,13 @@ class LogisticClassifier:
         return self.weight_DK, self.bias_K
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
-        """The class of each example, (N,)."""
+        """Return the class of each example, (N,)."""
         parts = parts_of(feature_ND, CHUNK)
         return np.concatenate([(part @ self.weight_DK + self.bias_K).argmax(axis=1) for part in parts])
 
 
 def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
-    """Minimises the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
+    """Minimise the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
 
     That is scikit-learn's `LogisticRegression(C=1 / penalty)`. The bias is free of the penalty.
     """
@@ -62,10 +62,10 @@ def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, 
 
 
 def choose_penalty(accuracy_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
-    """The penalty of the best accuracy on a held-out part, the larger of equal ones; and all that were tried.
+    """Return the penalty with the best accuracy, the larger of equal ones, and the accuracies of all that were tried.
 
     Args:
-      accuracy_of: fits with a penalty, and measures.
+      accuracy_of: fits with a penalty and returns the accuracy on held-out examples.
     """
     tried = {penalty: accuracy_of(penalty) for penalty in PENALTIES}
 
@@ -83,7 +83,7 @@ def choose_penalty(accuracy_of: Callable[[float], float]) -> tuple[float, dict[f
 
 
 def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Features (parts, C, D) and labels (parts, C), padded with the label -1."""
+    """Return features (parts, C, D) and labels (parts, C), padded with the label -1."""
     size = min(CHUNK, len(label_N))
     padding = -len(label_N) % size
     features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])

@@ -1,4 +1,4 @@
-"""How good a network is where an image may have several labels: each class is a question of its own.
+"""Metrics of classifiers whose images may have several labels: each class is a yes-no question.
 
 Legend: B global batch, K classes, N images that count.
 """
@@ -11,13 +11,14 @@ import numpy as np
 import optax
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.sums import Results, Split, counted_rows, results_of
+from vit_jax.evals.classification import CONFUSED_SHOWN, nothing_readable
+from vit_jax.evals.runner import Results, Split, counted, results_of
 
-THRESHOLD = 0.5  # the probability from which on a class is answered
+THRESHOLD = 0.5  # least probability of a predicted class
 
 
 def score(logits_BK: jax.Array, batch: Batch) -> Results:
-    """The probability of each class, and the loss of each example: sigmoid cross-entropy, summed over classes."""
+    """Return probabilities of the classes, and losses of the examples: sigmoid cross-entropy, summed over classes."""
     return {
         "probability_BK": jax.nn.sigmoid(logits_BK),
         "label_BK": batch.label_B,
@@ -27,7 +28,7 @@ def score(logits_BK: jax.Array, batch: Batch) -> Results:
 
 
 class PerClass(NamedTuple):
-    """Figures of each class, (K,); of one without an image all but the first are not numbers, for they say nothing."""
+    """Metrics of each class, (K,). All but the first are NaN for a class without images."""
 
     images: np.ndarray
     average_precision: np.ndarray
@@ -36,113 +37,123 @@ class PerClass(NamedTuple):
     f1: np.ndarray
 
 
-class Scores:
-    """The scores of a split, kept as they come; what follows from them needs all.
+class MultilabelMetrics:
+    """Metrics of probabilities, which are kept as they come: average precision needs all of them.
 
     Attributes:
-      images: so many.
-      loss: the sum over them.
+      images: number of images.
+      loss: sum over them.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        self.images, self.loss = 0, 0.0
-        self._per_class: PerClass | None = None  # of all that came
-        self._probabilities, self._labels = [np.zeros((0, num_classes), np.float32)], [np.zeros((0, num_classes), bool)]
+    probabilities = "probability_BK"  # in the rows of `score`
 
-    def add(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Takes what `score` gave for images that count."""
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self.images, self.loss, self._class_names = 0, 0.0, class_names
+        self._per_class: PerClass | None = None  # of all images so far
+        shape = 0, len(class_names)
+        self._probabilities, self._labels = [np.zeros(shape, np.float32)], [np.zeros(shape, bool)]
+
+    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of `score` for images that count; `record_N` are their numbers in the split."""
         self._probabilities.append(rows["probability_BK"])
         self._labels.append(rows["label_BK"] > 0)
-        self.images, self._per_class = self.images + len(rows["loss_B"]), None
+        self.images, self._per_class = self.images + len(record_N), None
         self.loss += float(rows["loss_B"].astype(np.float64).sum())
 
-    def results(self) -> Iterator[tuple[str, float]]:
-        """Yields "mean_average_precision", "f1_micro" and "f1_macro"; means over the classes that have images.
+    def figures(self) -> dict[str, float]:
+        """Return "mean_average_precision", "f1_micro" and "f1_macro", means over the classes with images, and "loss".
 
         Raises:
           ValueError: no image has a label.
         """
         per_class = self.per_class()
         if not per_class.images.any():
-            raise ValueError("No image that could be read has a label: there is nothing to find.")
-        right, answered, true = self._counts()
-        yield "mean_average_precision", float(np.nanmean(per_class.average_precision))
-        yield "f1_micro", float(2 * right.sum() / (answered.sum() + true.sum()))
-        yield "f1_macro", float(np.nanmean(per_class.f1))
+            raise ValueError("No readable image has a label: there is nothing to evaluate.")
+        right, predicted, true = self._counts()
+        return {
+            "mean_average_precision": float(np.nanmean(per_class.average_precision)),
+            "f1_micro": float(2 * right.sum() / (predicted.sum() + true.sum())),
+            "f1_macro": float(np.nanmean(per_class.f1)),
+            "loss": self.loss / self.images,
+        }
+
+    shown = figures  # for people
+
+    def details(self) -> dict[str, Any]:
+        """Return the metrics of each class, None for NaN."""
+        rows = (dict(zip(PerClass._fields, row, strict=True)) for row in self._rows())
+        named = zip(self._class_names, rows, strict=True)
+        return {"classes": [{"class": n, **{k: None if x != x else x for k, x in row.items()}} for n, row in named]}
+
+    def worst(self) -> dict[str, str]:
+        """Return the classes of the lowest average precision as a line of text, by its name."""
+        known = [one for one in self.details()["classes"] if one["images"]]
+        ranked = sorted((one["average_precision"], one["class"]) for one in known)[:CONFUSED_SHOWN]
+        return {"lowest_precision": ", ".join(f"{name} {value:.2%}" for value, name in ranked)}
 
     def per_class(self) -> PerClass:
-        """The figures of each class, its answers those of probability `THRESHOLD` or more.
+        """Return the metrics of each class; classes of probability `THRESHOLD` or more are predicted.
 
-        Precision is not a number where nothing was answered.
+        Precision is NaN if a class is never predicted.
         """
-        if self._per_class is not None:
-            return self._per_class
-        right, answered, true = self._counts()
-        known = np.where(true > 0, 1.0, np.nan)
-        with np.errstate(invalid="ignore"):
-            precision, recall, f1 = right / answered * known, right / true, 2 * right / (answered + true) * known
-        average = average_precisions(np.concatenate(self._labels), np.concatenate(self._probabilities))
-        self._per_class = PerClass(true, average, precision, recall, f1)
+        if self._per_class is None:
+            right, predicted, true = self._counts()
+            known = np.where(true > 0, 1.0, np.nan)
+            with np.errstate(invalid="ignore"):
+                precision, recall, f1 = right / predicted * known, right / true, 2 * right / (predicted + true) * known
+            average = average_precisions(np.concatenate(self._labels), np.concatenate(self._probabilities))
+            self._per_class = PerClass(true, average, precision, recall, f1)
         return self._per_class
 
-    def rows(self) -> Iterator[dict[str, int | float]]:
-        """`per_class`, class by class."""
-        per_class = self.per_class()
-        for row in zip(*(figures.tolist() for figures in per_class), strict=True):
-            yield dict(zip(per_class._fields, row, strict=True))
-
-    def table(self, class_names: Sequence[str]) -> Iterator[list[Any]]:
-        """Yield the header, then for each class name and figures; empty cells for what is not a number."""
+    def table(self) -> Iterator[list[Any]]:
+        """Yield the header, then for each class name and metrics; empty cells for NaN."""
         yield ["class", *PerClass._fields]
-        for name, (images, *figures) in zip(class_names, (row.values() for row in self.rows()), strict=True):
+        for name, (images, *figures) in zip(self._class_names, self._rows(), strict=True):
             yield [name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)]
 
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return zip(*(figures.tolist() for figures in self.per_class()), strict=True)
+
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Images of each class, (K,): answered rightly, answered, and true."""
-        is_answered, is_true = np.concatenate(self._probabilities) >= THRESHOLD, np.concatenate(self._labels)
-        return (is_answered & is_true).sum(axis=0), is_answered.sum(axis=0), is_true.sum(axis=0)
+        """Return the images of each class, (K,): rightly predicted, predicted, and labelled."""
+        is_predicted, is_true = np.concatenate(self._probabilities) >= THRESHOLD, np.concatenate(self._labels)
+        return (is_predicted & is_true).sum(axis=0), is_predicted.sum(axis=0), is_true.sum(axis=0)
 
 
 def average_precisions(is_true_NK: np.ndarray, score_NK: np.ndarray) -> np.ndarray:
-    """For each class the mean, over the images that have it, of the precision down to and with that image, (K,).
+    """Return the average precision of each class, (K,), without interpolation; NaN for a class without an image."""
+    from sklearn.metrics import average_precision_score  # here, because scikit-learn takes a second to load
 
-    Images are ordered by their score; those of one score are answered together, so that their order does not matter:
-    sum over thresholds of (recall - recall before) times precision, without interpolation. Not a number for a class
-    without an image.
-    """
-    found = np.full(is_true_NK.shape[1], np.nan)
+    score_NK = np.nan_to_num(score_NK, nan=-1.0)  # of a diverged network; scikit-learn rejects NaN
+    average_K = np.full(is_true_NK.shape[1], np.nan)
     for k in np.flatnonzero(is_true_NK.any(axis=0)):
-        order = np.argsort(-score_NK[:, k], kind="stable")
-        score_N, is_true_N = score_NK[order, k], is_true_NK[order, k]
-        last = np.append(np.flatnonzero(np.diff(score_N)), len(score_N) - 1)  # of each score
-        right = np.cumsum(is_true_N)[last]
-        found[k] = (np.diff(right, prepend=0) * right / (last + 1)).sum() / right[-1]
-    return found
+        average_K[k] = average_precision_score(is_true_NK[:, k], score_NK[:, k])
+    return average_K
 
 
 class MultilabelEvaluator:
-    """Mean average precision, F1 and mean loss over a full split.
+    """Mean average precision, F1 and mean loss over a split.
 
     Args:
       split: the examples.
-      step: (state, batch) -> the objective's sums "loss" and "weight", and the fields of `score`.
+      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of `score`.
     """
 
     def __init__(self, split: Split, step: Callable[[Any, Batch], Results]):
         self._split, self._step = split, step
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yields "loss", per example, what `Scores.results` yields, and "images", the number of examples.
+        """Yield the figures of `MultilabelMetrics`, with the objective's loss, and "images", the number of examples.
 
         Raises:
-          ValueError: not one image of the split could be read, or none has a label.
+          ValueError: no image of the split is readable, or none has a label.
         """
-        scores, loss = Scores(len(self._split.class_names)), 0.0
+        metrics, loss = MultilabelMetrics(self._split.class_names), 0.0
         for results in results_of(self._split.open_batches, self._step, state):
             loss += float(results["loss"])
-            scores.add(counted_rows(results))
-        if not scores.images:
-            raise ValueError(f"No image of the {self._split.name} split could be read: there is nothing to evaluate.")
-        yield "loss", loss / scores.images
-        yield from scores.results()
-        yield "images", float(scores.images)
+            metrics.add(np.flatnonzero(results["mask_B"]), counted(results))
+        if not metrics.images:
+            raise nothing_readable(self._split)
+        first = {"loss": loss / metrics.images}
+        yield from (first | metrics.figures() | first).items()
+        yield "images", float(metrics.images)

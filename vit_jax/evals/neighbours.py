@@ -1,4 +1,4 @@
-"""k nearest neighbours: a test image is of the class whose training images are nearest to it.
+"""Classification by the k nearest neighbours among the training images.
 
 Features are scaled to length 1. Each of the k training images with the greatest cosine similarity votes for its class
 with exp(similarity / temperature). Sources: instance discrimination (Wu et al., 2018), section 3.4; DINO (Caron et al.,
@@ -25,7 +25,7 @@ QUERIES, KEYS = 1024, 65536  # at a time
 def nearest(
     feature_ND: np.ndarray, query_QD: np.ndarray, k: int, *, keys_at_once: int = KEYS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For one part of the queries after another the k greatest cosine similarities and their indices, both (C, k).
+    """Yield for parts of the queries the k greatest cosine similarities and their indices, both (C, k).
 
     The greatest comes first; of equal ones the lower index. k is at most N. A query is compared with `keys_at_once`
     features at a time, which bounds the memory.
@@ -44,7 +44,7 @@ def nearest(
 def vote(
     similarity_Ck: np.ndarray, label_Ck: np.ndarray, num_classes: int, temperature: float = TEMPERATURE
 ) -> np.ndarray:
-    """The class with the most weight among the neighbours, (C,); of equal ones the lower."""
+    """Return the class with the most weight among the neighbours, (C,); of equal ones the lower."""
     votes_CK = np.zeros((len(label_Ck), num_classes))
     rows = np.arange(len(label_Ck))[:, None]
     np.add.at(
@@ -61,7 +61,7 @@ def neighbour_accuracy(
     neighbours: Sequence[int] = NUM_NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> dict[int, float]:
-    """The accuracy on the readable test images, for each number of neighbours that there are images for.
+    """Return the accuracy on the readable test images for each number of neighbours up to the training images.
 
     Raises:
       ValueError: no readable image on one of the sides, fewer training images than the least number of neighbours, or
@@ -80,8 +80,8 @@ def neighbour_accuracy(
     for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):
         label_C, label_Ck = test.label_N[first : first + len(index_Ck)], train.label_N[index_Ck]
         for k in possible:
-            found = vote(similarity_Ck[:, :k], label_Ck[:, :k], num_classes, temperature)
-            correct[k] += int((found == label_C).sum())
+            predicted_C = vote(similarity_Ck[:, :k], label_Ck[:, :k], num_classes, temperature)
+            correct[k] += int((predicted_C == label_C).sum())
         first += len(index_Ck)
     return {k: count / len(test) for k, count in correct.items()}
 
@@ -102,7 +102,7 @@ class NeighbourEvaluator:
         _validate(self._neighbours, temperature)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yields "20nn_accuracy" and so on."""
+        """Yield "20nn_accuracy" and so on."""
         train, test = self._extract(state)
         options: Any = {"neighbours": self._neighbours, "temperature": self._temperature}
         for k, accuracy in neighbour_accuracy(train, test, self._num_classes, **options).items():
@@ -124,7 +124,7 @@ def _unit(feature_ND: jax.Array) -> jax.Array:
 def _merge(
     query_CD: jax.Array, keys_ND: jax.Array, start: int, similarity_Ck: jax.Array, index_Ck: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The best k of those that were found before and of more keys, which count from `start`."""
+    """Return the best k of earlier ones and of more keys, which count from `start`."""
     similarity_CN = jnp.matmul(query_CD, _unit(keys_ND).T, precision=jax.lax.Precision.HIGHEST)
     index_CN = jnp.broadcast_to(start + jnp.arange(len(keys_ND), dtype=jnp.int32), similarity_CN.shape)
     similarities = jnp.concatenate([similarity_Ck, similarity_CN], axis=1)

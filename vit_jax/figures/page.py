@@ -10,14 +10,15 @@ from typing import Any
 from vit_jax.api import Model
 from vit_jax.config.load import flatten
 from vit_jax.drawing import to_bytes
+from vit_jax.evals import result_figures
+from vit_jax.evals.classification import ClassMetrics
+from vit_jax.evals.evaluate import make_evaluate
+from vit_jax.evals.results import Evaluation
+from vit_jax.evals.splits import SplitChoice, open_labelled
 from vit_jax.figures.curves import USUAL, RunLog, draw_curves, select_panels
 from vit_jax.figures.network import KINDS, available
 from vit_jax.figures.view import View, read_view
 from vit_jax.files import first_line, printable
-from vit_jax.inference import figures
-from vit_jax.inference.evaluate import make_evaluate
-from vit_jax.inference.labelled import SplitChoice, open_labelled
-from vit_jax.inference.outcome import ClassEvaluation, Evaluation
 from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import DIVERGED
@@ -80,7 +81,15 @@ def look_at_data(
         if model.architecture.num_classes:
             values = model.require_transform().value_range
             labelled = open_labelled(data, weights, SplitChoice(data_dir=data_dir, value_range=values))
-            evaluate = make_evaluate(model, global_batch=global_batch, max_unreadable=max_unreadable)
+            evaluate = make_evaluate(
+                model.module,
+                model.architecture,
+                model.require_transform(),
+                source=model.source,
+                is_multilabel=model.is_multilabel,
+                global_batch=global_batch,
+                max_unreadable=max_unreadable,
+            )
             found["evaluation"] = evaluate(labelled, None)
         found["view"] = read_view(model, data, data_dir=data_dir)
     except ValueError as error:
@@ -161,13 +170,13 @@ def _note_on_mixup(run: RunLog) -> Iterator[str]:
 def _predictions(evaluation: Evaluation, model: Model) -> Iterator[str]:
     yield f"<p>{_text(_relative(evaluation.labelled.words))}</p>"
     yield from (f'<p class="note">{_text(note)}</p>' for note in evaluation.labelled.notes)
-    first, *others = figures.draw(evaluation, model.require_transform()).items()
+    first, *others = result_figures.draw(evaluation.metrics, model.require_transform()).items()
     yield _png(first[1], _words(first[0]))
     yield _row(_png(picture, _words(name)) for name, picture in others)
-    if isinstance(evaluation, ClassEvaluation) and (found := evaluation.confused(MOST_CONFUSED)):
+    if isinstance(evaluation.metrics, ClassMetrics) and (found := evaluation.metrics.confused(MOST_CONFUSED)):
         confused = [(one["class"], one["answer"], one["images"], one["of"]) for one in found]
         yield _table(("class", "predicted as", "images", "of"), confused)
-    header, *rows = evaluation.table()
+    header, *rows = evaluation.metrics.table()
     yield _folded("every class", _table(header, rows))
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.api import Model
-from vit_jax.api.images import Images
+from vit_jax.api.model import Images
 from vit_jax.data.files import list_images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
-from vit_jax.transfer.datasets import RELEASED, PairChoice, open_split
+from vit_jax.evals.splits import RELEASED, SplitChoice, open_split
 
 NUM_IMAGES = 128  # over which the paper averages
 
@@ -101,7 +101,7 @@ def read_view(
 def _open(given: str, split: str | None, data_dir: str | None, model: Model, num_images: int) -> Source:
     is_data = given in (*RELEASED, "digits") or ":" in given
     if is_data and not os.path.exists(os.path.expanduser(given)):
-        choice = PairChoice(data_dir=data_dir, value_range=model.require_transform().value_range)
+        choice = SplitChoice(data_dir=data_dir, value_range=model.require_transform().value_range)
         source = open_split(given, split, choice, model.training)
         return SubsetSource(source, spread(len(source), num_images))
     if idle := [f"--{name}" for name, value in (("split", split), ("data_dir", data_dir)) if value is not None]:

@@ -14,15 +14,15 @@ from vit_jax import hosts
 from vit_jax.config import Duration, FinetuneConfig, InputConfig, StopEarlyConfig
 from vit_jax.data.sources import open_source
 from vit_jax.files import write_atomically
+from vit_jax.pytree import parameters_sha256
+from vit_jax.sweeps.suite import Task
 from vit_jax.train import series
 from vit_jax.train.finetune import tune
 from vit_jax.train.lifecycle import workdir as workdirs
-from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.run_files import read_start, read_summary
 from vit_jax.train.search import trial_config, with_learning_rate
 from vit_jax.train.series import Outcome, Unfinished, choose, of_first, run_once
 from vit_jax.train.start import initial_weights
-from vit_jax.transfer.vtab.suite import Task
 
 WEIGHTS_FILE = "weights.json"
 Part = Literal["trials", "final"]

@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.evals.intervals import wilson
+from vit_jax.evals.uncertainty import wilson
 from vit_jax.files import write_atomically
+from vit_jax.sweeps.suite import PUBLISHED
 from vit_jax.sweeps.vtab import WEIGHTS_FILE, Sweep
 from vit_jax.tables import aligned
 from vit_jax.tables import to_csv as rows_to_csv
 from vit_jax.train.run_files import read_start
-from vit_jax.transfer.vtab.suite import PUBLISHED
 
 FILE = "results"  # in the sweep's folder, with the ending of each format
 Row = dict[str, Any]

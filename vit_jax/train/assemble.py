@@ -31,7 +31,7 @@ from vit_jax.config.variants import parse_name
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
-from vit_jax.data.stream import EvaluationStream, TrainStream
+from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import (
     EvaluationTransform,
     TrainTransform,
@@ -39,6 +39,7 @@ from vit_jax.data.transforms import (
     check_augmentations,
 )
 from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.evals.runner import open_whole
 from vit_jax.models import build_model, lora
 from vit_jax.models.activations import placed_by
 from vit_jax.models.block import attention_form
@@ -454,16 +455,13 @@ def _late(make: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
     yield from make(*arguments)
 
 
-@contextlib.contextmanager
 def open_evaluation_batches(
     assembly: Assembly, source: Source, log: UnreadableLog, transform: EvaluationTransform | None = None
-) -> Iterator[Iterator[Batch]]:
-    """Return placed batches that hold each example of the split once.
+) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+    """Return a context of placed batches that hold every example of the split once.
 
     `log` is the split's, of all evaluations; without a `transform` images are prepared as the config says.
     """
     inputs, batch, sharding = assembly.config.input, assembly.evaluation_batch, assembly.batch_sharding
     transform = transform or build_evaluation_transform(inputs)
-    stream = EvaluationStream(source, transform, batch, local_rows(sharding, batch))
-    with open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads) as batches:
-        yield batches
+    return open_whole(source, transform, sharding, batch, log, inputs.num_workers, inputs.num_threads)

@@ -1,4 +1,4 @@
-"""The evaluations of a run: each an evaluator, the prefix of its results, and when it is due."""
+"""The evaluations of a run: each an evaluator, the prefix of its results, and its cadence."""
 
 import contextlib
 import dataclasses
@@ -25,42 +25,47 @@ from vit_jax.models.activations import placed_by
 from vit_jax.references import called, is_reference, resolve
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
+from vit_jax.train.state import TrainState
 
 FROZEN: Mapping[str, Callable[..., Evaluator]] = {"fewshot": FewShotEvaluator, "knn": NeighbourEvaluator}
-"""Evaluators on frozen features, called with what extracts them, the number of classes, and their own options."""
+"""Evaluators on frozen features, built from a feature extractor, the number of classes, and their options."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """Due after every `every` steps, at least 1, and after the `last` of the run."""
+    """Due after every `every` steps, at least 1, and after the `last` step of the run."""
 
     every: int
     last: int
 
     def is_due(self, step: int) -> bool:
-        """Return whether it is due after this many steps; never after none."""
+        """Return whether it is due after this number of steps; never after 0."""
         return step > 0 and (step % self.every == 0 or step == self.last)
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluator, when it is due, and what its results are called; it knows neither."""
+    """An evaluator with the prefix of its results and its cadence."""
 
     prefix: str  # "test" makes "test_accuracy" of the evaluator's "accuracy"
     evaluator: Evaluator
     cadence: Cadence
 
-    def run(self, state: Any) -> dict[str, float]:
-        """The evaluator's results on a training state, under the prefix: in every process those of the first."""
+    def run(self, state: TrainState) -> dict[str, float]:
+        """Return the prefixed results on a training state; all processes get those of the first."""
         results = {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
         agreed: dict[str, float] = json.loads(hosts.gather(json.dumps(results))[0])
         return agreed
 
 
 def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]) -> list[Evaluation]:
-    """The evaluation of `data.test`, which is "test" or in a search "validation", and `config.evaluation.evaluators`.
+    """Build the evaluation of `data.test` and `config.evaluation.evaluators`.
 
-    `after_batch` is called after each batch of any evaluator; may raise, which ends the evaluation.
+    Args:
+      run: the parts of the run.
+      data: its splits.
+      split: prefix of `data.test`: "test", or in a search "validation".
+      after_batch: called after each batch of any evaluator; may raise, which ends the evaluation.
 
     Raises:
       ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
@@ -69,7 +74,7 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
     inputs, further = run.config.input, run.config.evaluation.evaluators
 
     def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
-        # of all evaluations together
+        # one log for all evaluations of the split
         log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
 
         @contextlib.contextmanager
@@ -84,87 +89,80 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
 
         return Split(name, source.class_names, len(source), open_batches)
 
-    def judge(name: str, source: Source) -> Evaluator:
-        evaluator = MultilabelEvaluator if _has_several(source, run.config) else ClassificationEvaluator
+    def classify(name: str, source: Source) -> Evaluator:
+        evaluator = MultilabelEvaluator if _is_multilabel(source, run.config) else ClassificationEvaluator
         return evaluator(open_split(name, source), run.evaluation_step)
 
     def build(name: str, config: EvaluatorConfig) -> Evaluator:
         if config.kind == "classification":
-            return judge(name, data.others[name])
-        field, given = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
+            return classify(name, data.others[name])
+        field, arguments = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
         if is_reference(config.kind):
-            with called(f"{field}: {config.kind!r}", f"(split, run) and {given}"):
-                build_own = resolve(config.kind, f"{field}.kind")
-                return _with_run(
-                    build_own(open_split(name, data.others[name]), run, **config.arguments), config.kind, field
-                )
+            with called(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
+                build_custom = resolve(config.kind, f"{field}.kind")
+                evaluator = build_custom(open_split(name, data.others[name]), run, **config.arguments)
+            return _with_run(evaluator, config.kind, field)
         sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
         transform = None
         if config.kind == "fewshot":
             megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
             transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
         splits = [(open_split(name, side, transform), side.labels) for side in sides]
-        with called(field, given):
+        with called(field, arguments):
             extract = _make_extract(run, splits, options.pop("layer"))
             evaluator = FROZEN[config.kind](extract, sides[1].num_classes, **options)
         if config.kind == "knn" and (most := len(sides[0])) < (largest := max(config.numbers)):
             raise ValueError(f"{field}: {largest} neighbours of {most} training images; lower arguments.neighbours.")
         return evaluator
 
+    last, every = run.steps.total, run.steps.evaluators_every
     return [
-        Evaluation(
-            split,
-            judge(split, data.test),
-            Cadence(run.steps.evaluate_every, run.steps.total),
-        ),
-        *(
-            Evaluation(name, build(name, config), Cadence(run.steps.evaluators_every[name], run.steps.total))
-            for name, config in further.items()
-        ),
+        Evaluation(split, classify(split, data.test), Cadence(run.steps.evaluate_every, last)),
+        *(Evaluation(name, build(name, config), Cadence(every[name], last)) for name, config in further.items()),
     ]
 
 
 def _make_extract(
     run: Assembly, splits: Sequence[tuple[Split, np.ndarray]], layer: str
-) -> Callable[[Any], tuple[Features, ...]]:
-    """Return a function from a training state to the features and labels of splits."""
+) -> Callable[[TrainState], tuple[Features, ...]]:
+    """Return a function from a training state to the features of splits, which come with their labels."""
     mesh: Any = run.batch_sharding.mesh
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
     jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
 
-    told: set[str] = set()
+    logged: set[str] = set()
 
-    def extract(state: Any) -> tuple[Features, ...]:
+    def extract(state: TrainState) -> tuple[Features, ...]:
         support, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
         name, class_names = splits[0][0].name, splits[0][0].class_names
         for note in notes_on(name, class_names, support, test) if hosts.is_first() else ():
-            if note not in told:  # once in a run
+            if note not in logged:
                 logging.getLogger(__name__).warning("%s", note)
-                told.add(note)
+                logged.add(note)
         return support, test
 
     return extract
 
 
 def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
-    """The config; where images may have several labels, an accuracy that is to be best is the average precision."""
+    """Return the config with average precision instead of accuracy as best metric of splits with several labels."""
     prefix, _, result = config.checkpoint.best_metric.partition("_")
     evaluators = config.evaluation.evaluators
-    judged = {name: data.others[name] for name in evaluators if evaluators[name].kind == "classification"}
-    source = {"test": data.test, **judged}.get(prefix)
-    if result != "accuracy" or source is None or not _has_several(source, config):
+    classified = {name: data.others[name] for name in evaluators if evaluators[name].kind == "classification"}
+    source = {"test": data.test, **classified}.get(prefix)
+    if result != "accuracy" or source is None or not _is_multilabel(source, config):
         return config
     checkpoint = dataclasses.replace(config.checkpoint, best_metric=f"{prefix}_{MULTILABEL_RESULTS[0]}")
     return dataclasses.replace(config, checkpoint=checkpoint)
 
 
-def _has_several(source: Source, config: RunConfig) -> bool:
-    """Return whether answers are judged by several labels; patches that are predicted have none."""
+def _is_multilabel(source: Source, config: RunConfig) -> bool:
+    """Return whether metrics of several labels apply; predicted patches have no labels."""
     return source.is_multilabel and config.objective.kind == "classification"
 
 
-def run_all(evaluations: Sequence[Evaluation], state: Any) -> dict[str, float]:
-    """The results of several evaluations."""
+def run_all(evaluations: Sequence[Evaluation], state: TrainState) -> dict[str, float]:
+    """Return the results of several evaluations."""
     return {name: value for evaluation in evaluations for name, value in evaluation.run(state).items()}
 
 

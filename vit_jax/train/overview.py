@@ -2,15 +2,12 @@
 
 import collections
 import dataclasses
-import hashlib
 import importlib.metadata
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
@@ -25,6 +22,7 @@ from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
+from vit_jax.tables import metric_text
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -56,16 +54,6 @@ def parameter_table(model: Any, *, is_folded: bool, is_trained: Callable[[str], 
     return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
-def parameters_sha256(model: Any) -> str:
-    """SHA-256 over the float32 bytes of all parameters in the order of their names: equal runs, equal hashes."""
-    digest = hashlib.sha256()
-    for _, leaf in sorted(pytree.named_leaves(model).items()):
-        is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
-        full = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
-        digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
-    return digest.hexdigest()
-
-
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     """Hash of the names and classes of listed files, because what is held out goes by names, and of excluded ids.
 
@@ -81,7 +69,7 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that must not change when a fine-tuning run resumes, in its search or after."""
     return {
-        "parameters_sha256": parameters_sha256(parameters),
+        "parameters_sha256": pytree.parameters_sha256(parameters),
         "num_train_examples": len(data.train),
         "num_test_examples": len(data.test),
         "class_names": list(data.train.class_names),
@@ -148,12 +136,8 @@ def _layout(run: Assembly) -> str:
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
     """Return the results of an evaluation as a line."""
-    values = "  ".join(f"{name} {_figure(name, value)}" for name, value in results.items())
+    values = "  ".join(f"{name} {metric_text(name, value)}" for name, value in results.items())
     return f"step {step:>6}/{total_steps}  {values}"
-
-
-def _figure(name: str, value: float) -> str:
-    return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
 def checkpoint_metadata(
@@ -217,7 +201,7 @@ def summary(
         "images_per_second": train_metrics.get("images_per_second", 0.0),
         "unreadable_images": train_metrics.get("unreadable_images", 0) + num_missing,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
-        "parameters_sha256": parameters_sha256(state.model),
+        "parameters_sha256": pytree.parameters_sha256(state.model),
         **machine(),
     }
 

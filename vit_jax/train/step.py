@@ -16,7 +16,7 @@ from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.evals.multilabel import score
-from vit_jax.evals.sums import means_of
+from vit_jax.evals.runner import means_of
 from vit_jax.models.activations import platform
 from vit_jax.objectives import Objective
 from vit_jax.optim import ema

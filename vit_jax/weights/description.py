@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
 from vit_jax.config.load import from_dict, references
+from vit_jax.data.subset import TrainingData
 from vit_jax.models.lora import Lora
 from vit_jax.references import StoredReference
 from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation
@@ -20,25 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1  # of the metadata that we write
 MOST_LAYERS, MOST_STAGES = 10_000, 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """The run that made the weights, and above all its data."""
-
-    data: str  # as in a config; files by their absolute path
-    seed: int  # of the run, which chose the hold-out of files without splits
-    holdout_fraction: float  # of every class of such files
-    train_split: str  # the name of the split that it was trained on
-    test_split: str  # and of the one that it was not
-    classes: tuple[str, ...]  # those chosen of the data; (): all
-    is_multilabel: bool = False  # an image may have any number of the labels, not exactly one
-    # of files without splits, by class: what was held out, from `data.subset.held_up_to`
-    held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    lora_rank: int | None = None  # of a run with LoRA; its factors are merged into the kernels
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
 
 def describe(

@@ -1,0 +1,102 @@
+"""The verbs on frozen features, from the words of the command to what they print."""
+
+import json
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.evals.samples import sample_pixels, sample_weights, write_classes
+from tests.integration.commands import run as run_words
+from tests.integration.commands import succeed
+from vit_jax.weights.saving import OWN, save_weights
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Weights, and the data of 40 images in two splits, as words of a command."""
+    folder = tmp_path_factory.mktemp("transfer")
+    save_weights(sample_weights(), folder / "weights", OWN)
+    for split, seed in (("train", 0), ("test", 1)):
+        write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
+    return [str(folder / "weights"), f"--data=folder:{folder / 'images'}", f"--cache={folder / 'cache'}"]
+
+
+def test_fewshot(words):
+    out = succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"])
+    found = json.loads(out)
+    (dataset,) = found["datasets"].values()
+    assert list(dataset) == ["1", "3"]
+    assert len(dataset["1"]["seeds"]) == 2
+    assert dataset["1"]["test_images"] == 21
+    text = succeed(["fewshot", *words, "--shots=2", "--sampling=first", "--l2=1,100"])
+    assert "the best mean accuracy of 2" in text
+    text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
+    assert "the best mean rank of 2" in text
+    assert found["preparation"]["value_range"] is None
+    with_range = json.loads(succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"]))
+    assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
+
+
+def test_probe_knn_and_features(words, tmp_path):
+    assert "least_squares, penalty 1024" in succeed(["probe", *words, "--method=least_squares"])
+    assert "logistic, penalty 3" in succeed(["probe", *words, "--penalty=3", "--layer=block:1"])
+    captured = run_words(["knn", *words, "--neighbours=2,50"])
+    assert "2 neighbours" in captured.out
+    assert "too few training images for 50 neighbours" in captured.err
+    output = tmp_path / "f.npz"
+    assert "21 x 16 float32" in succeed(["features", *words, f"--output={output}", "--split=train"])
+    with np.load(output) as arrays:
+        assert all("/train/" in name for name in arrays["names"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("logistic", ["--layer=token_mean", "--image_size=12,16"]), ("least_squares", [])],
+)
+def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
+    """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
+    output, data = tmp_path / "probe", words[1]
+    fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
+    captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
+    (found,) = json.loads(captured.out)["datasets"].values()
+    assert len(found["folds"]) == 3
+    assert f"vit-jax predict {output} IMAGE" in captured.err
+    evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
+    assert evaluated["top1_accuracy"] == found["accuracy"]
+    model = vit_jax.load_model(output)
+    assert len(model.class_names) == 7
+    assert model.architecture.image_size == ((12, 16) if more else (8, 12))
+    assert model.training.train_split == "train"
+    again = ["probe", *words, *fitted, f"--output={output}"]
+    assert "exists" in run_words(again).err
+    assert run_words([*again, "--overwrite"]).code == 0
+
+
+def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    outcome = run_words(["knn", *words[:-1], "--neighbours=2"])
+    assert outcome.code == 0
+    assert "2 neighbours" in outcome.out
+    assert f"note: {tmp_path / 'file/vit_jax/features'} is not writable: features are not kept" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument", "more"),
+    [
+        ("probe", "--folds=1", []),
+        ("probe", "--overwrite", []),
+        ("probe", "--output=photo.jpg", []),
+        ("probe", "--layer=block:1", ["--output=x"]),
+        ("probe", "--preprocessing=fewshot", ["--output=x"]),
+        ("features", "--output=f.txt", []),
+        ("fewshot", "--seeds=1", ["--sampling=first"]),
+        ("fewshot", "--crop_fraction=0.5", []),
+        ("knn", "--data_dir=x", []),
+    ],
+)
+def test_mistakes(words, verb, argument, more):
+    outcome = run_words([verb, *words, argument, *more])
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"vit-jax: {argument.partition('=')[0]}")

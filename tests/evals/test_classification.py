@@ -1,0 +1,199 @@
+"""Evaluation by hand: top-1, top-5, loss, confusions and the table of classes against loops over single examples."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.arrays import Batch
+from vit_jax.data.memory import MemorySource
+from vit_jax.evals import ClassificationEvaluator, Split
+from vit_jax.evals.classification import ClassMetrics, predict
+from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.runner import counted, rows_of
+from vit_jax.evals.uncertainty import wilson
+from vit_jax.tables import to_csv
+
+
+def make_batch(labels, mask, images=None):
+    """A batch without pixels; the steps below take what stands in their place."""
+    return Batch(image_BHWC=images, label_B=jnp.asarray(labels, jnp.int32), mask_B=jnp.asarray(mask, jnp.float32))
+
+
+def by_hand(logits, labels, mask):
+    """Loss and places in double precision, one example after the other; the place of a class by sorting."""
+    classes = logits.shape[1]
+    sums = {"loss": 0.0, **{name: np.zeros(classes) for name in ("images_L", "top1_L", "top5_L")}}
+    for row, label, counts in zip(logits.astype(np.float64), labels, mask, strict=True):
+        if not counts:
+            continue
+        place = sorted(range(classes), key=lambda k: (-row[k], k)).index(label)
+        sums["loss"] += np.log(np.sum(np.exp(row - row.max()))) + row.max() - row[label]
+        sums["images_L"][label] += 1
+        sums["top1_L"][label] += place == 0
+        sums["top5_L"][label] += place < 5
+    return sums
+
+
+def sample(num_classes, rows=60, seed=0):
+    """Logits of five values, so that most examples have ties; the last class has no images; some do not count."""
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-2, 3, (rows, num_classes)).astype(np.float32)
+    return logits, rng.integers(0, num_classes - 1, rows), rng.integers(0, 2, rows).astype(np.float32)
+
+
+def answers_of(batches, num_outputs, is_allowed=None, output=None):
+    """Answers to batches that come with their logits in the place of the images."""
+    allowed = jnp.ones(num_outputs, bool) if is_allowed is None else jnp.asarray(is_allowed)
+    outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
+    step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
+    num_examples = sum(len(batch.mask_B) for batch in batches)
+    parts = rows_of(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples)
+    return [(record_B[rows["mask_B"] > 0], counted(rows)) for record_B, rows in parts]
+
+
+def metrics_of(num_classes, **changes):
+    """Metrics of as many classes as outputs, named by their numbers."""
+    names = tuple(map(str, range(num_classes)))
+    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    return ClassMetrics(Labelled(source, "", [], dataclasses.replace(identity_map(names), **changes)))
+
+
+def summed(batches, num_classes):
+    metrics = metrics_of(num_classes)
+    for record_N, rows in answers_of(batches, num_classes):
+        metrics.add(record_N, rows)
+    return metrics
+
+
+@pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 13])
+def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
+    logits, labels, mask = sample(num_classes, rows=64)
+    mask[60:] = 0
+    parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
+    batches = [make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts]
+    found, expected = summed(batches, num_classes), by_hand(logits, labels, mask)
+    for name in ("images_L", "top1_L", "top5_L"):
+        assert np.array_equal(getattr(found, name), expected[name]), name
+    assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
+    assert found.images_L[-1] == 0
+    figures, images = found.figures(), int(mask.sum())
+    for name, right in (("top1", found.top1_L.sum()), ("top5", found.top5_L.sum())):
+        assert figures[f"{name}_accuracy"] == right / images
+        assert figures[f"{name}_interval"] == [*wilson(int(right), images)]
+    assert (figures["top5_accuracy"] == 1) == (num_classes <= 5)
+    records = np.concatenate([record_N for record_N, _ in answers_of(batches, num_classes)])
+    assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
+
+
+def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others():
+    """Outputs 1, 4 and 6 are allowed; classes 0, 1, 2 of the data are outputs 4, 1, 6."""
+    logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
+    labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
+    is_allowed = np.isin(np.arange(8), output)
+    ((_, found),) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
+    kept = logits[:, [1, 4, 6]].astype(np.float64)
+    probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
+    order = np.argsort(-kept, axis=1)
+    assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
+    assert found["probability_BT"][:, :3] == pytest.approx(np.take_along_axis(probabilities, order, 1), rel=1e-5)
+    assert not found["probability_BT"][:, 3:].any()
+    places = np.array([1, 0, 2])[labels]  # of the classes among 1, 4, 6
+    assert found["loss_B"] == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
+
+
+def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
+    logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
+    ((_, found),) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+    assert np.isfinite(found["probability_BT"]).all()
+    assert found["loss_B"][0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
+    for odd in (jnp.nan, jnp.inf):
+        ((_, found),) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
+        assert not np.isfinite(found["probability_BT"]).any()
+
+
+def add(metrics, labels, classes, confidence):
+    """Add images whose most probable outputs are `classes`, one or several each."""
+    classes, num = np.asarray(classes).reshape(len(labels), -1), len(labels)
+    rows = {"label_B": np.asarray(labels), "class_BT": classes, "loss_B": np.zeros(num)}
+    metrics.add(np.arange(num), rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
+
+
+def test_confusions_and_mistakes_by_hand():
+    """Classes 0 to 2; outputs 2, 5 and 7 may be answers, and class k is output (2, 5, 7)[k]."""
+    output_L = np.array([2, 5, 7])
+    names = tuple(map(str, range(8)))
+    changes = {"output_names": names, "is_allowed_K": np.isin(np.arange(8), output_L), "output_L": output_L}
+    metrics = metrics_of(3, **changes)
+    labels, first = [0, 0, 0, 1, 1, 2, 2, 2], [2, 5, 5, 5, 2, 7, 2, 2]
+    confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
+    add(metrics, labels, first, confidence)
+    assert metrics.confusion_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert metrics.confusion_2LA[0].tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
+    shown = [(one["class"], one["answer"], one["images"], one["of"]) for one in metrics.confused(2)]
+    assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
+    assert len(metrics.confused(9)) == 3
+    found = [(one.record, one.label, one.predicted) for one in metrics.wrong]
+    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], "by confidence, then in their order"
+    assert metrics.wrong[0].probability == pytest.approx(0.8)
+
+
+def test_memory_is_bounded():
+    """The most confident mistakes of many batches are kept and no more; a matrix of 21,843 squared is not made."""
+    metrics, rng = metrics_of(21_843), np.random.default_rng(0)
+    assert metrics.confusion_2LA is None
+    confidences = rng.random((10, 50))
+    for confidence in confidences:
+        add(metrics, [7] * 50, [3] * 50, confidence)
+    worst = sorted(confidences.ravel(), reverse=True)[: len(metrics.wrong)]
+    assert [one.probability for one in metrics.wrong] == pytest.approx(worst)
+    assert 0 < len(metrics.wrong) < 50
+    assert metrics.confused(5) == []
+    assert metrics.images == 500
+
+
+def classify(batches):
+    """Losses stand in the place of the images, whether an answer is right in that of the labels."""
+
+    @jax.jit
+    def step(scale, batch):
+        terms = {"loss": batch.image_BHWC * scale, "correct": batch.label_B.astype(jnp.float32), "weight": 1.0}
+        return {name: jnp.sum(term * batch.mask_B) for name, term in terms.items()}
+
+    split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
+    return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
+
+
+def test_loss_and_accuracy_by_hand():
+    """Three examples count: losses 2 x (1 + 2 + 6) over 3, two of them right; the padding's 100 is not seen."""
+    batches = [make_batch([1, 0], [1, 1], jnp.float32([1, 2])), make_batch([1, 1], [1, 0], jnp.float32([6, 100]))]
+    assert classify(batches) == {"loss": pytest.approx(6.0), "accuracy": pytest.approx(2 / 3), "images": 3}
+
+
+@pytest.mark.parametrize("num_batches", [0, 2])
+def test_nothing_to_evaluate(num_batches):
+    with pytest.raises(ValueError, match="No image of the test split could be read"):
+        classify([make_batch([0, 0], [0, 0], jnp.zeros(2))] * num_batches)
+
+
+def test_the_table_of_classes():
+    """Three of four right is 0.75; a class without images has no accuracy, and a comma stays inside its name."""
+    names = ("cat", "dog, wet", 'the "best"', "not listed")
+    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    label_map = dataclasses.replace(identity_map(names), listed=np.arange(3))
+    metrics = ClassMetrics(Labelled(source, "", [], label_map))
+    classes = [[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]]
+    add(metrics, [0, 0, 0, 0, 2, 2, 2], classes, [0.5] * 7)
+    text = to_csv(metrics.table())
+    header, *rows = csv.reader(io.StringIO(text))
+    names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
+    assert header == ["class", "images", "top1_correct", *names]
+    shares = ((3, 4), (4, 4), (1, 3), (2, 3))
+    cells = [[f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in shares]
+    cat, best = ["cat", "4", "3", *cells[0], *cells[1]], ['the "best"', "3", "1", *cells[2], *cells[3]]
+    assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]

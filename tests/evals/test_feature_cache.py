@@ -1,0 +1,246 @@
+"""Folders of a cache: complete when they have their name, and nobody removes what another process is writing."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from vit_jax.evals.feature_cache import RECORD, STALE_SECONDS, Cache, Entry, write_rows
+from vit_jax.files import WriteError
+from vit_jax.train.lifecycle.lock import FILE, WorkdirLock, is_abandoned
+
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+
+def entry_in(cache):
+    kept = Cache(cache, WorkdirLock, is_abandoned)
+    return Entry(folder=cache / "entry", about='{"of": 1}', files=("a.npy",), num_rows=len(ROWS), cache=kept)
+
+
+def fill(entry, folder, rows=ROWS):
+    entry.write_record(folder, {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))})
+
+
+def write(entry, rows=ROWS):
+    with entry.new_folder() as folder:
+        fill(entry, folder, rows)
+
+
+def test_one_name_once_complete(tmp_path):
+    entry = entry_in(tmp_path / "new/cache")
+    assert entry.find() is None
+    with entry.new_folder() as folder:
+        assert folder.parent == entry.folder.parent
+        assert (folder / FILE).exists()  # its lock
+        fill(entry, folder)
+        assert entry.find() is None
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert sorted(os.listdir(entry.folder)) == ["a.npy", "about.json"]
+    assert os.listdir(entry.folder.parent) == ["entry"]
+    assert entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode  # for other users of a shared cache
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint64, np.float32])
+def test_rows_are_an_array_file(tmp_path, dtype):
+    rows = ROWS.astype(dtype)
+    described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
+    found = np.load(tmp_path / "a.npy")
+    assert np.array_equal(found, rows)
+    assert (found.dtype, described["dtype"], described["shape"]) == (dtype, np.dtype(dtype).name, [6, 2])
+
+
+@pytest.mark.parametrize("num_rows", [5, 7])
+def test_another_number_of_rows_is_never_published(tmp_path, num_rows):
+    def write_other():
+        with entry_in(tmp_path).new_folder() as folder:
+            write_rows(folder / "a.npy", [ROWS], num_rows)
+
+    with pytest.raises(RuntimeError, match=f"a.npy: 6 of {num_rows} rows"):
+        write_other()
+    assert os.listdir(tmp_path) == []
+
+
+def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
+    write(entry_in(tmp_path))
+    longer = Entry(folder=tmp_path / "entry", about='{"of": 1}', files=("a.npy",), num_rows=7)
+    with pytest.raises(ValueError, match="6 rows of 7"):
+        longer.read(longer.folder)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_another_process_publishes_first(tmp_path, is_damaged):
+    """A published entry stays unless it is damaged; an opened entry stays readable."""
+    entry = entry_in(tmp_path)
+    with entry.new_folder() as folder:
+        fill(entry, folder)
+        ours = entry.read(folder)["a.npy"]
+        write(entry)
+        if is_damaged:
+            (entry.folder / "a.npy").write_bytes(b"")
+        theirs = entry.folder.stat().st_ino
+    assert (entry.folder.stat().st_ino == theirs) is not is_damaged
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert np.array_equal(ours, ROWS)
+    assert os.listdir(tmp_path) == ["entry"]
+
+
+def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monkeypatch):
+    entry, rename, calls = entry_in(tmp_path), type(tmp_path).rename, []
+
+    def rename_late(path, target):
+        if not calls:
+            calls.append(path)
+            write(entry)
+        return rename(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "rename", rename_late)
+    write(entry)
+    assert calls
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert os.listdir(tmp_path) == ["entry"]
+
+
+def hostile(content):
+    """Damage of an array file whose record has the digest of the damaged file."""
+
+    def damage(folder):
+        (folder / "a.npy").write_bytes(content)
+        record = json.loads((folder / RECORD).read_text())
+        record["arrays"]["a.npy"]["sha256"] = hashlib.sha256(content).hexdigest()
+        (folder / RECORD).write_text(json.dumps(record))
+
+    return damage
+
+
+def array_file(header):
+    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+
+
+DAMAGE = {
+    "nested record": lambda folder: (folder / RECORD).write_text("[" * 500_000),
+    "empty array": hostile(b""),
+    "archive": hostile(b"PK\x05\x06" + bytes(18)),
+    "header that does not end": hostile(array_file(b"(")),
+    "shape that is too large": hostile(
+        array_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30))
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_no_content_is_an_error(tmp_path, damage):
+    entry = entry_in(tmp_path)
+    write(entry)
+    damage(entry.folder)
+    assert entry.find() is None
+    write(entry)
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+
+
+def make_link(path):
+    target = path.parent.with_name("target")
+    target.mkdir()
+    (target / "kept").touch()
+    path.symlink_to(target)
+
+
+NO_FOLDERS = {"file": lambda path: path.touch(), "pipe": os.mkfifo, "link": make_link}
+
+
+@pytest.mark.parametrize("name", ["entry", ".unfinished_old"])
+@pytest.mark.parametrize("make", NO_FOLDERS.values(), ids=NO_FOLDERS)
+def test_what_is_no_folder_is_replaced_or_removed(tmp_path, make, name):
+    """A pipe is not waited for, and what a link leads to stays."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    make(cache / name)
+    for path in (cache / name, tmp_path / "target"):
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path, (0, 0))
+    entry = entry_in(cache)
+    write(entry)
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert os.listdir(cache) == ["entry"]
+    assert make is not make_link or os.listdir(tmp_path / "target") == ["kept"]
+
+
+def test_a_cache_behind_a_link_is_made(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
+    write(entry_in(tmp_path / "link"))
+    assert os.listdir(tmp_path / "disk" / "cache") == ["entry"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_removes_the_own_folder_alone(tmp_path, error):
+    entry = entry_in(tmp_path)
+    with entry.new_folder() as others:
+        with pytest.raises(error), entry.new_folder():
+            raise error
+        assert list(tmp_path.iterdir()) == [others]
+        fill(entry, others)
+    assert np.array_equal(entry.find()["a.npy"], ROWS)
+
+
+def test_a_full_disk_publishes_nothing(tmp_path):
+    def parts():
+        yield ROWS[:4]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(WriteError, match="entry cannot be written: No space left"),
+        entry_in(tmp_path).new_folder() as new,
+    ):
+        write_rows(new / "a.npy", parts(), len(ROWS))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_was_removed_is_not_published(tmp_path):
+    entry = entry_in(tmp_path)
+    with pytest.raises(WriteError, match="No such file"), entry.new_folder() as folder:
+        shutil.rmtree(folder)
+    assert os.listdir(tmp_path) == []
+
+
+HOUR = 3600
+OWNERS = {  # what a lock says of its owner, its age, whether the folder is removed
+    "ended here": ({"started": "1"}, 0, True),
+    "alive here and suspended": ({}, 48 * HOUR, False),
+    "elsewhere, renewed": ({"host": "elsewhere"}, HOUR, False),
+    "in another container, renewed": ({"namespace": "pid:[1]"}, HOUR, False),
+    "elsewhere, not renewed": ({"host": "elsewhere"}, 25 * HOUR, True),
+    "not locked yet": (None, 0, False),
+    "never locked": (None, 25 * HOUR, True),
+}
+
+
+@pytest.mark.parametrize(("changes", "age", "is_removed"), OWNERS.values(), ids=OWNERS)
+def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_removed):
+    entry = entry_in(tmp_path)
+    left = tmp_path / ".unfinished_0_1_entry"  # also of an earlier version
+    left.mkdir()
+    with contextlib.ExitStack() as stack:
+        if changes is not None:
+            stack.enter_context(WorkdirLock(left, renewal_seconds=10 * HOUR))
+            owner = json.loads((left / FILE).read_text())
+            (left / FILE).write_text(json.dumps(owner | changes))
+        now = left.stat().st_mtime
+        for path in (*left.iterdir(), left):
+            os.utime(path, (now - age, now - age))
+        write(entry)
+        assert left.exists() is not is_removed
+    assert entry.find() is not None
+    assert STALE_SECONDS == 24 * HOUR
+
+
+def test_a_clock_of_the_file_system_that_is_wrong(tmp_path, monkeypatch):
+    """Ages are measured by one clock, that of the file system."""
+    left = tmp_path / ".unfinished_1"
+    left.mkdir()
+    monkeypatch.setattr("time.time", lambda: left.stat().st_mtime + 1000 * HOUR)
+    write(entry_in(tmp_path))
+    assert left.exists()

@@ -1,0 +1,132 @@
+"""The 1,000 classes of ILSVRC-2012, and which outputs of a network stand for them.
+
+docs/imagenet_classes.py writes imagenet_classes.tsv and names its sources.
+"""
+
+import collections
+import functools
+import importlib.resources
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.records import few
+from vit_jax.evals.label_map import WeightsInfo
+
+COUNT = 1000
+MOST_ABSENT = 10  # classes that a network may lack: the 21,841 of ImageNet-21k lack one, timm's 11,821 seven
+FOREIGN = ("released", "big_vision", "bit", "timm", "huggingface")  # formats whose 1,000 outputs are ImageNet's
+_RECURRING = {  # first lemmas of two classes each
+    "n02012849": "crane (bird)",
+    "n03126707": "crane (machine)",
+    "n03710637": "maillot (tights)",
+    "n03710721": "maillot (bathing suit)",
+}
+_WORDNET_ID = re.compile(r"n\d{8}\b")
+
+
+class Class(NamedTuple):
+    """A class.
+
+    Attributes:
+      wordnet_id: "n01440764".
+      subsets: letters of the sets that have it, "A" and "R".
+      lemmas: of WordNet, "tench, Tinca tinca".
+    """
+
+    wordnet_id: str
+    subsets: str
+    lemmas: str
+
+    @property
+    def first_lemma(self) -> str:
+        """Usual short name."""
+        return self.lemmas.partition(",")[0]
+
+    @property
+    def name(self) -> str:
+        """Unique short name."""
+        return _RECURRING.get(self.wordnet_id, self.first_lemma)
+
+
+@functools.cache
+def classes() -> tuple[Class, ...]:
+    """Return all classes in the order of their WordNet ids, which is that of networks and of validation labels."""
+    text = (importlib.resources.files(__package__) / "imagenet_classes.tsv").read_text("utf-8")
+    return tuple(Class(*line.split("\t")) for line in text.splitlines())
+
+
+def class_names() -> tuple[str, ...]:
+    """Return the unique short names."""
+    return tuple(one.name for one in classes())
+
+
+def numbers_by_id() -> dict[str, int]:
+    """Return the number of each WordNet id."""
+    return {one.wordnet_id: number for number, one in enumerate(classes())}
+
+
+def members(subset: str) -> np.ndarray:
+    """Return the numbers of the classes of a subset, ascending; of all classes for ""."""
+    return np.array([number for number, one in enumerate(classes()) if subset in one.subsets])
+
+
+def is_unnamed(weights: WeightsInfo) -> bool:
+    """Return whether the weights have 1,000 outputs without names, in a format where these are ImageNet's."""
+    return weights.class_names is None and weights.architecture.num_classes == COUNT and weights.format in FOREIGN
+
+
+def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
+    """Return names of the outputs: ImageNet's for `is_unnamed` ones and for WordNet ids; None if they have none."""
+    if is_unnamed(weights):
+        return class_names()
+    if weights.class_names is None:
+        return None
+    known = {one.wordnet_id: one.name for one in classes()}
+    return tuple(known.get(name, name) for name in weights.class_names)
+
+
+def outputs_of(weights: WeightsInfo) -> np.ndarray:
+    """Return the output of each class, (1000,), -1 if there is none.
+
+    Outputs are recognised by names that begin with a WordNet id, that are all lemmas of a class, or the first of them.
+
+    Raises:
+      ValueError: outputs without names that are not known to be ImageNet's, or too few of the classes are among them.
+    """
+    if is_unnamed(weights):
+        return np.arange(COUNT)
+    if weights.class_names is None:
+        raise ValueError(
+            f"{weights.source} does not name its {weights.architecture.num_classes:,} classes, so they cannot be "
+            "matched with ImageNet's: add --class_names=FILE, one WordNet id (n01440764) or name (tench) a line."
+        )
+    output = _matched(weights.class_names)
+    if len(absent := np.flatnonzero(output < 0)) > MOST_ABSENT:
+        names = few([classes()[number].name for number in absent])
+        raise ValueError(
+            f"{weights.source} has {COUNT - len(absent)} of ImageNet's {COUNT:,} classes; it lacks {names}. "
+            "--class_names=FILE gives names, one a line, to weights that have none."
+        )
+    return output
+
+
+def _matched(names: Sequence[str]) -> np.ndarray:
+    """Return the place of each class among names, -1 for none; equal spellings are matched in their order."""
+    places = _grouped([match[0] if (match := _WORDNET_ID.match(name)) else name for name in names])
+    output = np.full(COUNT, -1)
+    for kind in ("first_lemma", "name", "lemmas", "wordnet_id"):  # of two that match, the later is the more certain
+        for spelling, numbers in _grouped([getattr(one, kind) for one in classes()]).items():
+            if len(found := places.get(spelling, [])) == len(numbers):
+                output[numbers] = found
+    return output
+
+
+def _grouped(words: Sequence[str]) -> dict[str, list[int]]:
+    """Return the places of each word."""
+    places: dict[str, list[int]] = collections.defaultdict(list)
+    for place, word in enumerate(words):
+        places[word].append(place)
+    return dict(places)

@@ -1,0 +1,90 @@
+"""Which outputs of a network stand for the classes of the data.
+
+Legend: K outputs, L classes of the data, N images, S right outputs of an image, T predictions of an image.
+"""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vit_jax.config import Architecture
+from vit_jax.data.records import Source
+from vit_jax.data.subset import TrainingData
+
+
+class WeightsInfo(Protocol):
+    """What an evaluation needs to know of weights; `vit_jax.weights.Weights` has it.
+
+    Attributes:
+      source: where they come from, for messages.
+      architecture: of the network.
+      class_names: in the order of the logits; None if unknown.
+      is_multilabel: images may have several labels.
+      training: data of the run that made them; None if unknown.
+      format: of a file of another library.
+    """
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def architecture(self) -> Architecture: ...
+    @property
+    def class_names(self) -> tuple[str, ...] | None: ...
+    @property
+    def is_multilabel(self) -> bool: ...
+    @property
+    def training(self) -> TrainingData | None: ...
+    @property
+    def format(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LabelMap:
+    """Maps classes of the data to outputs of the network.
+
+    Attributes:
+      output_names: names of the outputs.
+      is_allowed_K: bool; other outputs are ignored, as if the network did not have them.
+      output_L: output of each class of the data; -1 if there is none.
+      listed: classes of the data that have images.
+      right_NS: right outputs of each image, filled with -1; None: the output of its class.
+    """
+
+    output_names: tuple[str, ...]
+    is_allowed_K: np.ndarray
+    output_L: np.ndarray
+    listed: np.ndarray
+    right_NS: np.ndarray | None = None
+
+    def is_right(self, record_N: np.ndarray, label_N: np.ndarray, class_NT: np.ndarray) -> np.ndarray:
+        """Return which predictions are right, bool (N, T)."""
+        right_NS = self.output_L[label_N][:, None] if self.right_NS is None else self.right_NS[record_N]
+        return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether each image has one right output."""
+        return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
+
+
+def identity_map(names: tuple[str, ...]) -> LabelMap:
+    """Return the map of data whose classes are the outputs of the network."""
+    numbers = np.arange(len(names))
+    return LabelMap(output_names=names, is_allowed_K=np.ones(len(names), bool), output_L=numbers, listed=numbers)
+
+
+class Labelled(NamedTuple):
+    """Images to evaluate.
+
+    Attributes:
+      source: the images.
+      words: split, data and number of images, for people.
+      notes: remarks for readers of the result.
+      label_map: of the data and the network.
+    """
+
+    source: Source
+    words: str
+    notes: list[str]
+    label_map: LabelMap

@@ -1,0 +1,227 @@
+"""Classifiers on frozen features of datasets: few-shot, linear probes, nearest neighbours; their results as text."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from vit_jax.data.records import few
+from vit_jax.evals.features import Extractor, Features, notes_on
+from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
+from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
+from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
+from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
+from vit_jax.evals.splits import Pair
+from vit_jax.evals.uncertainty import wilson
+from vit_jax.tables import columns
+
+VALIDATION_FRACTION = 0.2
+Method = Literal["logistic", "least_squares"]
+Classifier = LogisticClassifier | LinearClassifier
+Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
+"""From a dataset and the features of its sides to results, and notes for their readers."""
+
+
+def run_on_pairs(pairs: Sequence[Pair], extractor: Extractor, measure: Measure) -> tuple[dict[str, Any], list[str]]:
+    """Return the results of every dataset by its name, and notes."""
+    results, notes = {}, list[str]()
+    for pair in pairs:
+        train, test = extractor.extract(pair.train), extractor.extract(pair.test)
+        notes += notes_on(pair.name, pair.train.class_names, train, test)
+        results[pair.name], more = measure(pair, train, test)
+        notes += more
+    return results, notes
+
+
+# Few-shot evaluation.
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotTable:
+    """Few-shot accuracies of several datasets by name, and the penalty of each number of shots, chosen for all."""
+
+    protocol: FewShot
+    results: Mapping[str, FewShotResult]
+    l2: Mapping[int, float]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return for JSON, by dataset and number of shots, the accuracy of each seed, their mean and spread."""
+        datasets = {
+            name: {str(shots): self._details(result, shots) for shots in self.protocol.shots}
+            for name, result in self.results.items()
+        }
+        average = {str(shots): self._average(shots) for shots in self.protocol.shots}
+        l2_used = {str(shots): l2 for shots, l2 in self.l2.items()}
+        return {**dataclasses.asdict(self.protocol), "l2_used": l2_used, "datasets": datasets, "average": average}
+
+    def to_text(self) -> str:
+        """Return a line for each dataset and number of shots, and the averages over the datasets."""
+        rows = [["data", "shots", "accuracy", "spread", " seeds"]]
+        for name, result in self.results.items():
+            for shots in self.protocol.shots:
+                values = result.of(shots, self.l2[shots])
+                seeds = "".join(f" {value:.2%}" for value in values)
+                rows.append([name, str(shots), f"{values.mean():.2%}", f"{spread(values):.2%}", seeds])
+        if len(self.results) > 1:
+            rows += [["average", str(shots), f"{self._average(shots):.2%}"] for shots in self.protocol.shots]
+        text = columns(rows, "<>>><", gap=" ", least=(24, 5, 9, 7))
+        if len(self.protocol.l2) > 1:
+            used = ", ".join(f"{l2:g} for {shots} shots" for shots, l2 in self.l2.items())
+            rule = self.protocol.penalty_choice.replace("_", " ")
+            text += f"\npenalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets"
+        return text
+
+    def _details(self, result: FewShotResult, shots: int) -> dict[str, Any]:
+        values = result.of(shots, self.l2[shots])
+        return {
+            "seeds": values.tolist(),
+            "mean": float(values.mean()),
+            "spread": spread(values),
+            "test_images": result.num_test,
+            "mean_by_l2": {f"{l2:g}": float(result.of(shots, l2).mean()) for l2 in self.protocol.l2},
+        }
+
+    def _average(self, shots: int) -> float:
+        return float(np.mean([result.of(shots, self.l2[shots]).mean() for result in self.results.values()]))
+
+
+def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot) -> FewShotTable:
+    """Evaluate every dataset with few shots. `choose_l2` selects one of several penalties for all datasets."""
+
+    def measure(pair: Pair, train: Features, test: Features) -> tuple[FewShotResult, list[str]]:
+        result, names = few_shot(protocol, train, test, pair.train.num_classes), pair.train.class_names
+        short = {shots: few([names[k] for k in classes]) for shots, classes in result.short.items() if classes}
+        return result, [
+            f"{pair.name}: fewer than {shots} images of {classes}; those there are are used."
+            for shots, classes in short.items()
+        ]
+
+    results, notes = run_on_pairs(pairs, extractor, measure)
+    return FewShotTable(protocol, results, choose_l2(list(results.values()), protocol), notes)
+
+
+# Linear probes.
+
+
+def fit_probe(
+    train: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
+) -> tuple[Classifier, dict[str, Any]]:
+    """Fit a linear classifier.
+
+    Args:
+      train: to fit on; all readable.
+      num_classes: of the classifier.
+      method: "logistic" regression, or "least_squares" in closed form.
+      penalty: of the weights; None: of logistic regression the one that is best on `VALIDATION_FRACTION` of each class,
+        of least squares that of few-shot evaluation.
+      seed: of that part.
+
+    Returns:
+      The classifier; and "method", "penalty", of a search "validation": the accuracies by penalty.
+    """
+    results: dict[str, Any] = {"method": method}
+    if method == "least_squares":
+        penalty = L2 if penalty is None else penalty
+        return LeastSquares(train.feature_ND, train.label_N, num_classes).solve(penalty), results | {"penalty": penalty}
+    if penalty is None:
+        penalty, tried = _search_penalty(train, num_classes, seed)
+        results["validation"] = {f"{value:.4g}": accuracy for value, accuracy in tried.items()}
+    classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
+    return classifier, results | {"penalty": penalty, "iterations": classifier.iterations}
+
+
+def probe(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    method: Method,
+    penalty: float | None = None,
+    folds: int | None = None,
+    seed: int = 0,
+) -> tuple[Classifier, dict[str, Any]]:
+    """Fit a linear classifier on all training images and measure it on the test images; arguments as `fit_probe`.
+
+    Returns:
+      The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", and with `folds`
+      "folds": the accuracy of each part of the training images for a classifier of the other parts.
+    """
+    train, test = train.readable(), test.readable()
+    if not len(train) or not len(test):
+        raise ValueError("A probe needs readable training and test images; one side has none.")
+    classifier, results = fit_probe(train, num_classes, method, penalty, seed)
+    accuracy = _accuracy(classifier, test)
+    if folds is not None:
+        results["folds"] = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
+        results["training_images"] = len(train)
+    interval = wilson(accuracy * len(test), len(test))
+    return classifier, results | {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
+
+
+def _cross_validate(
+    train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
+) -> Iterator[float]:
+    """Yield the accuracy on each of `folds` parts, which have the same share of every class, by the other parts."""
+    if folds > len(train):
+        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
+    members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
+    for part in range(folds):
+        rest, held = np.delete(members, np.s_[part::folds]), members[part::folds]
+        classifier, _ = fit_probe(train.take(np.sort(rest)), num_classes, method, penalty, seed)
+        yield _accuracy(classifier, train.take(held))
+
+
+def _accuracy(classifier: Classifier, test: Features) -> float:
+    return float((classifier.predict(test.feature_ND) == test.label_N).mean())
+
+
+def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
+    members = choose_examples(train.label_N, num_classes, seed)
+    counts = [round(len(indices) * VALIDATION_FRACTION) for indices in members]
+    held = np.concatenate([indices[:count] for indices, count in zip(members, counts, strict=True)])
+    rest = np.concatenate([indices[count:] for indices, count in zip(members, counts, strict=True)])
+    if not len(held):
+        raise ValueError(f"No class has enough images to hold {VALIDATION_FRACTION:.0%} out. Give --penalty=.")
+    fitted, validation = train.take(rest), train.take(held)
+
+    def accuracy(penalty: float) -> float:
+        return _accuracy(fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty), validation)
+
+    return choose_penalty(accuracy)
+
+
+# Nearest neighbours.
+
+
+def measure_neighbours(
+    pair: Pair, train: Features, test: Features, neighbours: Sequence[int] = NUM_NEIGHBOURS, **options: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the accuracies of nearest neighbours, with intervals, and notes; options as for `neighbour_accuracy`."""
+    accuracies = neighbour_accuracy(train, test, pair.train.num_classes, neighbours=neighbours, **options)
+    impossible = ", ".join(str(k) for k in neighbours if k not in accuracies)
+    notes = [f"{pair.name}: too few training images for {impossible} neighbours."] if impossible else []
+    images = int(test.is_read_N.sum())
+    intervals = {k: wilson(accuracy * images, images) for k, accuracy in accuracies.items()}
+    return {"accuracy": accuracies, "interval": intervals, "test_images": images}, notes
+
+
+def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each dataset and classifier: the test accuracy with its 95 % interval."""
+    rows = []
+    for name, result in results.items():
+        accuracy, interval = result["accuracy"], result["interval"]
+        if not isinstance(accuracy, dict):
+            classifier = f"{result['method']}, penalty {result['penalty']:.4g}"
+            accuracy, interval = {classifier: accuracy}, {classifier: interval}
+        for key, value in accuracy.items():
+            low, high = interval[key]
+            of = f" (95 % interval {low:.2%} to {high:.2%}) of {result['test_images']:,} images"
+            rows.append(
+                [name, key if isinstance(key, str) else f"{key} neighbours", "test accuracy", f"{value:.2%}", of]
+            )
+        if folds := result.get("folds"):
+            deviation = np.std(folds, ddof=1)
+            of = f" standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
+            rows.append([name, f"mean of {len(folds)} folds", "held-out accuracy", f"{np.mean(folds):.2%}", of])
+    return columns(rows, "<<<><", gap=" ", least=(24, 32, 17, 7))

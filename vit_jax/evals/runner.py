@@ -1,0 +1,177 @@
+"""Run a jitted step over a split: every example once, on any number of devices and processes.
+
+The caller decides when an evaluator runs and which prefix its results get.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import Batch, ModelOutput
+from vit_jax.data.placement import local_rows, open_placed
+from vit_jax.data.records import Source
+from vit_jax.data.stream import EvaluationStream
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.models.activations import placed_by
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+
+Module = Callable[..., ModelOutput]
+OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
+Results = dict[str, jax.Array]
+Rows = dict[str, np.ndarray]
+E = TypeVar("E")  # a training state or a module
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The examples of an evaluator.
+
+    Attributes:
+      name: for messages.
+      class_names: in the order of the labels.
+      num_examples: without padding.
+      open_batches: returns a context of placed batches that hold every example once, padded with mask 0; every process
+        gets the same number of batches. The iterator raises an error if the run has to stop.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    num_examples: int
+    open_batches: OpenBatches
+
+
+class Evaluator(Protocol):
+    """Measures training states on the data that it was built with."""
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yield names and values of the metrics of a training state."""
+
+
+def open_whole(
+    source: Source,
+    transform: EvaluationTransform,
+    sharding: jax.sharding.Sharding,
+    global_batch: int,
+    log: UnreadableLog,
+    num_workers: int | None = None,
+    num_threads: int | None = None,
+) -> AbstractContextManager[Iterator[Batch]]:
+    """Return a context of placed batches that hold every record of a source once; arguments as for `open_placed`."""
+    stream = EvaluationStream(source, transform, global_batch, local_rows(sharding, global_batch))
+    return open_placed(stream, sharding, log, num_workers, num_threads)
+
+
+class Runner:
+    """Runs steps of one network over sources, on all devices of all processes.
+
+    Attributes:
+      module: the network; its parameters lie complete on every device.
+      transform: prepares the images.
+      mesh: all devices.
+      global_batch: examples of one step, a multiple of the devices.
+      max_unreadable: images of a source that may be unreadable, over all processes.
+    """
+
+    def __init__(self, module: Module, transform: EvaluationTransform, *, global_batch: int, max_unreadable: int):
+        """Rounds `global_batch` up to a multiple of the devices."""
+        self.module, self.transform, self.max_unreadable = module, transform, max_unreadable
+        self.mesh = build_mesh(jax.devices())
+        self.global_batch = self._rounded(global_batch)
+
+    def jit(self, step: Callable[..., Results]) -> Any:
+        """Return the jitted step (module, batch, ...) -> results, which are replicated."""
+        return jax.jit(placed_by(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
+
+    def rows(
+        self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
+    ) -> Iterator[tuple[np.ndarray, Rows]]:
+        """Yield what `rows_of` does for a source.
+
+        Args:
+          source: the records.
+          step: a jitted or compiled step.
+          shortens_batch: use a smaller batch for a source that is smaller than one.
+
+        Raises:
+          ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
+        """
+        size = self._rounded(min(self.global_batch, len(source))) if shortens_batch else self.global_batch
+        log = UnreadableLog(source, len(source), self.transform.max_image_megapixels, self.transform.value_range)
+        unreadable = 0  # counted at the end: no process may stop alone
+        batches = lambda: open_whole(source, self.transform, batch_sharding(self.mesh), size, log)  # noqa: E731
+        for record_N, rows in rows_of(batches, step, self.module, len(source)):
+            unreadable += int((rows["mask_B"] == 0).sum())
+            yield record_N, rows
+        log.require_few(unreadable, self.max_unreadable)
+
+    def _rounded(self, batch: int) -> int:
+        return -(-batch // self.mesh.size) * self.mesh.size
+
+
+def results_of(
+    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the results of a step for every batch of a split, on the host, one batch late so that devices never wait.
+
+    Args:
+      open_batches: as in `Split`.
+      step: (evaluated, batch) -> results.
+      evaluated: what the step measures.
+    """
+    pending: Results = {}
+    with open_batches() as batches:
+        for batch in batches:
+            results = step(evaluated, batch)
+            if pending:
+                yield jax.device_get(pending)
+            pending = results
+    if pending:
+        yield jax.device_get(pending)
+
+
+def rows_of(
+    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
+) -> Iterator[tuple[np.ndarray, Rows]]:
+    """Yield for each batch the numbers of its examples in the split, and their rows of the results, without padding.
+
+    Arguments as for `results_of`. Results have one row for each example, and "mask_B": 0 for unreadable images.
+
+    Raises:
+      RuntimeError: the batches hold fewer examples than the split.
+    """
+    first = 0
+    for results in results_of(open_batches, step, evaluated):
+        last = min(first + len(results["mask_B"]), num_examples)
+        yield np.arange(first, last), {name: value[: last - first] for name, value in results.items()}
+        first = last
+    if first < num_examples:
+        raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
+
+
+def counted(rows: Mapping[str, np.ndarray]) -> Rows:
+    """Return the rows of the examples that count, without the results of whole batches (names have no _B)."""
+    counts = rows["mask_B"] > 0
+    return {name: value[counts] for name, value in rows.items() if "_B" in name}
+
+
+def sum_over(open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E) -> dict[str, np.ndarray]:
+    """Return float64 sums of the results of a step over a split; arguments as for `results_of`; {} without batches."""
+    totals: dict[str, np.ndarray] = {}
+    for sums in results_of(open_batches, step, evaluated):
+        for name, value in sums.items():
+            totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(value, np.float64)
+    return totals
+
+
+def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics from sums over examples or patches: each divided by "weight", their number.
+
+    "images" is the number of images where the weight is not.
+    """
+    reported = {"correct": "accuracy", "majority": "majority_accuracy"}
+    return {reported.get(name, name): sums[name] / sums["weight"] for name in sums if name not in ("weight", "images")}

@@ -1,0 +1,309 @@
+"""The one choice of split: which images of which data, split how, given the data that the weights were trained on.
+
+Data that the weights were trained on are split as in training, even if images were added or removed since. Of other
+data the split "test" is evaluated, but all images of a folder or a table without splits.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.config import InputConfig
+from vit_jax.data.listing import WHOLE
+from vit_jax.data.records import Source, few
+from vit_jax.data.sources import holds_out, listing_of, located, open_source
+from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
+from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitChoice:
+    """Options of the command line that choose images; None: the usual value, or that of training.
+
+    Attributes:
+      split: to evaluate.
+      train_split: to fit on; of files, the split whose classes count.
+      test_split: to test on.
+      classes: whose images to use.
+      seed: of the hold-out of files without splits.
+      holdout_fraction: of each class of such files.
+      data_dir: folder of prepared TFDS datasets.
+      value_range: of the preparation of the model; files of more than 8 bits need no warning with it.
+    """
+
+    split: str | None = None
+    train_split: str | None = None
+    test_split: str | None = None
+    classes: tuple[str, ...] | None = None
+    seed: int | None = None
+    holdout_fraction: float | None = None
+    data_dir: str | None = None
+    value_range: tuple[float, float] | None = None
+
+
+class Released(NamedTuple):
+    """A dataset of the released few-shot evaluation (big_vision, `common_fewshot`)."""
+
+    data: str
+    train_split: str
+    test_split: str
+
+
+RELEASED = {
+    "caltech101": Released("tfds:caltech101", "train", "test"),
+    "cars196": Released("tfds:cars196:2.1.0", "train", "test"),
+    "cifar100": Released("tfds:cifar100", "train", "test"),
+    "dtd": Released("tfds:dtd", "train", "test"),
+    "pets": Released("tfds:oxford_iiit_pet", "train", "test"),
+    "uc_merced": Released("tfds:uc_merced", "train[:1000]", "train[1000:]"),
+    "imagenet": Released("tfds:imagenet2012", "train[:65000]", "validation"),  # 65,000 images hold 30 of each class
+}
+
+
+class Plan(NamedTuple):
+    """How data are split; `held_up_to` is of the hold-out in training, see `TrainingData`."""
+
+    data: str
+    config: InputConfig
+    seed: int
+    held_up_to: Mapping[str, str]
+    was_trained_on: bool = False
+
+    def source(self, split: str) -> Source:
+        """Open one of the splits; raises as `open_source`."""
+        return open_source(self.data, split, self.config, self.seed, self.held_up_to, "--value_range")
+
+    def described(self, test: Source) -> TrainingData:
+        """Describe the data for weights that are trained on the training split; `test` is the other one."""
+        config, is_held_out = self.config, holds_out(self.data, self.config)
+        return TrainingData(
+            data=located(self.data),
+            seed=self.seed,
+            holdout_fraction=config.holdout_fraction,
+            train_split=config.train_split,
+            test_split=config.test_split,
+            classes=config.classes,
+            held_up_to=(self.held_up_to or held_up_to(test, self.seed)) if is_held_out else {},
+        )
+
+
+def plan_splits(data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None) -> Plan:
+    """Return how data are split: by the choice, else as in training on the same data, else as usual."""
+    usual = usual or Released(data, "train", "test")
+    then = training if training and located(training.data) == located(usual.data) else None
+    config = InputConfig(
+        train_split=choice.train_split or (then or usual).train_split,
+        test_split=choice.test_split or (then or usual).test_split,
+        image_size=(1, 1),  # not used to open data
+        data_dir=choice.data_dir,
+        classes=(then.classes if then else ()) if choice.classes is None else choice.classes,
+        holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
+        value_range=choice.value_range,
+    )
+    return Plan(usual.data, config, then.seed if then else 0, then.held_up_to if then else {}, then is not None)
+
+
+# Two sides: images to fit on, and images to test on.
+
+
+class Pair(NamedTuple):
+    """Images to fit on and images to test on, of the same classes."""
+
+    name: str
+    train: Source
+    test: Source
+    training: TrainingData | None = None  # for weights that are trained on `train`
+
+
+def open_pair(name: str, choice: SplitChoice, training: TrainingData | None = None) -> Pair:
+    """Open both sides of a dataset.
+
+    Args:
+      name: one of `RELEASED`, or data as in a recipe.
+      choice: of splits and classes.
+      training: data of the run that made the weights.
+
+    Raises:
+      ValueError: an unknown name, equal sides, sides of different classes, images of several labels, or as
+        `open_source`.
+    """
+    plan = _plan_named(name, choice, training)
+    train_split, test_split = plan.config.train_split, plan.config.test_split
+    if train_split == test_split:
+        raise ValueError(f"{name}: the training and the test split are both {train_split!r}. Choose two.")
+    train, test = plan.source(train_split), plan.source(test_split)
+    if train.is_multilabel or test.is_multilabel:
+        raise ValueError(f"--data={name}: images may have several labels. Classifiers of features need one label.")
+    if train.class_names != test.class_names:
+        raise ValueError(
+            f"The splits of {name} have different classes: {train_split!r} {list(train.class_names)}, "
+            f"{test_split!r} {list(test.class_names)}."
+        )
+    return Pair(name, train, test, plan.described(test))
+
+
+def open_split(name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None) -> Source:
+    """Open one split, by default the one to test on; other arguments as for `open_pair`."""
+    plan = _plan_named(name, choice, training)
+    return plan.source(split or plan.config.test_split)
+
+
+def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence[str]) -> str:
+    """Return the usual split, or "all" for files without splits: their hold-out depends on the seed of a run.
+
+    Data that are compared with themselves, among `others`, keep the usual split.
+    """
+    plan = _plan_named(name, choice, None)
+    is_whole = holds_out(plan.data, plan.config) and located(plan.data) not in map(located, others)
+    return WHOLE if is_whole else usual
+
+
+def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
+    known = RELEASED.get(name)
+    if known is None and ":" not in name and name != "digits":
+        near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2) + [f"tfds:{name}"] * name.isidentifier()
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
+            "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, package.module:name."
+        )
+    if known is None and name.startswith("vtab:"):
+        known = Released(name, "train800val200", "test")
+    return plan_splits(name, dataclasses.replace(choice, classes=choice.classes or ()), training, known)
+
+
+# One side: images to evaluate a classifier on.
+
+
+def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = None) -> Labelled:
+    """Open the images of data, as in a recipe, that are evaluated; classes are matched as by `_numbered_as`.
+
+    Raises:
+      ValueError: as `open_source` and `_numbered_as`; an option has no effect on these data.
+    """
+    split, plan, notes = _choose(data, choice or SplitChoice(), weights)
+    opened = plan.source(split)
+    if plan.held_up_to and _has_changed(opened, plan):
+        notes.append(
+            f"{data} has changed since training: what was held out then is held out, and of new images those that "
+            "would have been. No image has changed sides."
+        )
+    source = _numbered_as(weights, opened, data)
+    if weights.class_names is None:
+        notes.append("the weights do not name their classes: matched by number with the data's.")
+    words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
+    return Labelled(source, words, notes, identity_map(source.class_names))
+
+
+def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
+    """Return the source with labels in the numbering of the weights, matched by name.
+
+    Weights without class names need as many classes as the data.
+
+    Raises:
+      ValueError: the weights lack a class of the data, or have it twice; only one of both has images of several labels.
+    """
+    if source.is_multilabel != weights.is_multilabel:
+        one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
+        raise ValueError(
+            f"--data={data}: {several} is for images that may have several labels, {one} for images with one label. "
+            "Both must be of the same kind."
+        )
+    known = weights.class_names
+    if known is None:
+        if weights.architecture.num_classes != source.num_classes:
+            raise ValueError(
+                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
+                "names to match them by."
+            )
+        return source
+    if unknown := [name for name in source.class_names if name not in known]:
+        raise ValueError(
+            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
+            "evaluate on some classes of the data only, name them: --classes=A,B."
+        )
+    if source.class_names == known:
+        return source
+    if clashing := [name for name in source.class_names if known.count(name) > 1]:
+        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
+    relabel = np.array([known.index(name) for name in source.class_names])
+    return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
+
+
+_Chosen = tuple[str, Plan, list[str]]  # split, how the data are split, notes
+
+
+def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
+    plan = plan_splits(data, dataclasses.replace(choice, train_split=None), weights.training)
+    split = choice.split or plan.config.test_split
+    listing = listing_of(data)
+    if listing is None:
+        _reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
+        return split, plan, []
+    if not listing.exists():
+        return split, plan, []  # opening it raises
+    _reject_idle(data, choice, "data_dir")
+    train_split = plan.config.train_split
+    splits = listing.splits(train_split, split, choice.train_split or "")
+    if not splits:
+        return _choose_flat(f"{data}, {listing.unsplit}", choice, weights, plan)
+    _reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
+    usual = train_split if plan.was_trained_on or train_split in splits else split  # no training images are needed
+    notes = [f"{data} had no splits in training: its {split} may hold images of then."] if plan.held_up_to else []
+    config = dataclasses.replace(plan.config, train_split=choice.train_split or usual, test_split=split)
+    return split, plan._replace(config=config, held_up_to={}), notes
+
+
+def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan) -> _Chosen:
+    """Choose of files without splits: the hold-out of the training run, the rest, or all."""
+    _reject_idle(words, choice, "train_split")
+    data, known, config = plan.data, weights.training, plan.config
+    parts = {"train": config.train_split, "test": config.test_split, WHOLE: WHOLE}
+    parts |= {name: name for name in (config.train_split, config.test_split)}
+    is_chosen = choice.seed is not None or choice.holdout_fraction is not None
+    split = choice.split or (config.test_split if plan.was_trained_on or is_chosen else WHOLE)
+    if split not in parts:
+        raise ValueError(f"--split={split}: {words}; choose one of {', '.join(parts)}.")
+    if parts[split] == WHOLE:
+        _reject_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
+        trained_on = "" if known is None else known.data
+        note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
+        if plan.was_trained_on:
+            note = f"the weights were trained on most of {data}: --split=test is what they have not seen."
+        return WHOLE, plan._replace(held_up_to={}), [note] if listing_of(trained_on) else []
+    # The hold-out of training also counts for data of another name, which may be a copy.
+    then = (known.seed, known.holdout_fraction) if known else (plan.seed, config.holdout_fraction)
+    seed = then[0] if choice.seed is None else choice.seed
+    fraction = then[1] if choice.holdout_fraction is None else choice.holdout_fraction
+    is_as_then = (seed, fraction) == then
+    config = dataclasses.replace(config, holdout_fraction=fraction)
+    held = known.held_up_to if known and is_as_then else {}
+    note = (
+        f"training held out {then[1]:g} of each class by seed {then[0]}; this is another hold-out, in which there are "
+        "images that the weights were trained on."
+    )
+    notes = [note] if plan.was_trained_on and not is_as_then else []
+    return parts[split], plan._replace(config=config, seed=seed, held_up_to=held), notes
+
+
+def _has_changed(source: Source, plan: Plan) -> bool:
+    """Return whether today's hold-out is not that of training."""
+    everything = _whole(source)
+    _, now = hold_out(everything, plan.config.holdout_fraction, plan.seed, purpose=b"")
+    _, then = hold_out_as_then(everything, plan.held_up_to, plan.seed)
+    return now.records_sha256 != then.records_sha256
+
+
+def _reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
+    if idle := [f"--{name}" for name in names if getattr(choice, name) is not None]:
+        raise ValueError(f"{', '.join(idle)}: without effect on {where}; leave it out.")
+
+
+def _whole(source: Source) -> Source:
+    """Return the source before parts and classes were chosen."""
+    while isinstance(source, SubsetSource):
+        source = source.source
+    return source

@@ -1,1 +1,0 @@
-"""How well weights transfer: frozen features and what is fitted on them, and the 19 tasks of VTAB."""
