@@ -1,4 +1,4 @@
-"""Values of more than 8 bits: what a file states about them, and how they become uint8.
+"""Values of more than 8 bits: the range that a file states, and their conversion to uint8.
 
 A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or SMaxSampleValue, and by the
 largest value of PGM, PPM and PAM.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from vit_jax.data.headers import PNM_GAP, Read, tiff_directories, tiff_entries
+from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories, with_tag
 
 ValueRange = tuple[float, float]
 """The values that become 0 and 255."""
@@ -25,7 +25,6 @@ _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
 _OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
-_TIFF_START = re.compile(rb"II[*+]\0|MM\0[*+]")
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
 _VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
 
@@ -65,7 +64,7 @@ def depth_of(read: Read) -> Depth | None:
     try:
         if start.startswith(b"\x89PNG"):
             return _png(start, read)
-        if _TIFF_START.match(start):
+        if start.startswith(TIFF_STARTS):
             return _tiff(next(tiff_directories(read, _OF_TIFF), {}))
         if re.match(rb"P[2-7]\s", start):
             return _pnm(start)
@@ -99,8 +98,10 @@ def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
     """
     if depth.form != "TIFF":
         return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
+    if depth.is_inverted:  # OpenCV inverts some depths and not others
+        file = with_tag(file, _PHOTOMETRIC, _BLACK_IS_ZERO)
     # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
-    values: Any = cv2.imdecode(np.frombuffer(_black_is_zero(file), np.uint8), cv2.IMREAD_UNCHANGED)
+    values: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype == np.uint8:
         return None
     values = values[..., 2::-1] if values.ndim == 3 else values
@@ -134,12 +135,12 @@ def contradicts(values: np.ndarray, depth: Depth) -> bool:
 
 def num_pages(read: Read, most: int = 1000) -> int:
     """Count the pages of a TIFF without smaller copies, up to `most`; 1 for any other file."""
-    if not _TIFF_START.match(read(0, 4)):
+    if not read(0, 4).startswith(TIFF_STARTS):
         return 1
     pages = 0
     try:
-        for tags in tiff_directories(read, frozenset((_SUBFILE,))):
-            pages += not int(tags.get(_SUBFILE, (0,))[0]) & _THUMBNAIL
+        for tags in tiff_directories(read, (_SUBFILE,)):
+            pages += not (tags and int(tags[_SUBFILE].values[0]) & _THUMBNAIL)
             if pages == most:
                 break
     except (struct.error, ValueError, OverflowError):
@@ -175,7 +176,8 @@ def _pnm(start: bytes) -> Depth | None:
     return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
 
 
-def _tiff(tags: Mapping[int, tuple[float, ...]]) -> Depth | None:
+def _tiff(found: Mapping[int, Tag]) -> Depth | None:
+    tags = {number: tag.values for number, tag in found.items()}
     bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
@@ -194,13 +196,3 @@ def _tiff(tags: Mapping[int, tuple[float, ...]]) -> Depth | None:
     elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
         problem = "colours in separate planes"
     return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
-
-
-def _black_is_zero(file: bytes) -> bytes:
-    """Return the same TIFF with black at its lowest value: OpenCV inverts some depths and not others."""
-    changed = None
-    for tag, layout, place in tiff_entries(file):
-        if tag == _PHOTOMETRIC and struct.unpack_from(layout, file, place) == (_WHITE_IS_ZERO,):
-            changed = bytearray(file) if changed is None else changed
-            struct.pack_into(layout, changed, place, _BLACK_IS_ZERO)
-    return file if changed is None else bytes(changed)
