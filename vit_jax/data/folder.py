@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.files import EXTENSIONS, describe_skipped, entries_of, image_files, is_folder, is_image
+from vit_jax.data.files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json
@@ -138,10 +138,11 @@ def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
 
 
 def _holds_folders(path: Path) -> bool:
-    """Whether there are folders directly inside, and no images."""
-    return bool(_subfolders(path)) and not any(is_image(entry.name) for entry in entries_of(path))
+    """Return True for a folder with folders directly inside, and no images."""
+    folders, files = contents_of(path)
+    return bool(folders) and not any(is_image(entry.name) for entry in files)
 
 
 def _subfolders(path: Path) -> list[str]:
-    """Names of the folders directly inside, sorted, without hidden ones."""
-    return sorted(entry.name for entry in entries_of(path) if is_folder(entry) and not entry.name.startswith("."))
+    """Return the names of the folders directly inside, sorted, without hidden ones."""
+    return [entry.name for entry in contents_of(path)[0]]

@@ -8,7 +8,6 @@ import functools
 import glob
 import hashlib
 import io
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.depth import ValueRange
-from vit_jax.data.files import entries_of, is_folder, walk_folders
+from vit_jax.data.files import walk
 from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
 from vit_jax.data.records import checked_labels, few
 from vit_jax.data.survey import survey
@@ -25,6 +24,7 @@ from vit_jax.files import printable
 
 MOST_FILES = 100_000  # that a pattern may name
 MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
+_BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
@@ -182,20 +182,14 @@ class Packed(Listing):
 
     @functools.cached_property
     def _inside(self) -> list[str]:
-        folders = walk_folders(str(self.path))
-        return sorted(
-            entry.path
-            for folder in folders
-            for entry in entries_of(folder)
-            if not entry.name.startswith(".") and not is_folder(entry)
-        )
+        return sorted(entry.path for _, files in walk(str(self.path)) for entry in files)
 
     @functools.cached_property
     def _matches(self) -> list[str]:
         """The files that a pattern names; those in braces whether they exist or not."""
         if self.path.is_file():
             return [str(self.path)]
-        return [] if self.path.is_dir() else sorted({*_expanded(str(self.path))})
+        return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
 
     def _hint(self) -> str:
         compressed = [name for name in self._inside if f"{self.extension}." in name] if self.path.is_dir() else []
@@ -229,36 +223,25 @@ def _split_of(file: str, word: re.Pattern[str]) -> str:
     return ""
 
 
-def _expanded(pattern: str) -> list[str]:
-    """The files that a pattern names: every one in braces, and of `*`, `?` and `[…]` those that exist."""
-    waiting, found = [pattern], list[str]()
+def _expanded(pattern: str) -> set[str]:
+    """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
+    waiting, found = {pattern}, set[str]()
     while waiting:
         one = waiting.pop()
-        if (choices := _choices(one)) is not None:
-            waiting += choices
+        if braces := _BRACES.search(one):
+            waiting |= {one[: braces.start()] + choice + one[braces.end() :] for choice in _choices(braces[1])}
         else:
-            found += glob.glob(one) if glob.has_magic(one) else [one]
+            found |= {*glob.glob(one)} if glob.has_magic(one) else {one}
         if len(waiting) + len(found) > MOST_FILES:
             raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
     return found
 
 
-def _choices(pattern: str) -> list[str] | None:
-    """The pattern with each of the choices in its first braces, numbers with leading zeros or words; None without."""
-    start = pattern.find("{")
-    depth, cuts = 0, [start]
-    for place in range(start, len(pattern)) if start >= 0 else ():
-        depth += (pattern[place] == "{") - (pattern[place] == "}")
-        if depth == 0 or (depth == 1 and pattern[place] == ","):
-            cuts.append(place)
-        if depth == 0:
-            break
-    if start < 0 or depth:
-        return None
-    choices = [pattern[before + 1 : after] for before, after in itertools.pairwise(cuts)]
-    if numbers := _RANGE.fullmatch(choices[0]) if len(choices) == 1 else None:
-        first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + MOST_FILES:
-            raise ValueError(f"{pattern}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
-        choices = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
-    return [pattern[:start] + choice + pattern[cuts[-1] + 1 :] for choice in choices]
+def _choices(braces: str) -> list[str]:
+    """Return the words or numbers in braces; numbers have leading zeros as the first has."""
+    if not (numbers := _RANGE.fullmatch(braces)):
+        return braces.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last < first + MOST_FILES:
+        raise ValueError(f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
+    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
