@@ -4,6 +4,7 @@ A file belongs to the split whose name is in the file's name or else in that of 
 imagenet-train-0000.tar, train-00000-of-00005.parquet.
 """
 
+import collections
 import functools
 import glob
 import hashlib
@@ -16,16 +17,33 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.depth import ValueRange
-from vit_jax.data.files import walk
+from vit_jax.data.files import MAX_NAME_BYTES, walk
 from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
 from vit_jax.data.records import checked_labels, few
 from vit_jax.data.survey import survey
-from vit_jax.files import printable
+from vit_jax.files import printable, read_bounded, read_lines
 
 MOST_FILES = 100_000  # that a pattern may name
 MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
+_MOST_NAMES_BYTES = 2**28
 _BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+
+
+def read_class_names(path: str) -> tuple[str, ...]:
+    """Return the names in a text file, one a line, in the order of the numbers of classes.
+
+    Raises:
+      ValueError: the file cannot be read as text, or has an empty line or a name twice; the message begins with `path`.
+    """
+    try:
+        text = io.StringIO(read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip())
+        names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: must be a text file with one name of a class a line: {error}.") from error
+    if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
+        raise ValueError(f"{path}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+    return names
 
 
 class PackedSource(ListedSource):

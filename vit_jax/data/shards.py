@@ -4,10 +4,8 @@
 """
 
 import collections
-import concurrent.futures
 import functools
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ import numpy as np
 from vit_jax.data.files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.listing import warn_once
-from vit_jax.data.packed import Packed, PackedSource
+from vit_jax.data.packed import Packed, PackedSource, read_class_names
 from vit_jax.data.records import few
 from vit_jax.data.survey import CAN_BE_DEEP
 from vit_jax.data.tar import (
@@ -34,6 +32,7 @@ from vit_jax.data.tar import (
     members,
     samples,
 )
+from vit_jax.data.workers import in_threads
 from vit_jax.files import (
     WriteError,
     cache_folder,
@@ -42,14 +41,12 @@ from vit_jax.files import (
     parse_json,
     printable,
     read_bounded,
-    read_lines,
     write_atomically,
 )
 
 CLASS_NAMES = ("classes.txt", "classnames.txt")  # the second is of OpenCLIP's datasets
 _FORM = 1  # of index files; another number never reads them
 _MOST_INDEX_BYTES = 2**30
-_MOST_NAMES_BYTES, _MOST_NAME_LETTERS = 2**24, 1000
 _THREADS = 8  # that index shards, mostly waiting for a disk or a network
 
 
@@ -102,17 +99,8 @@ class Shards(Packed):
 
     @functools.cached_property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        found = [path for path in (os.path.join(self.root, name) for name in CLASS_NAMES) if os.path.isfile(path)]
-        if not found:
-            return None
-        try:
-            text = io.StringIO(read_bounded(found[0], _MOST_NAMES_BYTES).decode("utf-8-sig"))
-            names = tuple(line.strip() for line in read_lines(text, _MOST_NAME_LETTERS))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{found[0]}: it is not a list of names of classes: {error}.") from error
-        if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
-            raise ValueError(f"{found[0]}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
-        return names
+        paths = (os.path.join(self.root, name) for name in CLASS_NAMES)
+        return next((read_class_names(path) for path in paths if os.path.isfile(path)), None)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
         labels = np.concatenate([index["label"] for index in self._indices(files)])
@@ -132,8 +120,7 @@ class Shards(Packed):
         return ShardSource(files, self._indices(files), class_names, labels, self.root)
 
     def _indices(self, files: Sequence[str]) -> list[np.ndarray]:
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(functools.partial(_index_of, label=self.label), files))
+        return list(in_threads(functools.partial(_index_of, label=self.label), files, _THREADS))
 
 
 def _index_of(file: str, label: str) -> np.ndarray:

@@ -21,7 +21,6 @@ from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
-from vit_jax.files import expanded
 from vit_jax.references import is_reference, resolve
 
 LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
@@ -50,10 +49,9 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
     kind, _, name = data.partition(":")
     if kind not in ("tfds", "vtab") or not name:
         return None
-    import tensorflow_datasets as tfds  # here, because it takes seconds to load
+    from vit_jax.data.tfds_source import tfds_folder  # here, because tensorflow_datasets takes seconds to load
 
-    dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
-    return expanded(data_dir or tfds.core.constants.DATA_DIR) / dataset
+    return tfds_folder(data_dir) / (find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0])
 
 
 def located(data: str) -> str:

@@ -32,7 +32,12 @@ CHUNK = 256  # records read at once for their labels
 
 
 class NotPrepared(ValueError):
-    """A dataset of the catalogue is not there; the message has the command that makes it."""
+    """A dataset of the catalogue is missing; the message has the command that prepares it."""
+
+
+def tfds_folder(data_dir: str | None) -> Path:
+    """Return the folder of prepared datasets; None: TFDS's own."""
+    return expanded(data_dir or tfds.core.constants.DATA_DIR)
 
 
 class TfdsSource(Source):
@@ -123,11 +128,11 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         )
     if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
-    _require_descriptions(expanded(data_dir or tfds.core.constants.DATA_DIR) / re.split("[/:]", name)[0])
+    home = tfds_folder(data_dir)
+    _require_descriptions(home / re.split("[/:]", name)[0])
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        home = expanded(data_dir or tfds.core.constants.DATA_DIR)
         if ((root := home / name) / UNFINISHED).exists():
             raise NotPrepared(
                 f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
@@ -157,7 +162,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
         raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
-    root = tfds.core.Path(expanded(data_dir or tfds.core.constants.DATA_DIR))
+    root = tfds.core.Path(tfds_folder(data_dir))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
     usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]

@@ -4,6 +4,7 @@ Worker processes use no device, ignore Ctrl-C, and end when the run that started
 they leave in shared memory when all are killed at once, the next run removes.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
@@ -15,11 +16,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker, shared_memory, util
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.backend import forbid_cuda
 from vit_jax.files import clean_up_at_once
+
+T, R = TypeVar("T"), TypeVar("R")
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
@@ -70,6 +74,18 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], num_threads: int | None = None) -> Iterator[R]:
+    """Yield the results of a function in order, computed by threads, by default one for each core.
+
+    After an error or Ctrl-C, calls that have begun are completed, and no other begins.
+    """
+    threads = concurrent.futures.ThreadPoolExecutor(num_threads or available_cores())
+    try:
+        yield from threads.map(function, items)
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def start_workers(batches: Any) -> None:
