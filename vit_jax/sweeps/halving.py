@@ -23,10 +23,10 @@ from vit_jax.train.series import Perform, Unfinished, of_first, run_once, say
 
 @dataclasses.dataclass(frozen=True)
 class Halving:
-    """When settings are compared, and how many of them are trained to the end."""
+    """The fraction of steps after which settings are compared, and the number that is trained to the end."""
 
     fraction: float  # of a run's steps, below 1
-    keep: int | None = None  # half of them, rounded up
+    keep: int | None = None  # None: half of them, rounded up
 
     def check(self, grid: Grid) -> None:
         """Raise ValueError for a sweep that cannot be stopped in part."""
@@ -42,7 +42,7 @@ class Halving:
         return self.keep or math.ceil(len(settings_of(grid)) / 2)
 
     def reach(self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str) -> None:
-        """Train a run up to the comparison, unless it has got there; errors as for `run_once`."""
+        """Train a run up to the comparison, unless it is trained so far; raises as `run_once`."""
         folder = folder_of(workdir, run)
         if of_first(self.value(grid, run, workdir)) is not None:
             return
@@ -54,7 +54,7 @@ class Halving:
                 write_pause(folder, {"fraction": self.fraction, "steps": pause.total})
 
     def value(self, grid: Grid, run: Run, workdir: pathlib.Path) -> float | None:
-        """Return the last value of the metric up to the comparison; None before, NaN of a run that diverged."""
+        """Return the last value of the metric up to the comparison; None before, NaN for a run that diverged."""
         (metric,), folder = grid.study.measures, folder_of(workdir, run)
         summary, pause = read_summary(folder), read_pause(folder)
         if summary is not None and DIVERGED in summary:
@@ -73,7 +73,7 @@ class Halving:
         Of equal settings the first ones are kept. A setting with a run that diverged comes last.
 
         Raises:
-          Unfinished: runs of other machines have not got there.
+          Unfinished: runs of other machines are not trained so far.
         """
         values = of_first({run.name: self.value(grid, run, workdir) for run in grid.runs})
         if missing := [name for name, value in values.items() if value is None]:

@@ -1,4 +1,4 @@
-"""The runs of a study or a sweep: checked, planned, and done by `vit_jax.train.series`, in order and none twice.
+"""Check, plan and perform the runs of a study or a sweep, in order and none twice, by `vit_jax.train.series`.
 
 They are in the sub-folder `runs/` of the workdir; several machines may share them.
 """
@@ -18,10 +18,8 @@ from vit_jax.sweeps.grid import Grid, Run
 from vit_jax.sweeps.halving import Halving
 from vit_jax.sweeps.results import folder_of, require_measures, write_results
 from vit_jax.tables import aligned
-from vit_jax.train import series
 from vit_jax.train.assemble import architecture_of
-from vit_jax.train.run_files import read_pause
-from vit_jax.train.series import Perform, Unfinished, run_once
+from vit_jax.train.series import Perform, Unfinished, run_once, state_of
 
 ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
 
@@ -30,7 +28,7 @@ def check(grid: Grid, halving: Halving | None = None) -> None:
     """Check every run, before the first one starts.
 
     Raises:
-      ValueError: a config that cannot be, or a measure that no run would have.
+      ValueError: an invalid config, or a measure that no run will have.
     """
     for run in grid.runs:
         with named(run):
@@ -45,19 +43,19 @@ def check(grid: Grid, halving: Halving | None = None) -> None:
 def run_grid(
     grid: Grid, workdir: pathlib.Path, share: slice, perform: Perform, halving: Halving | None = None
 ) -> dict[str, float]:
-    """Does what is left of this machine's runs; after each the results of all are written anew.
+    """Perform the runs of this machine that are left; after each, write the results of all.
 
     Every process of the machine's run calls this, after `hosts.start`.
 
     Args:
       grid: all runs.
       workdir: of the study or sweep.
-      share: which runs this machine does.
-      perform: does one.
-      halving: stops bad runs; `perform` has the keyword argument `pause_fraction` then.
+      share: the runs of this machine.
+      perform: performs one run; with `halving` it has the keyword argument `pause_fraction`.
+      halving: stops bad runs.
 
     Returns:
-      The values of the runs that were stopped, by name.
+      The values of stopped runs, by name.
 
     Raises:
       ValueError: as `check`; a workdir of another config; otherwise as `perform`.
@@ -82,15 +80,9 @@ def run_grid(
     return stopped
 
 
-def state_of(run: Run, workdir: pathlib.Path) -> str:
-    """Return the state of a run: "ended", "diverged", "paused", "interrupted" or "new"."""
-    state = series.state_of(folder_of(workdir, run))
-    return "paused" if state == "interrupted" and read_pause(folder_of(workdir, run)) else state
-
-
 @contextlib.contextmanager
 def named(run: Run) -> Iterator[None]:
-    """Errors of a run begin with its name."""
+    """Begin the errors of a run with its name."""
     try:
         yield
     except ValueError as error:
@@ -105,9 +97,9 @@ def plan_to_markdown(
     sizes: Mapping[str, int],
     halving: Halving | None = None,
 ) -> str:
-    """Every run and its state; of runs that train also compute and, with a machine, time there, by arithmetic.
+    """Return a table of all runs and their states; for training runs also compute and, with `topology`, time there.
 
-    `sizes` has the numbers of images and classes that the command gives.
+    `sizes` has the numbers of images and classes from the command.
 
     Raises:
       ValueError: as `check`; a config that does not fit the machine or the data, or data of an unknown size.
@@ -122,7 +114,7 @@ def plan_to_markdown(
     known: dict[str, list[float]] = {}
     lines, num_left, left = [], 0, dict.fromkeys(costs, 0.0)
     for run in grid.runs:
-        state = "stopped" if run.name in stopped else state_of(run, workdir)
+        state = "stopped" if run.name in stopped else state_of(folder_of(workdir, run))
         alike = to_text(dataclasses.replace(run.config, seed=0))
         if alike not in known and is_trained:
             with named(run):
