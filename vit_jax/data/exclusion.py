@@ -1,4 +1,4 @@
-"""Records that are not trained on: a file with their ids, which `vit-jax duplicates --write` makes."""
+"""Records to exclude from training: a file with their ids, which `vit-jax duplicates --write` makes."""
 
 import hashlib
 import json
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.memory import CachedSource
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, WrappedSource, innermost
 from vit_jax.data.subset import SubsetSource
 from vit_jax.files import expanded, read_bounded, read_json, write_atomically
 
@@ -18,11 +17,7 @@ COMPARED = 16  # images that show whether places in a split are those of the sam
 
 
 class ExcludingSource(SubsetSource):
-    """Another source without some records.
-
-    Attributes:
-      num_excluded: of these.
-    """
+    """Another source without some records, of which there are `num_excluded`."""
 
     def __init__(self, source: Source, is_excluded_N: np.ndarray) -> None:
         super().__init__(source, np.flatnonzero(~is_excluded_N))
@@ -75,12 +70,12 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
 
 
 def num_excluded(source: Source) -> int:
-    """Return how many records were excluded before parts of a source were chosen."""
-    while not isinstance(source, ExcludingSource):
-        if not isinstance(source, SubsetSource | CachedSource):
-            return 0
+    """Return the number of records that were excluded before parts of a source were chosen."""
+    while isinstance(source, WrappedSource):
+        if isinstance(source, ExcludingSource):
+            return source.num_excluded
         source = source.source
-    return source.num_excluded
+    return 0
 
 
 def exclusion_sha256(file: str) -> str:
@@ -104,7 +99,5 @@ def _is_exclusion(stated: Any) -> bool:
 
 
 def _identifies_by_place(source: Source) -> bool:
-    """Return whether the keys of records are their numbers, as those of TFDS."""
-    while isinstance(source, SubsetSource):
-        source = source.source
-    return type(source).key_of is Source.key_of
+    """Return True if the keys of records are their numbers, as those of TFDS."""
+    return type(innermost(source)).key_of is Source.key_of
