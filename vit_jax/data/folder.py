@@ -55,11 +55,7 @@ class Folder(Listing):
         return names
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
-        """Image files of every class at any depth, ordered by class and then by name.
-
-        Raises:
-          ValueError: a class folder without images.
-        """
+        """Return image files at any depth by class, then by name; ValueError for a class folder without images."""
         path, files, sizes = self._below(split), list[str](), list[int]()
         present, others = {*_subfolders(path)}, collections.Counter[str]()
         for name in class_names:
@@ -87,7 +83,7 @@ class Folder(Listing):
 
 
 def folder_of(data: str) -> Path | None:
-    """The path in "folder:PATH"; None for other data."""
+    """Return the path in "folder:PATH"; None for other data."""
     kind, _, name = data.partition(":")
     return Path(os.path.expanduser(name)) if kind == "folder" and name else None
 
@@ -122,7 +118,7 @@ def _require_complete(folder: Path) -> None:
 
 
 def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
-    """Classes with a name like a split's that hold the same folders and no images are splits under other names."""
+    """Reject folders named like splits that hold the same folders and no images: they are splits, not classes."""
     inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
     is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))
     if not is_like_splits or len(inside) < len(class_names) or any(names != inside[0] for names in inside):

@@ -1,4 +1,4 @@
-"""Datasets packed in a few large files: which files, the split that each is of, and the numbers of their classes.
+"""Datasets packed in a few large files: their files, splits and class numbers.
 
 A file belongs to the split whose name is in the file's name or else in that of its folder: train/0000.tar,
 imagenet-train-0000.tar, train-00000-of-00005.parquet.
@@ -47,15 +47,20 @@ def read_class_names(path: str) -> tuple[str, ...]:
 
 
 class PackedSource(ListedSource):
-    """Records of packed files.
+    """Records of packed files, one file after the other.
 
     Attributes:
       files: of all records.
       root: folder that the names of records are relative to.
     """
 
-    files: list[str]
-    root: str
+    def __init__(
+        self, files: Sequence[str], sizes: Sequence[int], class_names: tuple[str, ...], labels: np.ndarray, root: str
+    ) -> None:
+        """Take the files and their numbers of records."""
+        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
+        self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
+        self._firsts = np.cumsum([0, *sizes])
 
     def image_of(self, index: int) -> bytes:
         raise NotImplementedError
@@ -63,6 +68,11 @@ class PackedSource(ListedSource):
     def surveyed(self) -> Sequence[int]:
         """Return the records whose headers may be checked for values of more than 8 bits."""
         raise NotImplementedError
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Return the number of a record's file, and of the record in it."""
+        file = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return file, index - int(self._firsts[file])
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         indices = {self.name_of(index): index for index in self.surveyed()}
@@ -84,12 +94,12 @@ class PackedSource(ListedSource):
 class Packed(Listing):
     """A folder of packed files, a file, or a pattern with `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`.
 
-    "PATH#NAME" also names the label. A subclass says what is in the files.
+    "PATH#NAME" also names the label. A subclass reads the files.
 
     Attributes:
       kind: in "kind:PATH".
       extension: of the files.
-      names: of the classes by number; None: labels are numbers without names, or names themselves.
+      names: of the classes by number; None: labels are numbers without names, or names.
     """
 
     kind: str
@@ -149,7 +159,7 @@ class Packed(Listing):
         return f"Set config.input.train_split='{split}[:90%]' and config.input.test_split='{split}[90%:]'"
 
     def classes(self, split: str | None) -> list[str]:
-        """Names in the order of their numbers; of text without numbers, sorted."""
+        """Return names in the order of their numbers; without numbers, sorted."""
         if self.names is not None:
             return list(self.names)
         labels = self.labels(self._of(split))
@@ -158,11 +168,7 @@ class Packed(Listing):
         return [str(number) for number in range(self._highest(labels) + 1)]
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
-        """The records of the files in the order of their names.
-
-        Raises:
-          ValueError: a label is no class.
-        """
+        """Return the records of the files in the order of their names; ValueError for a label that is no class."""
         files = self._of(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
@@ -187,9 +193,7 @@ class Packed(Listing):
     @functools.cached_property
     def files(self) -> list[str]:
         """The files in the order of their names."""
-        if self.path.is_file() or not self.path.is_dir():
-            return self._matches
-        return [name for name in self._inside if name.endswith(self.extension)]
+        return [name for name in self._inside if name.endswith(self.extension)] if self.path.is_dir() else self._matches
 
     @property
     def root(self) -> str:
@@ -204,7 +208,7 @@ class Packed(Listing):
 
     @functools.cached_property
     def _matches(self) -> list[str]:
-        """The files that a pattern names; those in braces whether they exist or not."""
+        """The files that a pattern names; files in braces need not exist."""
         if self.path.is_file():
             return [str(self.path)]
         return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
@@ -216,9 +220,7 @@ class Packed(Listing):
     def _highest(self, labels: np.ndarray) -> int:
         highest = int(labels.max(initial=-1))
         if highest >= MOST_CLASSES:
-            raise ValueError(
-                f"{self.place(None)}: a label is {highest}; numbers of classes are below {MOST_CLASSES:,}."
-            )
+            raise ValueError(f"{self.place(None)}: a label is {highest}; class numbers are below {MOST_CLASSES:,}.")
         return highest
 
     def _of(self, split: str | None) -> list[str]:
@@ -234,7 +236,7 @@ class Packed(Listing):
 
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
-    """The split in the name of a file or of the nearest folder that has one; "" without."""
+    """Return the split in the name of a file or of the nearest folder that has one; "" without."""
     for part in reversed(Path(file).parts):
         if found := word.findall(part):
             return found[0]

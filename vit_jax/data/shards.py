@@ -1,7 +1,4 @@
-"""WebDataset tar shards ("wds:PATH"): an index of each shard is made once, and images are read by their place in it.
-
-`tar` reads the members of a shard; nothing is unpacked.
-"""
+"""WebDataset tar shards ("wds:PATH"): each shard is indexed once by `tar`, and images are read by their offsets."""
 
 import collections
 import functools
@@ -61,15 +58,13 @@ class ShardSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
-        self._shards = [os.fsencode(os.path.relpath(file, root)) for file in files]
-        self._firsts = np.cumsum([0, *(len(index) for index in indices)])
-        self._names = np.concatenate([index["name"] for index in indices])
+        super().__init__(files, [*map(len, indices)], class_names, labels, root)
+        self._members = np.concatenate([index["name"] for index in indices])
         self._offsets = np.concatenate([index["offset"] for index in indices])
         self._sizes = np.concatenate([index["size"] for index in indices])
 
     def image_of(self, index: int) -> bytes:
-        shard, offset, size = self._shard_of(index), int(self._offsets[index]), int(self._sizes[index])
+        (shard, _), offset, size = self._place_of(index), int(self._offsets[index]), int(self._sizes[index])
         if size > MAX_IMAGE_BYTES:
             raise UnreadableImage(f"It is larger than {MAX_IMAGE_BYTES:,} bytes")
         try:
@@ -82,14 +77,11 @@ class ShardSource(PackedSource):
         return image
 
     def key_of(self, index: int) -> bytes:
-        return b"%b/%b" % (self._shards[self._shard_of(index)], bytes(self._names[index]))
+        return b"%b/%b" % (self._names[self._place_of(index)[0]], bytes(self._members[index]))
 
     def surveyed(self) -> Sequence[int]:
         suffixes = tuple(map(str.encode, CAN_BE_DEEP))
-        return [index for index, name in enumerate(self._names.tolist()) if name.lower().endswith(suffixes)]
-
-    def _shard_of(self, index: int) -> int:
-        return int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return [index for index, name in enumerate(self._members.tolist()) if name.lower().endswith(suffixes)]
 
 
 class Shards(Packed):
@@ -124,16 +116,12 @@ class Shards(Packed):
 
 
 def _index_of(file: str, label: str) -> np.ndarray:
-    """The index of a shard: kept beside it or, where that cannot be written, in the user's cache folder."""
-    return _valid_index(os.path.realpath(file), label, *_state_of(file))
-
-
-def _state_of(file: str) -> tuple[int, int]:
+    """Return the index of a shard, stored beside it or, if that cannot be written, in the user's cache folder."""
     try:
         found = os.stat(file)
     except OSError as error:
         raise ValueError(f"{file}: the shard cannot be read ({error.strerror}).") from error
-    return found.st_size, found.st_mtime_ns
+    return _valid_index(os.path.realpath(file), label, found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
@@ -158,7 +146,7 @@ def _valid_index(file: str, label: str, size: int, mtime: int) -> np.ndarray:
 
 
 def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
-    """The index in a file; None if it is of another state of the shard, or damaged."""
+    """Return the index in a file; None if it is of another state of the shard, or damaged."""
     try:
         head, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
         stated = parse_json(head)
@@ -168,7 +156,7 @@ def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
 
 
 def _dtype(name: int, label: int) -> np.dtype:
-    """Columns of an index: for each image the name of its member, place and size in the shard, and label."""
+    """Return the columns of an index: for each image the name of its member, offset, size, and label."""
     return np.dtype([("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")])
 
 
@@ -210,7 +198,7 @@ def read_index(file: str, key: str = "") -> np.ndarray:
 
 
 class _Entry(NamedTuple):
-    """A member of a sample; the content of a label, and no content of an image."""
+    """A member of a sample; with its content if it is a label."""
 
     offset: int
     size: int

@@ -1,7 +1,6 @@
 """Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
 
-Several labels stand in one cell, not in a column of 0 and 1 each: a line stays readable with a thousand classes, a
-column that is no class needs no mark, and there is no third value.
+Labels of a multi-label image stand in one cell, not in columns of 0 and 1: lines stay readable with a thousand classes.
 """
 
 import collections
@@ -41,11 +40,10 @@ class _Content(NamedTuple):
 
 
 class Table(Listing):
-    """A CSV file with a header: columns `image` and `label`, and `split` where splits are given; others are ignored.
+    """A CSV file with a header: columns `image` and `label`, and perhaps `split`; others are ignored.
 
-    With the column `labels` in the place of `label` an image may have any number of them, also none.
-
-    Paths are relative to the folder of the file, or absolute, and may lead anywhere.
+    The column `labels` in place of `label` makes it multi-label: an image has any number of them, also none. Paths are
+    relative to the folder of the file, or absolute, and may lead anywhere.
     """
 
     unsplit = "which has no column 'split'"
@@ -153,7 +151,7 @@ class Table(Listing):
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and the cells of each line that has any, with its number."""
+    """Return the names of the columns, and the cells of each line that has any, with its number."""
     try:
         content = read_bounded(path, MAX_BYTES)
         file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
