@@ -133,7 +133,7 @@ def study(given: Given) -> None:
 
 
 def values_of(text: str) -> tuple[str, ...]:
-    """The values of "A,B": what has a sign of equality belongs to the value before, as in "L/16,epochs=7,B/32"."""
+    """Return the values of "A,B"; a part with "=" belongs to the value before it, as in "L/16,epochs=7,B/32"."""
     values: list[str] = []
     for part in filter(None, text.split(",")):
         if "=" in part and values:

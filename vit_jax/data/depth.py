@@ -30,7 +30,7 @@ _VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTA
 
 
 class Depth(NamedTuple):
-    """Statements of a file about its values.
+    """Bits and range of values that a file states.
 
     Attributes:
       bits: of a value as it is stored.
@@ -50,7 +50,7 @@ class Depth(NamedTuple):
 
     @property
     def needs_range(self) -> bool:
-        """Values cannot be converted without a range."""
+        """True if values cannot be converted without a range."""
         return self.is_float or self.bits > 16
 
     def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
@@ -85,7 +85,7 @@ def depth_of_file(file: bytes) -> Depth | None:
 
 
 def is_deep(file: bytes) -> bool:
-    """Return whether values have more than 8 bits."""
+    """Return True if values have more than 8 bits."""
     depth = depth_of_file(file)
     return depth is not None and depth.bits > 8
 
@@ -120,7 +120,7 @@ def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.
 
 
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
-    """Return whether 16-bit integers contradict the range that the file states: they are larger, or scaled up.
+    """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
 
     The PNG specification wants values scaled to all 16 bits, with sBIT for what they were before. Some programs write
     sBIT and do not scale.

@@ -1,4 +1,4 @@
-"""How records of a TFDS dataset become images and labels: by default "image" and "label", or made of other features.
+"""Images and labels of records of a TFDS dataset: the features "image" and "label", or computed from others.
 
 The functions are those of VTAB (task_adaptation, data/clevr.py, kitti.py, dsprites.py), on NumPy arrays.
 """
@@ -25,13 +25,13 @@ Objects = Mapping[str, Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What is read of a record besides its image, and what the label is; it can be pickled.
+    """Rules for the label and the image of a record; can be pickled.
 
     Attributes:
-      feature: the one that the label is made of.
-      label: from its decoded value to a class; None: the value is the class.
+      feature: from which the label is computed.
+      label: takes the decoded value, returns a class; None: the value is the class.
       class_names: None: those of the feature, which is a ClassLabel.
-      image: from the stored file to what `Record.image` takes; None: the file itself.
+      image: takes the stored file, returns `Record.image`; None: the file.
     """
 
     feature: str = "label"
@@ -44,41 +44,41 @@ STORED = Labels()
 
 
 def object_count(objects: Objects) -> int:
-    """CLEVR: class 0 is three objects, the fewest of any image, and class 7 is ten."""
+    """Return the class of CLEVR-Count: class 0 is three objects, the fewest of any image, and class 7 is ten."""
     return len(objects["size"]) - FEWEST_OBJECTS
 
 
 def object_distance(objects: Objects) -> int:
-    """CLEVR: which range the distance of the closest object lies in, the third of its pixel coordinates."""
+    """Return the class of CLEVR-Distance: the range of the least third pixel coordinate of objects."""
     return _last_below(CLEVR_DISTANCES, np.reshape(objects["pixel_coords"], (-1, 3))[:, 2].min())
 
 
 def vehicle_distance(objects: Objects) -> int:
-    """KITTI: which range the depth of the closest car, van or truck lies in; the last class is that there is none."""
+    """Return the class of KITTI-Distance: the range of the depth of the closest car, van or truck; the last: none."""
     is_vehicle = np.asarray(objects["type"], np.int64) < NUM_VEHICLE_TYPES
     depths = np.reshape(objects["location"], (-1, 3))[is_vehicle, 2]
     return _last_below(KITTI_DISTANCES, depths.min(initial=NO_VEHICLE))
 
 
 def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
-    """Neighbouring values of a ClassLabel without names, joined to so many classes."""
+    """Join neighbouring values of a ClassLabel without names to `num_bins` classes."""
     firsts = [-(-k * num_values // num_bins) for k in range(num_bins + 1)]  # of each class, and after the last
     names = tuple(f"{first}-{after - 1}" for first, after in itertools.pairwise(firsts))
     return Labels(feature, functools.partial(_bin, num_values=num_values, num_bins=num_bins), names, **others)
 
 
 def ranges(thresholds: Sequence[float]) -> tuple[str, ...]:
-    """Names of the classes between thresholds: each is above one and up to the next."""
+    """Return the names of the classes between thresholds: each is above one and up to the next."""
     return tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(thresholds))
 
 
 def mask_to_grey(file: bytes) -> np.ndarray:
-    """A stored mask of zeros and ones as black and white, uint8 (H, W, 1)."""
+    """Return a stored mask of zeros and ones as black and white, uint8 (H, W, 1)."""
     return decode(file)[..., :1] * np.uint8(255)
 
 
 def _last_below(thresholds: Sequence[float], distance: float) -> int:
-    """The last threshold that is less than the distance; -1, which is no class, where none is."""
+    """Return the last threshold below the distance; -1, which is no class, without any."""
     return int(np.searchsorted(thresholds, distance)) - 1
 
 

@@ -25,7 +25,7 @@ _AT_ONCE = 2**17  # hashes of 1 MiB; the fastest measured are from 2**15
 
 
 class Reduction(EvaluationTransform):
-    """Reduces an image, turned upright, to the pixels that its hash is of."""
+    """Reduces an upright image to the pixels of its hash."""
 
     def __init__(self, max_image_megapixels: float) -> None:
         super().__init__((SIDE, SIDE), "direct", 1.0, max_image_megapixels, exif_orientation=True)

@@ -78,7 +78,7 @@ class Table(Listing):
         return sorted({label for row in self._of(split) for label in row.labels})
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
-        """The images in the order of the lines.
+        """Return the images in the order of the lines.
 
         Raises:
           ValueError: files that do not exist.
@@ -102,7 +102,7 @@ class Table(Listing):
 
     @functools.cached_property
     def _table(self) -> "_Content":
-        """What the file holds.
+        """The content of the file.
 
         Raises:
           ValueError: the file cannot be read, lacks a column or has one twice; cells are missing, empty or too many;

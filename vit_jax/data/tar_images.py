@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A member of an archive that is listed, for a reason of a kind."""
+    """A line of the list of skipped and odd members."""
 
     source: str
     kind: str
@@ -54,12 +54,12 @@ class Noted(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Every member of the archive before this one is done, and so are the archives before it.
+    """A place to continue at: all members and archives before it are done.
 
     Attributes:
       archive: its number, from 0.
       member: the number of the member, from 0.
-      num_bytes: how much of the archive, as it is stored, was read.
+      num_bytes: bytes of the stored archive that were read.
     """
 
     archive: int

@@ -41,10 +41,10 @@ def tfds_folder(data_dir: str | None) -> Path:
 
 
 class TfdsSource(Source):
-    """One split, or a part of one, of a prepared dataset with the feature "image" and one that gives the label."""
+    """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
 
     def __init__(self, builder: Any, split: str, labels: Labels = STORED) -> None:
-        """Opens a split of a TFDS builder.
+        """Open a split of a TFDS builder.
 
         Raises:
           ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
@@ -81,13 +81,13 @@ class TfdsSource(Source):
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
         """Read once and kept; no image is decoded, but the files with the images are read from end to end.
 
-        0 for a damaged record, which is an unreadable image wherever it is drawn.
+        0 for a damaged record, which is an unreadable image.
         """
         labels = (0 if value is None else self._label(value) for value in self.column(self._labels.feature))
         return np.fromiter(labels, np.int32, len(self))
 
     def column(self, key: str) -> Iterator[Any]:
-        """One feature of every record, without decoding images; None of a damaged record."""
+        """Yield one feature of every record, without decoding images; None for a damaged record."""
         raw, parse = self._records, tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
 
         def read(chunk: range) -> list[Any]:
@@ -110,12 +110,12 @@ class TfdsSource(Source):
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
-    """Opens the digits of scikit-learn, prepared if need be."""
+    """Open the digits of scikit-learn; prepare them if necessary."""
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
 def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
-    """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+    """Open a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
 
     Raises:
       NotPrepared: it is of the catalogue, and is not there.
@@ -153,7 +153,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
 
 
 def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
-    """Opens a split of a task of VTAB: train800, val200, train800val200 or test.
+    """Open a split of a task of VTAB: train800, val200, train800val200 or test.
 
     Raises:
       ValueError: there is no such task or split, or its dataset is not prepared in a version that the splits hold for;
@@ -185,7 +185,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
 
 def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
-    """Downloads and prepares a dataset, or finds it prepared; returns its folder.
+    """Download and prepare a dataset, unless it is prepared; return its folder.
 
     Args:
       name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
@@ -212,7 +212,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
 
 
 def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
-    """Whether the catalogue has this dataset, and the nearest names."""
+    """Return True if the catalogue has this dataset, and the nearest names."""
     known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
     return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
@@ -252,7 +252,7 @@ def _require_split(builder: Any, split: str) -> None:
 
 
 def _require_files(builder: Any, split: str) -> None:
-    """Refuses files whose index, at their end, cannot be read or has another number of records than was prepared."""
+    """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
         problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
         if (found := reader.num_records()) != part.examples_in_shard:

@@ -1,4 +1,4 @@
-"""How many threads and processes prepare batches, and how the processes start and end.
+"""Threads and processes that prepare batches: their numbers, and start and end of the processes.
 
 Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason. What
 they leave in shared memory when all are killed at once, the next run removes.
@@ -34,7 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too
 
 
 class _NoCuda:
-    """A value that keeps the process which reads it from loading the CUDA plugin: no worker uses a device."""
+    """A value that forbids the CUDA plugin in the process that unpickles it: no worker uses a device."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return forbid_cuda, ()
@@ -54,7 +54,7 @@ def choose_parallelism(
     batch_bytes: int,
     folder: pathlib.Path = SHARED_MEMORY,
 ) -> Parallelism:
-    """The numbers given, and in the place of None a choice by the cores of this process.
+    """Return the numbers; None is replaced by a choice for the cores of this process.
 
     Raises:
       ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches of `batch_bytes`.
@@ -70,7 +70,7 @@ def choose_parallelism(
 
 
 def available_cores() -> int:
-    """Cores that this process may use; taskset and many schedulers grant fewer than the machine has."""
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -108,7 +108,7 @@ def start_workers(batches: Any) -> None:
 
 
 def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) -> None:
-    """Sets up a worker, whose segments of shared memory get this prefix; called by grain in the new process."""
+    """Set up a worker, whose segments of shared memory get this prefix; grain calls it in the new process."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if prefix is not None:
@@ -138,7 +138,7 @@ def segment_prefix() -> str | None:
 
 @functools.cache
 def _living_run() -> str:
-    """Digits for this process, which name a file that is locked for as long as it lives."""
+    """Return digits of this process, in the name of a file that is locked until its end."""
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     new = path.with_suffix(".new")
@@ -161,7 +161,7 @@ def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _end_run(lock: pathlib.Path) -> None:
-    """Removes what grain's cycles of references still hold; multiprocessing would warn of a leak."""
+    """Remove segments in grain's cycles of references; multiprocessing would warn of a leak."""
     for segment in _segments(lock):
         try:
             shared_memory.SharedMemory(segment.name).unlink()

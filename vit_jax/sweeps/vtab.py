@@ -49,7 +49,7 @@ LENGTHS = ((500, 100), (2500, 200))
 def grid(
     learning_rates: Sequence[float] = LEARNING_RATES, lengths: Sequence[tuple[int, int]] = LENGTHS
 ) -> tuple[Setting, ...]:
-    """Every learning rate with every length (steps, and how many of them are the warm-up)."""
+    """Return every learning rate with every length (steps, and warm-up steps among them)."""
     return tuple(Setting(*length, rate) for length, rate in itertools.product(lengths, learning_rates))
 
 
