@@ -102,13 +102,9 @@ def write(scatter: Scatter, name: str, options: Options, show: Callable[[int, fl
         counts += _note_rest(scatter, planned)
         scatter.state |= {"is_read": True, "counts": counts}
         scatter.commit()
-    features = tfds.features.FeaturesDict(
-        {
-            "image": tfds.features.Image(),
-            "label": tfds.features.ClassLabel(names=planned.class_names),
-            "file_name": tfds.features.Text(),
-        }
-    )
+    label = tfds.features.ClassLabel(names=planned.class_names)
+    kinds = {"image": tfds.features.Image(), "label": label, "file_name": tfds.features.Text()}
+    features = tfds.features.FeaturesDict(kinds)
     starts = {split: np.append(0, np.cumsum(is_in))[planned.order.bounds] for split, is_in in planned.is_in.items()}
     totals = {split: int(start[-1]) for split, start in starts.items()}
     (scatter.folder / MANIFEST).mkdir(exist_ok=True)
@@ -126,14 +122,10 @@ def write(scatter: Scatter, name: str, options: Options, show: Callable[[int, fl
     for count in in_threads(write_missing, range(num)):
         done += count
         show(done, done / max(sum(totals.values()), 1))
-    infos = [
-        tfds.core.SplitInfo(
-            name=split,
-            shard_lengths=np.diff(start).tolist(),
-            num_bytes=sum(shard(scatter.folder, name, split, k, num).stat().st_size for k in range(num)),
-        )
-        for split, start in starts.items()
-    ]
+    infos = []
+    for split, start in starts.items():
+        num_bytes = sum(shard(scatter.folder, name, split, k, num).stat().st_size for k in range(num))
+        infos.append(tfds.core.SplitInfo(name=split, shard_lengths=np.diff(start).tolist(), num_bytes=num_bytes))
     tfds.folder_dataset.write_metadata(
         data_dir=scatter.folder, features=features, split_infos=infos, version=VERSION, check_data=False
     )
@@ -171,37 +163,29 @@ def _write_bucket(
     order = planned.order
     begin, end = map(int, order.bounds[number : number + 2])
     unfinished = [file.with_name(f"{file.name}.tmp") for file in files]
-    writers = {
-        split: array_record_module.ArrayRecordWriter(str(file), _FORMAT)
-        for split, file in zip(starts, unfinished, strict=False)
-    }
+    parts = zip(starts, unfinished, strict=False)
+    writers = {split: array_record_module.ArrayRecordWriter(str(file), _FORMAT) for split, file in parts}
     serializer = ExampleSerializer(features.get_serialized_info())
-    next_index, rows = dict(starts), list[tuple[Any, ...]]()
-    with (
-        scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket,
-        pq.ParquetWriter(unfinished[-1], _COLUMNS, compression="zstd") as table,
-    ):
+    next_index, rows = dict(starts), list[dict[str, Any]]()
+    with scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket:
         if begin < end and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(bucket.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # it is read at random
         for row in range(begin, end):
-            for split in starts:
-                if not planned.is_in[split][row]:
-                    continue
-                stored = scatter.read(bucket, int(order.offset[row]), int(order.size[row]))
-                label = int(planned.number[order.label[row]])
-                example = {"image": stored.image, "label": label, "file_name": stored.name}
-                message = serializer.get_tf_example(features.encode_example(example))
-                with _written(scatter.folder):
-                    writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves order to chance
-                about = (stored.name, stored.sha256.hex(), len(stored.image))
-                rows.append((f"{split}:{next_index[split]}", split, label, planned.class_names[label], *about))
-                next_index[split] += 1
-            if len(rows) >= _ROW_GROUP or (rows and row == end - 1):
-                columns = zip(*rows, strict=True)
-                table.write_table(
-                    pa.table([pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)], _COLUMNS)
-                )
-                rows.clear()
+            split = next((split for split in starts if planned.is_in[split][row]), None)
+            if split is None:
+                continue
+            stored = scatter.read(bucket, int(order.offset[row]), int(order.size[row]))
+            label = int(planned.number[order.label[row]])
+            example = {"image": stored.image, "label": label, "file_name": stored.name}
+            message = serializer.get_tf_example(features.encode_example(example))
+            with _written(scatter.folder):
+                writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves order to chance
+            named = {"id": f"{split}:{next_index[split]}", "split": split, "label": label}
+            named |= {"class": planned.class_names[label], "source": stored.name}
+            rows.append(named | {"sha256": stored.sha256.hex(), "size": len(stored.image)})
+            next_index[split] += 1
+    table = pa.Table.from_pylist(rows, schema=_COLUMNS)
+    pq.write_table(table, unfinished[-1], row_group_size=_ROW_GROUP, compression="zstd")
     with _written(scatter.folder):
         for writer in writers.values():
             writer.close()
@@ -228,12 +212,11 @@ def check_shard(
     try:
         for batch in pq.ParquetFile(file).iter_batches(_ROW_GROUP):
             for row in batch.to_pylist():
-                index, split = sizes[row["split"]], row["split"]
+                split = row["split"]
+                if not _is_as_stated(readers[split], sizes[split], row, features):
+                    named = f"{row['id']} ({row['source']})"
+                    problems.append(f"{paths[split]}: {named} is damaged, or another image or label")
                 sizes[split] += 1
-                if not _is_as_stated(readers[split], index, row, features):
-                    problems.append(
-                        f"{paths[split]}: {row['id']} ({row['source']}) is damaged, or another image or label"
-                    )
         for split, reader in readers.items():
             if (found := reader.num_records()) != sizes[split]:
                 problems.append(f"{paths[split]}: has {found:,} records instead of {sizes[split]:,}")
