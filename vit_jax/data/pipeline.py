@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax.data.stream import HostBatch, Stream
-from vit_jax.data.workers import Parallelism, initialize_worker, segment_prefix, start_workers
+from vit_jax.data.workers import Parallelism, initialize_worker, is_lost_worker, segment_prefix, start_workers
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least
@@ -59,7 +59,7 @@ def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
                 start_workers(batches)
             batch = next(batches)
         except Exception as error:
-            if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
+            if is_lost_worker(error):
                 raise LostWorker(_LOST_WORKER.format(remaining)) from error
             raise
         yield batch

@@ -30,6 +30,11 @@ CORES_PER_WORKER = 6
 BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
 PARENT_POLL_SECONDS = 0.5
 SHARED_MEMORY = pathlib.Path("/dev/shm")
+# Private names of grain 0.2.18 and of Python 3.11; `test_private_names` fails if they move.
+_STARTER = "_prefetch_ds_iter"  # in grain's iterator over batches of worker processes
+_LOST_WORKER = "terminated unexpectedly"  # in the message of grain's error
+_SEGMENT_PREFIX = "_SHM_NAME_PREFIX"  # in multiprocessing.shared_memory
+_FIRST_OF_PROCESSES = "_config"  # in a process: values that every process that it starts gets first
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too, saves, closes the workers
 
 
@@ -94,7 +99,7 @@ def start_workers(batches: Any) -> None:
     They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
     Python's path of this process is passed on to the workers, so that they find what it has imported.
     """
-    if (starter := getattr(batches, "_prefetch_ds_iter", None)) is None:
+    if (starter := getattr(batches, _STARTER, None)) is None:
         return
     _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
     os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
@@ -107,12 +112,17 @@ def start_workers(batches: Any) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def is_lost_worker(error: Exception) -> bool:
+    """Return True for grain's errors after the end of a worker process."""
+    return isinstance(error, StopIteration) or _LOST_WORKER in str(error)
+
+
 def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) -> None:
     """Set up a worker, whose segments of shared memory get this prefix; grain calls it in the new process."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if prefix is not None:
-        shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]
+        setattr(shared_memory, _SEGMENT_PREFIX, prefix)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")
@@ -151,8 +161,8 @@ def _living_run() -> str:
 
 
 def _shared_with_workers() -> dict[str, Any]:
-    """Return what every process that Python's multiprocessing starts gets first."""
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    """Return the values that every process that Python's multiprocessing starts gets first."""
+    config: dict[str, Any] = getattr(multiprocessing.current_process(), _FIRST_OF_PROCESSES)
     return config
 
 
