@@ -137,9 +137,8 @@ def _validated(source: Any, data: str, split: str) -> Source:
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     if missing := [part for part in parts if not hasattr(source, part)]:
-        raise ValueError(
-            f"{origin}: {type(source).__name__} has no {few(missing)}; return a vit_jax.data.records.Source."
-        )
+        kind = type(source).__name__
+        raise ValueError(f"{origin}: {kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
     names, labels = source.class_names, source.labels
     if not isinstance(names, tuple) or len(names) < 2 or len({*names}) < len(names) or len(names) != source.num_classes:
         raise ValueError(f"{origin}: class_names is {names!r}; give a tuple of at least two different names.")

@@ -54,13 +54,11 @@ class TfdsSource(Source):
         _require_split(builder, split)
         _require_files(builder, split)
         self.class_names = _class_names(builder, labels)
-        self.split, self._labels = split, labels
+        self.split, self._labels, self._known = split, labels, dict(builder.info.features)
         self._records = builder.as_data_source(split=split).data_source  # still serialised
         self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
-        wanted = ("image", labels.feature)
-        self._known = dict(builder.info.features)
-        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in wanted})
+        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in ("image", labels.feature)})
 
     def __len__(self) -> int:
         return len(self._records)
@@ -123,9 +121,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         `TfdsSource`.
     """
     if re.match(r"[^/:]+:[^\d*]", name):
-        raise ValueError(
-            f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name of its catalogue."
-        )
+        raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
     if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
     home = tfds_folder(data_dir)
@@ -134,20 +130,11 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
         if ((root := home / name) / UNFINISHED).exists():
-            raise NotPrepared(
-                f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
-            ) from None
+            raise NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.") from None
         _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
-        raise ValueError(
-            f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
-            + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
-        ) from None
-    except (
-        AssertionError,
-        TypeError,
-        ValueError,
-        json_format.ParseError,
-    ) as error:  # TFDS asserts versions and raises for unknown configs
+        hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
+        raise ValueError(f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}") from None
+    except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:  # also of versions and configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
 
@@ -232,7 +219,7 @@ def _require_prepared(builder: Any) -> None:
 
 
 def _require_descriptions(dataset: Path) -> None:
-    """Raise ValueError for a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
+    """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
         for file in itertools.chain(dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")):  # VERSION, CONFIG/VERSION
             read_json(file)

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 from vit_jax.backend import forbid_cuda
 from vit_jax.files import clean_up_at_once
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
