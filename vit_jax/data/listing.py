@@ -19,11 +19,10 @@ import numpy as np
 
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.depth import ValueRange
+from vit_jax.data.depth import ValueRange, survey
 from vit_jax.data.files import read_file
 from vit_jax.data.records import Source, class_sizes, few, innermost
 from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
-from vit_jax.data.survey import survey
 
 _MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # each may stand for the others
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
@@ -104,6 +103,7 @@ class Listing(Protocol):
 
     def require_splits(self, *names: str) -> None:
         """Raise ValueError for a split that is neither usual nor one of these."""
+        return
 
     def advise_without(self, split: str) -> str:
         """Return the fix for a list with this split alone."""

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vit_jax.data.depth import MOST_FILES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.packed import Packed, PackedSource
 from vit_jax.data.records import few
-from vit_jax.data.survey import MOST_FILES
 from vit_jax.files import parse_json, printable
 
 CACHE_BYTES = 2**28

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.depth import CAN_BE_DEEP
 from vit_jax.data.files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.listing import warn_once
 from vit_jax.data.packed import Packed, PackedSource, read_class_names
 from vit_jax.data.records import few
-from vit_jax.data.survey import CAN_BE_DEEP
 from vit_jax.data.tar import (
     IMAGE_EXTENSIONS,
     LABEL_EXTENSIONS,

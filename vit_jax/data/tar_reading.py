@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.headers import stated_pixels
@@ -84,7 +84,7 @@ def _check(found: Found, options: Options) -> _Checked:
     return _Checked(stored, hashlib.sha256(stored).digest(), noted)
 
 
-def _with_checks(items: Iterable[Item], options: Options) -> Iterator[tuple[Item, _Checked | None]]:
+def _with_checks(items: Iterable[Item], options: Options) -> Generator[tuple[Item, _Checked | None]]:
     """Yield items in their order, images with their check; threads check images ahead, within `_MEMORY_BYTES`."""
     waiting, in_flight = collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]](), 0
     pool = concurrent.futures.ThreadPoolExecutor(available_cores())
@@ -96,12 +96,12 @@ def _with_checks(items: Iterable[Item], options: Options) -> Iterator[tuple[Item
             while waiting and (in_flight + weight > _MEMORY_BYTES or (first := waiting[0][2]) is None or first.done()):
                 oldest, freed, check = waiting.popleft()
                 in_flight -= freed
-                yield oldest, check and check.result()
+                yield oldest, check.result() if check else None
             check = pool.submit(_check, item, options) if isinstance(item, Found) else None
             waiting.append((item, weight, check))
             in_flight += weight
         for item, _, check in waiting:
-            yield item, check and check.result()
+            yield item, check.result() if check else None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -20,9 +20,8 @@ from google.protobuf import json_format
 
 from vit_jax.data import digits
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.labels import STORED, Labels
 from vit_jax.data.records import Record, Source, few
-from vit_jax.data.vtab import find_task
+from vit_jax.data.vtab import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, read_json
 
