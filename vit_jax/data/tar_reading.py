@@ -90,7 +90,7 @@ def _with_checks(items: Iterable[Item], options: Options) -> Generator[tuple[Ite
     pool = concurrent.futures.ThreadPoolExecutor(available_cores())
     try:
         for item in items:
-            check, weight = None, _OVERHEAD_BYTES
+            weight = _OVERHEAD_BYTES
             if isinstance(item, Found):
                 weight += len(item.image) + 4 * stated_pixels(item.image)
             while waiting and (in_flight + weight > _MEMORY_BYTES or (first := waiting[0][2]) is None or first.done()):
