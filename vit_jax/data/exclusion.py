@@ -53,19 +53,14 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
     ids = {os.fsencode(name) for name in stated["ids"]}
     is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
     if ids and not is_excluded_N.any():
-        raise ValueError(
-            f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give the file of these data."
-        )
+        raise ValueError(f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give another file.")
     # Lists that are written by hand have no digest.
     if (
         _identifies_by_place(source)
         and "images_sha256" in stated
         and stated["images_sha256"] != _images_sha256(source, np.flatnonzero(is_excluded_N))
     ):
-        raise ValueError(
-            f"{field}: is of other data: the images at its places in {split!r} are not those it was written for. Write "
-            "it for these data."
-        )
+        raise ValueError(f"{field}: is of other data: other images have its places in {split!r}. Write it anew.")
     return ExcludingSource(source, is_excluded_N)
 
 

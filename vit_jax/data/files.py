@@ -207,9 +207,7 @@ def _readable(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(
-            f"Folder {str(folder)!r} cannot be read ({error.strerror}): allow it, or move the folder away."
-        ) from error
+        raise ValueError(f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it.") from error
 
 
 def _inode(path: str | Path) -> tuple[int, int]:

@@ -36,9 +36,7 @@ class Folder(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no folder {str(self.path)!r}; give folder:PATH with a sub-folder for each class."
-            )
+            raise ValueError(f"There is no folder {str(self.path)!r}; give a folder with a sub-folder for each class.")
         _require_complete(self.path)
 
     def splits(self, *names: str) -> list[str]:
@@ -62,11 +60,9 @@ class Folder(Listing):
             here = collections.Counter[str]()
             found = image_files(os.path.join(path, name), here) if name in present else []
             if name in present and not found:
-                skipped = " ".join(["", *describe_skipped(here)])
-                raise ValueError(
-                    f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
-                    f"add images or remove the folder.{skipped}"
-                )
+                hint = " ".join(["Add images or remove the folder.", *describe_skipped(here)])
+                kinds = f"files named {' '.join(EXTENSIONS)}"
+                raise ValueError(f"Class folder {str(path / name)!r} has no images ({kinds}). {hint}")
             others += here
             files += [os.path.relpath(file, path) for file in found]
             sizes.append(len(found))
@@ -110,11 +106,9 @@ def description_of(folder: Path) -> dict[str, Any] | None:
 def _require_complete(folder: Path) -> None:
     found = description_of(folder)
     if found is not None and not found["complete"]:
-        raise ValueError(
-            f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run the command that finishes it: vit-jax "
-            f"prepare folder:{found['source']} --short_side={found['short_side']} --quality={found['quality']} "
-            f"--output={found['folder']}"
-        )
+        command = f"vit-jax prepare folder:{found['source']} --short_side={found['short_side']}"
+        command += f" --quality={found['quality']} --output={found['folder']}"
+        raise ValueError(f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run: {command}")
 
 
 def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
@@ -127,9 +121,8 @@ def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
     test = next(name for name in class_names if name != train)
     raise ValueError(
         f"The folders {few(class_names, repr)} of {str(path)!r} look like splits and not like classes: all hold the "
-        f"folders {few(inside[0], repr)}, and no images beside them. Set config.input.train_split={train} and "
-        f"config.input.test_split={test} (for evaluate --split={test}). If they are classes, put their images directly "
-        "into them."
+        f"folders {few(inside[0], repr)} and no images. Set config.input.train_split={train} and "
+        f"config.input.test_split={test} (for evaluate --split={test}), or put images of classes directly into them."
     )
 
 

@@ -178,9 +178,7 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
         advice = f"{listing.advise_without(splits[0])}, and a part of it is held out for testing."
     for name in (train_split, split):
         if name not in splits:
-            raise ValueError(
-                f"{path!r} has no split {name!r}; it has {splits}." + did_you_mean(name, splits) + f" {advice}"
-            )
+            raise ValueError(f"{path!r} has no split {name!r}; it has {splits}.{did_you_mean(name, splits)} {advice}")
     class_names, present = _class_names(listing, train_split), listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     if extra := sorted({*present} - {*class_names}):
@@ -214,16 +212,11 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
         rest, held_out = hold_out_as_then(everything, held_then, seed)
         return held_out if split == config.test_split else rest
     if not 0.0 < config.holdout_fraction < 1.0:
-        raise ValueError(
-            f"config.input.holdout_fraction is {config.holdout_fraction}; {path!r}, {listing.unsplit}, needs a "
-            "fraction between 0 and 1."
-        )
+        value = f"config.input.holdout_fraction={config.holdout_fraction}"
+        raise ValueError(f"{value}: must be between 0 and 1 for {path!r}, {listing.unsplit}.")
     sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
     if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
-        raise ValueError(
-            f"Classes of {path!r} with one image, which cannot serve for training and for testing: "
-            f"{few(single)}. Add images, or name the splits."
-        )
+        raise ValueError(f"Classes of {path!r} have one image: {few(single)}. Add images, or name the splits.")
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
 
@@ -254,10 +247,8 @@ def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
         if other != name:
             case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
             difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
-            raise ValueError(
-                f"The classes {other!r} and {name!r} of {str(listing.path)!r} differ only in {difference}. "
-                f"{listing.to_unite}."
-            )
+            names = f"{other!r} and {name!r} of {str(listing.path)!r}"
+            raise ValueError(f"The classes {names} differ only in {difference}. {listing.to_unite}.")
 
 
 @functools.cache

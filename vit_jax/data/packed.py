@@ -131,10 +131,8 @@ class Packed(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no file, folder or pattern {str(self.path)!r}; give {self.kind}:PATH with files named "
-                f"*{self.extension}."
-            )
+            given = f"{self.kind}:{self.path}"
+            raise ValueError(f"{given}: there is no such file, folder or pattern. Give files named *{self.extension}.")
         if missing := [file for file in self._matches if not os.path.isfile(file)]:
             raise ValueError(
                 f"{self.kind}:{self.path}: {len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. "

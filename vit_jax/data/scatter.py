@@ -79,10 +79,7 @@ class Scatter:
     def _shorten(self, path: Path, size: int) -> None:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise ValueError(
-                f"{path}: has {found:,} bytes instead of {size:,}, as after a loss of power. Remove {self.folder} and "
-                "begin again."
-            )
+            raise ValueError(f"{path}: has {found:,} bytes instead of {size:,}. Remove {self.folder} and begin again.")
         if found > size:
             os.truncate(path, size)
 

@@ -212,9 +212,7 @@ def _entries(stream: Stream) -> Iterator[tuple[str, _Entry]]:
             continue
         if member.problem or (kind in LABEL_EXTENSIONS and member.size > MAX_LABEL_BYTES):
             problem = member.problem or f"has {member.size:,} bytes"
-            raise TarError(
-                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair or leave out the shard."
-            )
+            raise TarError(f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard.")
         content = stream.read(member.size) if kind in LABEL_EXTENSIONS else b""
         yield member.name, _Entry(member.offset, member.size, content)
 

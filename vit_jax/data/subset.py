@@ -219,10 +219,8 @@ def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
-            raise ValueError(
-                f"config.input.classes names {name!r}, which the data does not have. "
-                + (f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}.")
-            )
+            hint = f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}."
+            raise ValueError(f"config.input.classes names {name!r}, which the data does not have. {hint}")
     if (repeated := [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]) or len(chosen) < 2:
         found = f"{few(repeated, repr)} more than once" if repeated else f"only {chosen[0]!r}"
         raise ValueError(f"config.input.classes names {found}; give at least two different classes.")

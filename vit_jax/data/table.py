@@ -59,9 +59,7 @@ class Table(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no file {str(self.path)!r}; give csv:FILE with the columns image, label and perhaps split."
-            )
+            raise ValueError(f"There is no file {str(self.path)!r}; give one with columns image, label, maybe split.")
 
     def splits(self, *names: str) -> list[str]:
         return sorted({row.split for row in self._table.rows if row.split})
@@ -111,9 +109,7 @@ class Table(Listing):
         header, lines = _read(self.path)
         is_multilabel, has_split = LABELS in header, "split" in header
         if is_multilabel and "label" in header:
-            raise ValueError(
-                f"{str(self.path)!r} has both columns 'label' and {LABELS!r}: an image has one label, or several."
-            )
+            raise ValueError(f"{str(self.path)!r} has both columns 'label' and {LABELS!r}. Keep one.")
         columns = ("image", LABELS if is_multilabel else "label", *["split"] * has_split)
         for name in columns:
             if (found := header.count(name)) != 1:

@@ -90,10 +90,8 @@ class Stream:
             content = content + part if content else part
             self.place += len(part)
             if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
-                raise TarError(
-                    f"{self.name}: {self._compressed.count:,} compressed bytes give more than {self.place:,}, which "
-                    "images never do. Check where it comes from."
-                )
+                found = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
+                raise TarError(f"{self.name}: {found}, which images never do. Check its origin.")
         if len(content) < least:
             raise self._cut_off()
         return content
@@ -244,10 +242,8 @@ def _require_end(stream: Stream) -> None:
     """Reject data behind the end: another archive would be lost in silence."""
     rest = stream.read_rest(_MOST_AFTER_END)
     if any(rest):
-        raise TarError(
-            f"{stream.name}: has other data behind its end, before byte {stream.place:,}. Give joined archives one by "
-            "one; otherwise the file is damaged."
-        )
+        place = f"before byte {stream.place:,}"
+        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
 
 
 def _problem(name: str, header: tarfile.TarInfo) -> str:

@@ -185,10 +185,8 @@ def _require_space(folder: Path, needed: int) -> None:
     there = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     free = shutil.disk_usage(folder).free
     if free + there < needed:
-        raise ValueError(
-            f"{folder}: its disk has {free / 1e9:,.1f} GB free, and {(needed - there) / 1e9:,.1f} GB are needed. Free "
-            "space, or give the folder of another disk by --data_dir=."
-        )
+        sizes = f"{free / 1e9:,.1f} GB free, and {(needed - there) / 1e9:,.1f} GB are needed"
+        raise ValueError(f"{folder}: its disk has {sizes}. Free space, or give another disk by --data_dir=.")
 
 
 def check(name: str, data_dir: str | None) -> list[str]:

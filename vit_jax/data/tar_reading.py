@@ -178,9 +178,7 @@ class Reading:
                 raise ValueError(f"{found.source}: is of a {number + 1:,}th class. Give archives that state classes.")
             classes.append([label, found.folder])
             if isinstance(label, int) != isinstance(classes[0][0], int):
-                raise ValueError(
-                    f"{found.source}: states the class {label!r}, and others have names or numbers. Use one."
-                )
+                raise ValueError(f"{found.source}: states class {label!r}, but others are names or numbers. Use one.")
         elif found.folder != classes[number][1] and found.folder is not None:
             raise ValueError(
                 f"{found.source}: class {label} is in the folders {classes[number][1]!r} and {found.folder!r}, as if "

@@ -229,10 +229,8 @@ def _require_split(builder: Any, split: str) -> None:
         examples = builder.info.splits[split].num_examples
     except (KeyError, ValueError, AssertionError) as error:
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {sizes}, and parts of them such as "
-            f"{next(iter(sizes))}[:98%]."
-        ) from error
+        have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {have}.") from error
     if not examples:
         raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
 
@@ -248,10 +246,8 @@ def _require_files(builder: Any, split: str) -> None:
         except RuntimeError as error:
             problem = str(error)
         if problem:
-            raise ValueError(
-                f"{part.filename!r} is missing, cut off or damaged ({problem}): copy it again, or remove the dataset "
-                "and prepare it anew."
-            )
+            fix = "copy it again, or remove the dataset and prepare it anew"
+            raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
 
 
 def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
@@ -260,9 +256,6 @@ def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
     is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
     if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
-        kind = "" if labels.class_names else " (a ClassLabel)"
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
-            f"and {labels.feature!r}{kind}."
-        )
+        needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {found}; it needs {needed}.")
     return labels.class_names or tuple(feature.names)

@@ -174,10 +174,8 @@ def build_fewshot_transform(
 def _resolved(reference: str) -> Augmentation:
     augmentation = resolve(reference, "config.input.augmentations")
     if not callable(augmentation):
-        raise ValueError(
-            f"config.input.augmentations: {reference!r} is {type(augmentation).__name__}; give a function of an image "
-            "and a numpy Generator."
-        )
+        found = f"{reference!r} is {type(augmentation).__name__}"
+        raise ValueError(f"config.input.augmentations: {found}; give a function of an image and a numpy Generator.")
     return augmentation
 
 

@@ -48,20 +48,18 @@ class UnreadableLog:
                 name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.met) > self._max_unreadable:
-            raise ValueError(
-                f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
-                f"{few([self._source.name_of(index) for index in self.met])}. Replace or remove them, or raise "
-                "config.input.max_unreadable."
-            )
+            found = f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}"
+            raise ValueError(f"{found}: {self._names()}. Replace or remove them, or raise config.input.max_unreadable.")
 
     def require_few(self, missing: int, most: int) -> None:
         """Raise ValueError if more images than `most` are missing in all processes; it names those of this process."""
         if missing > most:
-            names = few([self._source.name_of(index) for index in self.met])
-            raise ValueError(
-                f"{missing} images cannot be read, and --max_unreadable is {most}{names and f': {names}'}. Replace or "
-                "remove them, or raise it."
-            )
+            names = self._names() and f": {self._names()}"
+            found = f"{missing} images cannot be read, and --max_unreadable is {most}{names}"
+            raise ValueError(f"{found}. Replace or remove them, or raise it.")
+
+    def _names(self) -> str:
+        return few([self._source.name_of(index) for index in self.met])
 
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         """Yield the same batches, each after `update`."""

@@ -46,10 +46,8 @@ class Halving:
         if self.num_kept(grid) >= (most := len(settings_of(grid))):
             raise ValueError(f"--keep={self.num_kept(grid)}: must be below {most}, the number of settings.")
         if any(isinstance(run.config, FinetuneConfig) and run.config.search.learning_rates for run in grid.runs):
-            raise ValueError(
-                "--stop_after= compares runs with one learning rate. Leave config.search.learning_rates out, and give "
-                "--grid=schedule.learning_rate=A,B."
-            )
+            fix = "Leave config.search.learning_rates out, and give --grid=schedule.learning_rate=A,B."
+            raise ValueError(f"--stop_after= compares runs with one learning rate. {fix}")
 
     def num_kept(self, grid: Grid) -> int:
         return self.keep or math.ceil(len(settings_of(grid)) / 2)
@@ -91,9 +89,8 @@ class Halving:
         values = of_first({run.name: self.value(grid, run, workdir) for run in grid.runs})
         if missing := [name for name, value in values.items() if value is None]:
             raise Unfinished(
-                f"The runs of this machine are trained to {self.fraction:.0%}. All settings are compared there, and "
-                f"these runs are missing in {workdir}: {few(missing)}. The same command goes on when the machines that "
-                "have them have done them."
+                f"The runs of this machine are trained to {self.fraction:.0%}. Runs to compare with are missing in "
+                f"{workdir}: {few(missing)}. The same command goes on when other machines have done them."
             )
         (metric,), settings = grid.study.measures, settings_of(grid)
 

@@ -203,8 +203,7 @@ def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
         missing = [task.name for task in sweep.tasks if len(sweep.trials(task)) < len(sweep.tried)]
         raise Unfinished(
             "The trials of this machine's tasks have ended. The setting is chosen over all tasks, and trials of "
-            f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when the machines that "
-            "have these tasks have done them."
+            f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when they have ended."
         )
     return Setting(*found)
 
