@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.data import labels
+from vit_jax.data import vtab as labels
 from vit_jax.data.images import UnreadableImage
 
 

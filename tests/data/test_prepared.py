@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.commands import run
 from tests.rejections import rejects
-from vit_jax.data import images, jpeg, prepared
+from vit_jax.data import images, jpeg, prepared, workers
 from vit_jax.data.files import image_files
 from vit_jax.data.sources import open_source
 
@@ -70,7 +70,7 @@ def test_an_interrupted_copy_goes_on(folder, tmp_path):
 def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     """The second writes all files while the first has written one and not yet given it its name."""
     copy, kinds = tmp_path / "copy", []
-    monkeypatch.setattr(prepared, "available_cores", lambda: 1)  # so that it is the first file, "broken.jpg"
+    monkeypatch.setattr(workers, "available_cores", lambda: 1)  # so that it is the first file, "broken.jpg"
 
     def prepare_before(name):
         rename = getattr(pathlib.Path, name)

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 
 from tests.data.deep_files import png, pnm, tiff
+from vit_jax.data.depth import MOST_FILES, survey
 from vit_jax.data.sources import open_source
-from vit_jax.data.survey import MOST_FILES, survey
 from vit_jax.evals.splits import SplitChoice, open_pair, open_split
 from vit_jax.files import open_regular
 
@@ -75,7 +75,7 @@ def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):
 
         return Counted()
 
-    monkeypatch.setattr("vit_jax.data.survey.open_regular", open_counted)
+    monkeypatch.setattr("vit_jax.data.depth.open_regular", open_counted)
     (line,) = survey(paths[:256], None, "input.value_range")
     assert line.startswith("1 of 256")
     assert sum(sizes) < 256 * 5000

@@ -19,7 +19,7 @@ from array_record.python import array_record_module
 from tests.data.archives import by_class, packed, picture, special
 from tests.integration.commands import run
 from tests.rejections import rejects
-from vit_jax.data import images, scatter, tar_dataset, tar_images
+from vit_jax.data import images, scatter, tar_dataset, tar_images, tar_reading, tar_writing
 from vit_jax.data.sources import open_source
 from vit_jax.data.tar_dataset import Options
 
@@ -290,14 +290,14 @@ class Kill(BaseException):
 def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
     """Killed at several records and files, the bytes are those of one that was not, and little is done twice."""
     expected = content(prepare(archive, "whole", shards=3)[0])
-    monkeypatch.setattr(tar_dataset, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
     added = []
     for place, name, after in (
         (scatter.Scatter, "add", 8),  # after the first of three classes
         (scatter.Scatter, "add", 3),
         (scatter.Scatter, "commit", 1),
-        *((tar_dataset, "_write_bucket", 1),) * 2,
-        (tar_dataset.tfds.folder_dataset, "write_metadata", 0),
+        *((tar_writing, "_write_bucket", 1),) * 2,
+        (tar_writing.tfds.folder_dataset, "write_metadata", 0),
         (tar_dataset.os, "sync", 0),
     ):
         with monkeypatch.context() as patch:
@@ -321,13 +321,13 @@ def test_the_standard_input_begins_again(tmp_path, monkeypatch):
         return tar_dataset.prepare_tars(["-"], "mine", data_dir=str(tmp_path / data), options=Options(shards=3))
 
     expected = content(make("whole")[0])
-    monkeypatch.setattr(tar_dataset, "_COMMIT_BYTES", 1)
-    for place, name, after in ((scatter.Scatter, "add", 8), (tar_dataset, "_write_bucket", 1)):
+    monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
+    for place, name, after in ((scatter.Scatter, "add", 8), (tar_writing, "_write_bucket", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, killing(getattr(place, name), after))
             with pytest.raises(Kill):
                 make("data")
-    monkeypatch.setattr(tar_dataset, "read_images", killing(None, 0))  # all was read
+    monkeypatch.setattr(tar_reading, "read_images", killing(None, 0))  # all was read
     assert content(make("data")[0]) == expected
 
 
@@ -354,8 +354,8 @@ def test_an_archive_or_an_option_that_changed(prepare):
 
 
 def test_an_unfinished_dataset_of_other_options(prepare, monkeypatch):
-    monkeypatch.setattr(tar_dataset, "_COMMIT_BYTES", 1)
-    monkeypatch.setattr(tar_dataset, "_write_bucket", killing(None, 0))
+    monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(tar_writing, "_write_bucket", killing(None, 0))
     with pytest.raises(Kill):
         prepare(WHOLE)
     with rejects(str(unfinished(prepare)), "other archives or options"):
@@ -374,7 +374,7 @@ def test_an_unfinished_dataset_of_other_options(prepare, monkeypatch):
 
 
 def test_a_bucket_that_a_loss_of_power_cut(prepare, monkeypatch):
-    monkeypatch.setattr(tar_dataset, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(scatter.Scatter, "add", killing(scatter.Scatter.add, 8))
         with pytest.raises(Kill):
@@ -419,16 +419,16 @@ def test_memory_is_bounded(prepare, monkeypatch):
     """One image is checked at a time where the limit is below the size of two."""
     at_once, most = [], []
 
-    def check(found, options, do=tar_dataset._check):
+    def check(found, options, do=tar_reading._check):
         at_once.append(found)
         most.append(len(at_once))
         checked = do(found, options)
         at_once.remove(found)
         return checked
 
-    monkeypatch.setattr(tar_dataset, "available_cores", lambda: 4)
-    monkeypatch.setattr(tar_dataset, "_check", check)
-    monkeypatch.setattr(tar_dataset, "_MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(tar_reading, "available_cores", lambda: 4)
+    monkeypatch.setattr(tar_reading, "_check", check)
+    monkeypatch.setattr(tar_reading, "_MEMORY_BYTES", 20_000)
     prepare(WHOLE)
     assert max(most) == 1
     monkeypatch.setattr(tar_images, "MAX_MEMBER_BYTES", 100)

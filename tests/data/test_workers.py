@@ -1,6 +1,7 @@
 """How many workers, and that none outlives a killed run."""
 
 import fcntl
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -9,9 +10,12 @@ import subprocess
 import sys
 import time
 import types
+from multiprocessing import shared_memory
 from pathlib import Path
 
+import grain
 import pytest
+from absl import flags
 
 from vit_jax.data import workers
 from vit_jax.data.workers import SHARED_MEMORY, choose_parallelism, reclaim
@@ -92,6 +96,19 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
             os.killpg(run.pid, signal.SIGKILL)
     reclaim()
     assert left() == []
+
+
+def test_private_names():
+    """Those of grain and of Python on which workers depend, and the message of grain's error."""
+    flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()
+    batches = iter(grain.MapDataset.range(2).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1)))
+    places = {workers._STARTER: batches, workers._SEGMENT_PREFIX: shared_memory}
+    places[workers._FIRST_OF_PROCESSES] = multiprocessing.current_process()
+    moved = [name for name, place in places.items() if not hasattr(place, name)]
+    assert not moved, "correct these names in vit_jax/data/workers.py"
+    assert callable(getattr(batches, workers._STARTER).start_prefetch)
+    code = Path(inspect.getfile(grain)).parent.rglob("*prefetch.py")
+    assert any(workers._LOST_WORKER in file.read_text() for file in code), "correct the message in workers.py"
 
 
 def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):

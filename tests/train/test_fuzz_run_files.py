@@ -15,10 +15,10 @@ from vit_jax.figures.curves import RunLog, read_run
 from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.sweeps.grid import make_grid
 from vit_jax.sweeps.results import folder_of, rows_of
-from vit_jax.sweeps.runs import state_of
 from vit_jax.sweeps.vtab import outcome_of as outcome_of_task
 from vit_jax.train import run_files, search
 from vit_jax.train.lifecycle import workdir
+from vit_jax.train.series import state_of
 from vit_jax.weights import load_weights
 from vit_jax.weights.load import read_class_names
 
@@ -204,7 +204,7 @@ def test_summary(run, draw_nothing):
 
     def of_study(folder):
         try:
-            state_of(grid.runs[0], folder.parent)
+            state_of(folder_of(folder.parent, grid.runs[0]))
             rows_of(grid, folder.parent)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None  # it names the run by its place in the study

@@ -12,7 +12,7 @@ from vit_jax.files import expanded
 
 if TYPE_CHECKING:
     from vit_jax.sweeps.grid import Grid
-    from vit_jax.sweeps.halving import Halving
+    from vit_jax.sweeps.runs import Halving
     from vit_jax.sweeps.vtab import Setting, Sweep
 
 _SIZES = {
@@ -56,7 +56,7 @@ def sweep(given: Given) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
     from vit_jax.sweeps.fields import make_sweep
-    from vit_jax.sweeps.halving import Halving
+    from vit_jax.sweeps.runs import Halving
 
     words = options["grid"].splitlines()
     draws: dict[str, Any] = {"num_settings": number.get("random"), "seed": number.get("seed", 0)}
@@ -133,7 +133,7 @@ def study(given: Given) -> None:
 
 
 def values_of(text: str) -> tuple[str, ...]:
-    """The values of "A,B": what has a sign of equality belongs to the value before, as in "L/16,epochs=7,B/32"."""
+    """Return the values of "A,B"; a part with "=" belongs to the value before it, as in "L/16,epochs=7,B/32"."""
     values: list[str] = []
     for part in filter(None, text.split(",")):
         if "=" in part and values:

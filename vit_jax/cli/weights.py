@@ -246,7 +246,7 @@ def predict(given: Given) -> None:
     images = list_images(paths)
 
     from vit_jax.api.predictions import predict, to_csv, to_json, to_table
-    from vit_jax.data.survey import survey
+    from vit_jax.data.depth import survey
     from vit_jax.evals.multilabel import THRESHOLD
     from vit_jax.hosts import exits
 

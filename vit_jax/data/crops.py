@@ -1,4 +1,4 @@
-"""Random crops of the training images: where to cut, as a function of a generator of random numbers.
+"""Random crops of training images: boxes, drawn by a random generator.
 
 TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first makes
 smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and is what ViT was trained with.
@@ -26,14 +26,14 @@ class Box(NamedTuple):
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    """The view of an image (H, W, 3) that a box selects."""
+    """Return the view of an image (H, W, 3) that a box selects."""
     return image[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def sample_inception_box(
     rng: np.random.Generator, height: int, width: int, area_fraction: tuple[float, float], distribution: str = "tf"
 ) -> Box:
-    """Draws a box with an aspect ratio of 3/4 to 4/3 and a part of the image's area, from the least to the most.
+    """Draw a box with an aspect ratio of 3/4 to 4/3 and a fraction of the image's area between two limits.
 
     The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed attempts give the
     full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts give a central part.
@@ -51,7 +51,7 @@ def sample_inception_box(
 def _sample_uniform_height(
     rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]
 ) -> tuple[int, int] | None:
-    """Height and width of one attempt: aspect first, then a height between those of the two areas."""
+    """Return height and width of one attempt: aspect first, then a height between those of the two areas."""
     aspect = rng.uniform(*ASPECT_RATIOS)
     lowest = round(math.sqrt(areas[0] / aspect))
     highest = min(round(math.sqrt(areas[1] / aspect)), height, int((width + 0.4999999) / aspect))
@@ -81,14 +81,14 @@ def _sample_uniform_area(rng: np.random.Generator, height: int, width: int, area
 
 
 def _place(rng: np.random.Generator, height: int, width: int, crop_height: int, crop_width: int) -> Box:
-    """Every position with equal chance, the last one too, which TF leaves out."""
+    """Draw a position uniformly, including the last one, which TF never draws."""
     # One after the other: an array of both gives the same numbers and takes longer.
     top, left = int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1))
     return Box(top, left, crop_height, crop_width)
 
 
 def random_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A part of `size` (height, width) of an image (H, W, 3) that is at least as large; every place equally likely."""
+    """Return a part of `size` (height, width) of an image (H, W, 3) that covers it, uniformly placed."""
     height, width = image.shape[:2]
     return cut(image, _place(rng, height, width, *size))
 
@@ -103,7 +103,7 @@ def simple_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, in
 
 
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
-    """Moves an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
+    """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
     height, width = image.shape[:2]
     top, left = int(rng.integers(2 * pixels + 1)), int(rng.integers(2 * pixels + 1))  # faster than an array of two
     padded = cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0))

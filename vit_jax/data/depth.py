@@ -1,23 +1,27 @@
-"""Values of more than 8 bits: what a file states about them, and how they become uint8.
+"""Values of more than 8 bits: the range that a file states, their conversion to uint8, and warnings about losses.
 
 A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or SMaxSampleValue, and by the
 largest value of PGM, PPM and PAM.
 """
 
+import functools
 import math
 import re
 import struct
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
 
-from vit_jax.data.headers import PNM_GAP, Read, tiff_directories, tiff_entries
+from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories, with_tag
+from vit_jax.files import open_regular
 
 ValueRange = tuple[float, float]
 """The values that become 0 and 255."""
 
+MOST_FILES = 256  # that `survey` checks
+CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
 HEADER_BYTES = 4096  # that hold what is read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
 _SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
@@ -25,13 +29,12 @@ _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
 _OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
-_TIFF_START = re.compile(rb"II[*+]\0|MM\0[*+]")
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
 _VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 class Depth(NamedTuple):
-    """Statements of a file about its values.
+    """Bits and range of values that a file states.
 
     Attributes:
       bits: of a value as it is stored.
@@ -51,7 +54,7 @@ class Depth(NamedTuple):
 
     @property
     def needs_range(self) -> bool:
-        """Values cannot be converted without a range."""
+        """True if values cannot be converted without a range."""
         return self.is_float or self.bits > 16
 
     def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
@@ -65,7 +68,7 @@ def depth_of(read: Read) -> Depth | None:
     try:
         if start.startswith(b"\x89PNG"):
             return _png(start, read)
-        if _TIFF_START.match(start):
+        if start.startswith(TIFF_STARTS):
             return _tiff(next(tiff_directories(read, _OF_TIFF), {}))
         if re.match(rb"P[2-7]\s", start):
             return _pnm(start)
@@ -86,7 +89,7 @@ def depth_of_file(file: bytes) -> Depth | None:
 
 
 def is_deep(file: bytes) -> bool:
-    """Return whether values have more than 8 bits."""
+    """Return True if values have more than 8 bits."""
     depth = depth_of_file(file)
     return depth is not None and depth.bits > 8
 
@@ -99,8 +102,10 @@ def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
     """
     if depth.form != "TIFF":
         return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
+    if depth.is_inverted:  # OpenCV inverts some depths and not others
+        file = with_tag(file, _PHOTOMETRIC, _BLACK_IS_ZERO)
     # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
-    values: Any = cv2.imdecode(np.frombuffer(_black_is_zero(file), np.uint8), cv2.IMREAD_UNCHANGED)
+    values: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype == np.uint8:
         return None
     values = values[..., 2::-1] if values.ndim == 3 else values
@@ -119,7 +124,7 @@ def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.
 
 
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
-    """Return whether 16-bit integers contradict the range that the file states: they are larger, or scaled up.
+    """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
 
     The PNG specification wants values scaled to all 16 bits, with sBIT for what they were before. Some programs write
     sBIT and do not scale.
@@ -134,17 +139,81 @@ def contradicts(values: np.ndarray, depth: Depth) -> bool:
 
 def num_pages(read: Read, most: int = 1000) -> int:
     """Count the pages of a TIFF without smaller copies, up to `most`; 1 for any other file."""
-    if not _TIFF_START.match(read(0, 4)):
+    if not read(0, 4).startswith(TIFF_STARTS):
         return 1
     pages = 0
     try:
-        for tags in tiff_directories(read, frozenset((_SUBFILE,))):
-            pages += not int(tags.get(_SUBFILE, (0,))[0]) & _THUMBNAIL
+        for tags in tiff_directories(read, (_SUBFILE,)):
+            pages += not (tags and int(tags[_SUBFILE].values[0]) & _THUMBNAIL)
             if pages == most:
                 break
     except (struct.error, ValueError, OverflowError):
         pass  # the pages before the damage
     return max(pages, 1)
+
+
+def survey(
+    paths: Iterable[str],
+    value_range: ValueRange | None,
+    option: str,
+    open_file: Callable[[str], BinaryIO] | None = None,
+) -> list[str]:
+    """Return warnings about values and pages that are lost when files are read, with counts.
+
+    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of such formats.
+
+    Args:
+      paths: of all files.
+      value_range: the range that the user gives; with it no values are lost.
+      option: the name of its option in messages, such as "--value_range".
+      open_file: opens a file by a path that the file system does not know; all such files may be checked.
+    """
+    paths = [path for path in paths if open_file is not None or path.lower().endswith(CAN_BE_DEEP)]
+    count = min(len(paths), MOST_FILES)
+    checked = [paths[k * len(paths) // count] for k in range(count)]
+    headers = [_header_of(path) if open_file is None else _read_header(open_file, path) for path in checked]
+    found: dict[str, list[str]] = {"silent": [], "unknown": []}
+    for path, (kind, _) in zip(checked, headers, strict=True) if value_range is None else ():
+        found.get(kind, []).append(path)
+    silent, unknown = found["silent"], found["unknown"]
+    pages = [number for _, number in headers if number > 1]
+    lines = []
+    if silent:
+        lines.append(
+            f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
+            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data."
+        )
+    if unknown:
+        lines.append(
+            f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
+            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1."
+        )
+    if pages:
+        of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
+        lines.append(f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.")
+    return lines
+
+
+@functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
+def _header_of(path: str) -> tuple[str, int]:
+    return _read_header(open_regular, path)
+
+
+def _read_header(open_file: Callable[[str], BinaryIO], path: str) -> tuple[str, int]:
+    """Return the number of pages, after "silent" or "unknown" for values that are cut or cannot be read, or ""."""
+    try:
+        with open_file(path) as file:
+
+            def read(place: int, size: int) -> bytes:
+                file.seek(place)
+                return file.read(size)
+
+            depth, pages = depth_of(read), num_pages(read)
+    except (OSError, ValueError):  # also a pipe or a device
+        return "", 1
+    if depth is None or depth.stated is not None:
+        return "", pages
+    return "unknown" if depth.needs_range else "silent" if depth.bits == 16 else "", pages
 
 
 def _png(start: bytes, read: Read) -> Depth | None:
@@ -175,7 +244,8 @@ def _pnm(start: bytes) -> Depth | None:
     return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
 
 
-def _tiff(tags: Mapping[int, tuple[float, ...]]) -> Depth | None:
+def _tiff(found: Mapping[int, Tag]) -> Depth | None:
+    tags = {number: tag.values for number, tag in found.items()}
     bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
@@ -194,13 +264,3 @@ def _tiff(tags: Mapping[int, tuple[float, ...]]) -> Depth | None:
     elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
         problem = "colours in separate planes"
     return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
-
-
-def _black_is_zero(file: bytes) -> bytes:
-    """Return the same TIFF with black at its lowest value: OpenCV inverts some depths and not others."""
-    changed = None
-    for tag, layout, place in tiff_entries(file):
-        if tag == _PHOTOMETRIC and struct.unpack_from(layout, file, place) == (_WHITE_IS_ZERO,):
-            changed = bytearray(file) if changed is None else changed
-            struct.pack_into(layout, changed, place, _BLACK_IS_ZERO)
-    return file if changed is None else bytes(changed)

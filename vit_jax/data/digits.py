@@ -78,10 +78,8 @@ def prepare(data_dir: str | None = None) -> Path:
                 return path
             if not isinstance(error, OSError) or error.filename is None:
                 raise
-            raise ValueError(
-                f"input.data_dir: {path} cannot be written ({error.strerror or error}). Set --config.input.data_dir="
-                "FOLDER, or --data_dir=FOLDER of verbs without a recipe."
-            ) from error
+            fix = "Set --config.input.data_dir=FOLDER, or --data_dir=FOLDER of verbs without a recipe."
+            raise ValueError(f"input.data_dir: {path} cannot be written ({error.strerror or error}). {fix}") from error
     return path
 
 

@@ -1,4 +1,4 @@
-"""Records that are not trained on: a file with their ids, which `vit-jax duplicates --write` makes."""
+"""Records to exclude from training: a file with their ids, which `vit-jax duplicates --write` makes."""
 
 import hashlib
 import json
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.memory import CachedSource
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, WrappedSource, innermost
 from vit_jax.data.subset import SubsetSource
 from vit_jax.files import expanded, read_bounded, read_json, write_atomically
 
@@ -18,11 +17,7 @@ COMPARED = 16  # images that show whether places in a split are those of the sam
 
 
 class ExcludingSource(SubsetSource):
-    """Another source without some records.
-
-    Attributes:
-      num_excluded: of these.
-    """
+    """Another source without some records, of which there are `num_excluded`."""
 
     def __init__(self, source: Source, is_excluded_N: np.ndarray) -> None:
         super().__init__(source, np.flatnonzero(~is_excluded_N))
@@ -58,29 +53,24 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
     ids = {os.fsencode(name) for name in stated["ids"]}
     is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
     if ids and not is_excluded_N.any():
-        raise ValueError(
-            f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give the file of these data."
-        )
+        raise ValueError(f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give another file.")
     # Lists that are written by hand have no digest.
     if (
         _identifies_by_place(source)
         and "images_sha256" in stated
         and stated["images_sha256"] != _images_sha256(source, np.flatnonzero(is_excluded_N))
     ):
-        raise ValueError(
-            f"{field}: is of other data: the images at its places in {split!r} are not those it was written for. Write "
-            "it for these data."
-        )
+        raise ValueError(f"{field}: is of other data: other images have its places in {split!r}. Write it anew.")
     return ExcludingSource(source, is_excluded_N)
 
 
 def num_excluded(source: Source) -> int:
-    """Return how many records were excluded before parts of a source were chosen."""
-    while not isinstance(source, ExcludingSource):
-        if not isinstance(source, SubsetSource | CachedSource):
-            return 0
+    """Return the number of records that were excluded before parts of a source were chosen."""
+    while isinstance(source, WrappedSource):
+        if isinstance(source, ExcludingSource):
+            return source.num_excluded
         source = source.source
-    return source.num_excluded
+    return 0
 
 
 def exclusion_sha256(file: str) -> str:
@@ -104,7 +94,5 @@ def _is_exclusion(stated: Any) -> bool:
 
 
 def _identifies_by_place(source: Source) -> bool:
-    """Return whether the keys of records are their numbers, as those of TFDS."""
-    while isinstance(source, SubsetSource):
-        source = source.source
-    return type(source).key_of is Source.key_of
+    """Return True if the keys of records are their numbers, as those of TFDS."""
+    return type(innermost(source)).key_of is Source.key_of

@@ -1,7 +1,7 @@
-"""Image files: which files are images, by their names; how folders of them are walked; what a command line names.
+"""Find image files: by their names, in folders, and by the arguments of a command line.
 
-Skipped are files and folders whose names start with a dot, and pipes, sockets and devices. Links are followed, but no
-folder is walked twice and none that contains the start, so the walk ends where links form a circle.
+Files and folders whose names start with a dot are skipped, and so are pipes, sockets and devices. Links are followed,
+but no folder is walked twice and none that contains the start, so the walk ends where links form a circle.
 """
 
 import collections
@@ -21,7 +21,7 @@ EXTENSIONS = (
     *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
-"""What OpenCV decodes to 8 bits; compared without regard to case."""
+"""Formats that OpenCV decodes to 8 bits; compared without regard to case."""
 _TO_CONVERT = (".heic", ".heif", ".hif", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
 """Photos in formats that are not read."""
 
@@ -31,23 +31,21 @@ MAX_NAME_BYTES = 4096  # Linux has no longer paths
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is treated as an image."""
+    """Return True if a file of this name is treated as an image."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
-    """Image files below an existing folder, at any depth, sorted; `others` counts what else is there, by extension.
+    """Return the image files below an existing folder, at any depth, sorted; `others` counts other files by extension.
 
-    A link that leads nowhere is listed, so that its name is told when it is read.
+    A link that leads nowhere is listed, so that reading it names the file.
 
     Raises:
       ValueError: a folder cannot be read.
     """
     found, others = [], collections.Counter() if others is None else others
-    for parent in walk_folders(folder):
-        for entry in entries_of(parent):
-            if is_folder(entry) or entry.name.startswith("."):
-                continue
+    for _, files in walk(folder):
+        for entry in files:
             if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
                 others["special (pipe, socket or device)"] += 1
             elif is_image(entry.name):
@@ -59,25 +57,20 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
 
 def describe_skipped(others: collections.Counter[str]) -> list[str]:
     """Return sentences about the files that `image_files` counts by extension; none without such files."""
-    convert = sorted(kind for kind in others if kind in _TO_CONVERT)
     lines = [
-        f"{_files(others[kind], kind)} {'is' if others[kind] == 1 else 'are'} skipped: convert to JPEG or PNG."
-        for kind in convert
+        f"{count:,} {kind} file{'s are' if count > 1 else ' is'} skipped: convert to JPEG or PNG."
+        for kind, count in sorted(others.items())
+        if kind in _TO_CONVERT
     ]
-    rest = sorted(((n, kind) for kind, n in others.items() if kind not in convert), key=lambda x: (-x[0], x[1]))
-    if rest:
-        count = sum(n for n, _ in rest)
+    if rest := sorted((-count, kind) for kind, count in others.items() if kind not in _TO_CONVERT):
+        count = -sum(number for number, _ in rest)
         are = "file that is not an image is" if count == 1 else "files that are not images are"
-        lines.append(f"{count:,} {are} skipped: {few([f'{n:,} {kind}' for n, kind in rest])}.")
+        lines.append(f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}.")
     return lines
 
 
-def _files(count: int, kind: str) -> str:
-    return f"{count:,} {kind} file{'s' * (count != 1)}"
-
-
-def walk_folders(folder: str) -> Iterator[str]:
-    """The folder and those below it, at any depth, each once; `folder` must exist.
+def walk(folder: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Yield an existing folder and those below it, at any depth, each once and with its files.
 
     Raises:
       ValueError: a folder cannot be read.
@@ -86,32 +79,34 @@ def walk_folders(folder: str) -> Iterator[str]:
     waiting = [folder]
     while waiting:
         parent = waiting.pop()
-        with _told(parent):
+        with _readable(parent):
             inode = _inode(parent)
         if inode not in seen:
             seen.add(inode)
-            yield parent
-            inside = (entry for entry in entries_of(parent) if is_folder(entry) and not entry.name.startswith("."))
-            waiting += sorted((entry.path for entry in inside), reverse=True)
+            folders, files = contents_of(parent)
+            yield parent, files
+            waiting += [entry.path for entry in reversed(folders)]
 
 
-def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is directly inside a folder.
+def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+    """Return the folders and the files directly inside a folder, sorted by name, without hidden ones.
+
+    A link to a folder is a folder. A link that leads nowhere or to itself is a file.
 
     Raises:
-      ValueError: it cannot be read.
+      ValueError: the folder cannot be read.
     """
-    with _told(folder), os.scandir(folder) as entries:
-        return list(entries)
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one; no for a link that leads nowhere or to itself."""
-    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+    with _readable(folder), os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    folders, files = list[os.DirEntry[str]](), list[os.DirEntry[str]]()
+    for entry in visible:
+        is_linked = entry.is_symlink() and os.path.isdir(entry.path)
+        (folders if is_linked or entry.is_dir(follow_symlinks=False) else files).append(entry)
+    return folders, files
 
 
 def is_special(path: str) -> bool:
-    """Whether it exists and is neither a file nor a folder: reading it may wait for ever."""
+    """Return True for an existing path that is neither a file nor a folder: reading it may wait forever."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
@@ -131,15 +126,15 @@ def read_file(path: str) -> bytes:
 
 
 def list_images(arguments: Sequence[str]) -> list[str]:
-    """Image files that the arguments of a command line name, in their order, none twice.
+    """Return the image files that the arguments of a command line name, in their order, none twice.
 
     "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used whatever its name. A
-    folder means the image files below it, and a pattern (`*`, `?`, `[…]`, `**` for folders at any depth) the image
-    files and folders that match it, sorted. An existing file with the name of the pattern itself comes first.
+    folder stands for the image files below it. A pattern (`*`, `?`, `[…]`, `**` for folders at any depth) stands for
+    the image files and folders that match it, sorted, unless a file has the name of the pattern itself.
 
     Raises:
-      ValueError: no arguments, one without an image (the message gives the nearest names that exist), a folder that
-        cannot be read, or a line of standard input that is too long.
+      ValueError: no arguments, an argument without an image, a folder that cannot be read, or a line of standard input
+        that is too long.
     """
     if not arguments:
         raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
@@ -176,12 +171,12 @@ def _expand(argument: str) -> list[str]:
     files = [file for match in matches for file in (image_files(match) if os.path.isdir(match) else [match])]
     files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
     if not files:
-        raise ValueError(_nothing(argument, path))
+        raise ValueError(_describe_missing(argument, path))
     return files
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """As `glob.glob(pattern, recursive=True)`, but it ends where links form a circle."""
+    """Yield the matches of `glob.glob(pattern, recursive=True)`, which never ends where links form a circle."""
     head, double_star, rest = f"/{pattern}/".partition("/**/")
     if not double_star:
         yield from glob.glob(pattern)
@@ -189,13 +184,13 @@ def _matches(pattern: str) -> Iterator[str]:
     head, rest = head[1:] or pattern[: pattern.startswith("/")], rest.removesuffix("/")
     for start in glob.glob(head) if head else [os.curdir]:
         if rest and os.path.isdir(start):
-            for folder in walk_folders(start):
+            for folder, _ in walk(start):
                 yield from _matches(os.path.join(glob.escape(folder), rest))
         else:
             yield start
 
 
-def _nothing(argument: str, path: str) -> str:
+def _describe_missing(argument: str, path: str) -> str:
     folder, name = os.path.split(path)
     folder = folder or os.curdir
     if glob.has_magic(path):
@@ -208,13 +203,11 @@ def _nothing(argument: str, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _told(folder: str | Path) -> Iterator[None]:
+def _readable(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(
-            f"Folder {str(folder)!r} cannot be read ({error.strerror}): allow it, or move the folder away."
-        ) from error
+        raise ValueError(f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it.") from error
 
 
 def _inode(path: str | Path) -> tuple[int, int]:

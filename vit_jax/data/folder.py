@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.files import EXTENSIONS, describe_skipped, entries_of, image_files, is_folder, is_image
+from vit_jax.data.files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json
@@ -36,9 +36,7 @@ class Folder(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no folder {str(self.path)!r}; give folder:PATH with a sub-folder for each class."
-            )
+            raise ValueError(f"There is no folder {str(self.path)!r}; give a folder with a sub-folder for each class.")
         _require_complete(self.path)
 
     def splits(self, *names: str) -> list[str]:
@@ -55,22 +53,16 @@ class Folder(Listing):
         return names
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
-        """Image files of every class at any depth, ordered by class and then by name.
-
-        Raises:
-          ValueError: a class folder without images.
-        """
+        """Return image files at any depth by class, then by name; ValueError for a class folder without images."""
         path, files, sizes = self._below(split), list[str](), list[int]()
         present, others = {*_subfolders(path)}, collections.Counter[str]()
         for name in class_names:
             here = collections.Counter[str]()
             found = image_files(os.path.join(path, name), here) if name in present else []
             if name in present and not found:
-                skipped = " ".join(["", *describe_skipped(here)])
-                raise ValueError(
-                    f"Class folder {str(path / name)!r} has no images (files named {' '.join(EXTENSIONS)}); "
-                    f"add images or remove the folder.{skipped}"
-                )
+                hint = " ".join(["Add images or remove the folder.", *describe_skipped(here)])
+                kinds = f"files named {' '.join(EXTENSIONS)}"
+                raise ValueError(f"Class folder {str(path / name)!r} has no images ({kinds}). {hint}")
             others += here
             files += [os.path.relpath(file, path) for file in found]
             sizes.append(len(found))
@@ -87,7 +79,7 @@ class Folder(Listing):
 
 
 def folder_of(data: str) -> Path | None:
-    """The path in "folder:PATH"; None for other data."""
+    """Return the path in "folder:PATH"; None for other data."""
     kind, _, name = data.partition(":")
     return Path(os.path.expanduser(name)) if kind == "folder" and name else None
 
@@ -114,15 +106,13 @@ def description_of(folder: Path) -> dict[str, Any] | None:
 def _require_complete(folder: Path) -> None:
     found = description_of(folder)
     if found is not None and not found["complete"]:
-        raise ValueError(
-            f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run the command that finishes it: vit-jax "
-            f"prepare folder:{found['source']} --short_side={found['short_side']} --quality={found['quality']} "
-            f"--output={found['folder']}"
-        )
+        command = f"vit-jax prepare folder:{found['source']} --short_side={found['short_side']}"
+        command += f" --quality={found['quality']} --output={found['folder']}"
+        raise ValueError(f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run: {command}")
 
 
 def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
-    """Classes with a name like a split's that hold the same folders and no images are splits under other names."""
+    """Reject folders named like splits that hold the same folders and no images: they are splits, not classes."""
     inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
     is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))
     if not is_like_splits or len(inside) < len(class_names) or any(names != inside[0] for names in inside):
@@ -131,17 +121,17 @@ def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
     test = next(name for name in class_names if name != train)
     raise ValueError(
         f"The folders {few(class_names, repr)} of {str(path)!r} look like splits and not like classes: all hold the "
-        f"folders {few(inside[0], repr)}, and no images beside them. Set config.input.train_split={train} and "
-        f"config.input.test_split={test} (for evaluate --split={test}). If they are classes, put their images directly "
-        "into them."
+        f"folders {few(inside[0], repr)} and no images. Set config.input.train_split={train} and "
+        f"config.input.test_split={test} (for evaluate --split={test}), or put images of classes directly into them."
     )
 
 
 def _holds_folders(path: Path) -> bool:
-    """Whether there are folders directly inside, and no images."""
-    return bool(_subfolders(path)) and not any(is_image(entry.name) for entry in entries_of(path))
+    """Return True for a folder with folders directly inside, and no images."""
+    folders, files = contents_of(path)
+    return bool(folders) and not any(is_image(entry.name) for entry in files)
 
 
 def _subfolders(path: Path) -> list[str]:
-    """Names of the folders directly inside, sorted, without hidden ones."""
-    return sorted(entry.name for entry in entries_of(path) if is_folder(entry) and not entry.name.startswith("."))
+    """Return the names of the folders directly inside, sorted, without hidden ones."""
+    return [entry.name for entry in contents_of(path)[0]]

@@ -1,12 +1,14 @@
 """Read headers of image files without decoding: the number of pixels, the directories of a TIFF.
 
 Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to
-PAM, Sun raster.
+PAM, Sun raster. Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
 """
 
+import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
 """From a place and a size to these bytes of a file, or fewer at its end."""
@@ -14,24 +16,24 @@ Read = Callable[[int, int], bytes]
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
 JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
-_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 16: "Q", 17: "q"}  # of whole numbers
-_TIFF_NUMBERS = _TIFF_TYPES | {11: "f", 12: "d"}
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+_TIFF_NUMBERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 16: "Q", 17: "q"}
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
 _MOST_ENTRIES, _MOST_VALUES = 4096, 16  # of a directory and of a tag, that are read
 PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 
 
 def stated_pixels(file: bytes) -> int:
-    """Width times height; 0 where the header is cut off, or of a kind that is not known here."""
+    """Return width times height; 0 if the header is cut off or of an unknown format."""
     try:
         reader = next((reader for start, reader in _READERS if re.match(start, file, re.DOTALL)), None)
         return 0 if reader is None else reader(file)
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, OverflowError):
         return 0
 
 
 def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
-    """Markers up to the first scan, and where the content of each begins; skips what libjpeg skips between them."""
+    """Yield the markers up to the first scan, and where the content of each begins; skip bytes as libjpeg does."""
     place = 2
     while (place := file.find(b"\xff", place)) >= 0 and place + 4 <= len(file):
         marker = file[place + 1]
@@ -49,19 +51,18 @@ def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
 
 
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:
-    """Height, width and number of components of a JPEG; zeros where it has no frame."""
-    frames = (place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES)
-    place = next(frames, None)
+    """Return height, width and number of components of a JPEG; zeros if it has no frame."""
+    place = next((place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES), None)
     height, width, components = (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
     return height, width, components
 
 
-def _at(layout: str, place: int) -> Callable[[bytes], int]:
-    """Two numbers at a fixed place."""
+def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
+    """Return a reader of two numbers at a fixed place, of which only some bits count."""
 
     def read(file: bytes) -> int:
         width, height = struct.unpack_from(layout, file, place)
-        return abs(width * height)  # rows of a BMP from top to bottom have a negative number
+        return abs((width & mask) * (height & mask))  # rows of a BMP from top to bottom have a negative number
 
     return read
 
@@ -76,40 +77,26 @@ def _lossless_webp(file: bytes) -> int:
     return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
 
 
-def _lossy_webp(file: bytes) -> int:
-    width, height = struct.unpack_from("<HH", file, 26)
-    return (width & 0x3FFF) * (height & 0x3FFF)
-
-
 def _extended_webp(file: bytes) -> int:
     return (int.from_bytes(file[24:27], "little") + 1) * (int.from_bytes(file[27:30], "little") + 1)
 
 
-def tiff_entries(file: bytes) -> Iterator[tuple[int, str, int]]:
-    """Tag, `struct` layout and offset of each value in a TIFF's first directory that is a whole number."""
-    order = "<" if file.startswith(b"II") else ">"
-    is_big = struct.unpack_from(f"{order}H", file, 2) == (43,)
-    count, word, start, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
-    (directory,) = struct.unpack_from(order + word, file, start)
-    (entries,) = struct.unpack_from(order + count, file, directory)
-    for entry in range(entries):
-        place = directory + struct.calcsize(count) + entry * size
-        tag, kind = struct.unpack_from(f"{order}HH", file, place)
-        if kind in _TIFF_TYPES:
-            yield tag, order + _TIFF_TYPES[kind], place + size - struct.calcsize(word)
+class Tag(NamedTuple):
+    """A tag of a TIFF that holds numbers.
+
+    Attributes:
+      values: the first of them, at least one.
+      layout: of one value, as `struct` writes it.
+      place: of the first value in the file.
+    """
+
+    values: tuple[float, ...]
+    layout: str
+    place: int
 
 
-def tiff_tags(file: bytes) -> dict[int, int]:
-    """The first value of each tag of a TIFF's first directory that is a whole number; of several the largest."""
-    tags: dict[int, int] = {}
-    for tag, layout, place in tiff_entries(file):
-        (value,) = struct.unpack_from(layout, file, place)
-        tags[tag] = max(tags.get(tag, 0), value)
-    return tags
-
-
-def tiff_directories(read: Read, wanted: frozenset[int]) -> Iterator[dict[int, tuple[float, ...]]]:
-    """Yield for each directory of a TIFF, which is a page, the first values of the wanted tags that are numbers.
+def tiff_directories(read: Read, wanted: Container[int]) -> Iterator[dict[int, Tag]]:
+    """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
 
     Raises:
       struct.error: the file is cut off.
@@ -125,26 +112,39 @@ def tiff_directories(read: Read, wanted: frozenset[int]) -> Iterator[dict[int, t
         seen.add(place)
         (entries,) = struct.unpack(order + count, read(place, head))
         table = read(place + head, min(entries, _MOST_ENTRIES) * size)
-        tags: dict[int, tuple[float, ...]] = {}
+        tags: dict[int, Tag] = {}
         for entry in range(0, len(table) - size + 1, size):
             tag, kind, number = struct.unpack_from(f"{order}HH{word}", table, entry)
-            if tag in wanted and kind in _TIFF_NUMBERS:
+            if tag in wanted and tag not in tags and kind in _TIFF_NUMBERS and number:
                 layout = f"{order}{min(number, _MOST_VALUES)}{_TIFF_NUMBERS[kind]}"
-                value = table[entry + size - inline : entry + size]
-                if struct.calcsize(f"{order}{_TIFF_NUMBERS[kind]}") * number > inline:
-                    value = read(struct.unpack(order + word, value)[0], struct.calcsize(layout))
-                tags[tag] = struct.unpack_from(layout, value)
+                at = place + head + entry + size - inline
+                if struct.calcsize(order + _TIFF_NUMBERS[kind]) * number > inline:
+                    (at,) = struct.unpack(order + word, read(at, inline))
+                values = struct.unpack(layout, read(at, struct.calcsize(layout)))
+                tags[tag] = Tag(values, order + _TIFF_NUMBERS[kind], at)
         yield tags
         (place,) = struct.unpack(order + word, read(place + head + entries * size, inline))
 
 
+def tiff_tags(file: bytes, wanted: Container[int]) -> dict[int, Tag]:
+    """Return the wanted tags of the first directory of a TIFF; raises as `tiff_directories`."""
+    return next(tiff_directories(lambda place, size: file[place : place + size], wanted), {})
+
+
+def with_tag(file: bytes, tag: int, value: int) -> bytes:
+    """Return a TIFF with another value of a tag that its first directory has."""
+    found, changed = tiff_tags(file, (tag,))[tag], bytearray(file)
+    struct.pack_into(found.layout, changed, found.place, value)
+    return bytes(changed)
+
+
 def _tiff(file: bytes) -> int:
-    tags = tiff_tags(file)
-    return tags.get(_TIFF_WIDTH, 0) * tags.get(_TIFF_HEIGHT, 0)
+    tags = tiff_tags(file, (_TIFF_WIDTH, _TIFF_HEIGHT))
+    return math.prod(int(tags[side].values[0]) for side in (_TIFF_WIDTH, _TIFF_HEIGHT)) if len(tags) == 2 else 0
 
 
 def _largest(pattern: bytes) -> Callable[[bytes], int]:
-    """The largest of all sizes, four bytes a side, that follow a pattern: there may be thumbnails."""
+    """Return a reader of the largest of all sizes that follow a pattern: there may be thumbnails."""
 
     def read(file: bytes) -> int:
         sizes = (struct.unpack_from(">II", file, match.end()) for match in re.finditer(pattern, file, re.DOTALL))
@@ -171,7 +171,7 @@ _READERS: tuple[tuple[bytes, Callable[[bytes], int]], ...] = (
     (rb"BM.{12}\x0c\0\0\0", _at("<HH", 18)),
     (rb"BM", _at("<ii", 18)),
     (rb"II[*+]\0|MM\0[*+]", _tiff),
-    (rb"RIFF.{4}WEBPVP8 ", _lossy_webp),
+    (rb"RIFF.{4}WEBPVP8 ", _at("<HH", 26, 0x3FFF)),
     (rb"RIFF.{4}WEBPVP8L", _lossless_webp),
     (rb"RIFF.{4}WEBPVP8X", _extended_webp),
     (rb".{4}ftyp", _largest(rb"ispe.{4}")),

@@ -1,4 +1,4 @@
-"""From encoded bytes to pixels, and from pixels to another size; OpenCV on uint8 (H, W, 3) in RGB."""
+"""Decode and resize images by OpenCV, uint8 (H, W, 3) in RGB."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ _JPEG_START, _JPEG_ADOBE = b"\xff\xd8", 0xEE
 
 
 class UnreadableImage(ValueError):
-    """Stored bytes that no decoder understands, or a file that cannot be opened; the message says why."""
+    """A file cannot be opened or decoded; the message says why."""
 
 
 def decode(
@@ -75,9 +75,7 @@ def decode(
     if pixels is None:
         raise UnreadableImage(_explain_unreadable(image))
     if _has_unmarked_inks(image):
-        raise UnreadableImage(
-            "The file is a CMYK JPEG without Adobe's marker, whose colours may be inverted: save as RGB"
-        )
+        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
@@ -89,22 +87,22 @@ def plan_crop(
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
 ) -> Callable[[], np.ndarray]:
-    """Chooses a part of a file or an array, of a JPEG before anything is decoded, and then little more than that.
+    """Choose a part of a file or an array; of a JPEG, decode little more than that part.
 
     Args:
       image: as for `decode`.
-      choose: from height and width to the part; called once, of what is no JPEG only by the function returned.
-      size: height and width that the caller wants. A JPEG may come at a half, a quarter or an eighth of its size,
-        averaged, where the part is still as large as this.
+      choose: returns the part for a height and width; called once, at once for a JPEG, else by the returned function.
+      size: height and width that the caller wants. A JPEG may be decoded at a half, a quarter or an eighth of its size,
+        averaged, if the part is still as large as this.
       max_image_megapixels: as for `decode`.
-      exif_orientation: as for `decode`; `choose` is then given the sides of the upright image.
+      exif_orientation: as for `decode`; `choose` takes the sides of the upright image.
       value_range: as for `decode`.
 
     Returns:
-      What decodes the part, to uint8 (H, W, 3), RGB.
+      A function that decodes the part to uint8 (H, W, 3), RGB.
 
     Raises:
-      UnreadableImage: as for `decode`, here or by the function returned; damage outside the part may stay unnoticed.
+      UnreadableImage: as for `decode`, here or in the returned function; damage outside the part may stay unnoticed.
     """
     layout = None if isinstance(image, np.ndarray) else jpeg.layout_of(image)
     if layout is None or isinstance(image, np.ndarray):
@@ -165,7 +163,7 @@ def _to_rgb(pixels: np.ndarray) -> np.ndarray:
 
 
 def _explain_unreadable(file: bytes) -> str:
-    """Why a file that no decoder accepts is no image."""
+    """Return the reason why a file cannot be decoded."""
     if not file:
         return "The file is empty"
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
@@ -177,7 +175,7 @@ def _explain_unreadable(file: bytes) -> str:
 
 
 def _has_unmarked_inks(file: bytes) -> bool:
-    """Whether this is a CMYK JPEG without the marker by which Adobe says that the inks are stored inverted.
+    """Return True for a CMYK JPEG without Adobe's marker, which states that inks are stored inverted.
 
     Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
     """
@@ -187,7 +185,7 @@ def _has_unmarked_inks(file: bytes) -> bool:
 
 
 def resize_bilinear(image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None) -> np.ndarray:
-    """To `size` (height, width), bilinear without antialiasing, whose samples are pixel centres: TF's `resize`.
+    """Resize to `size` (height, width), bilinear without antialiasing, with samples at pixel centres: TF's `resize`.
 
     The result may be `out`, an array of this size, or the image itself.
     """
@@ -197,7 +195,7 @@ def resize_bilinear(image: np.ndarray, size: tuple[int, int], out: np.ndarray | 
 
 
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The smallest image of the same shape that covers `size` (height, width).
+    """Resize to the smallest image of the same shape that covers `size` (height, width).
 
     Each new pixel is the average over its area, also where it is smaller than an old one: TF's "area".
     """
@@ -210,7 +208,7 @@ def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Averages over areas along one side, of which each lies in one old pixel or in two.
+    """Average over areas along one side, each of which lies in one old pixel or in two.
 
     In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds across a pixel's.
     """

@@ -1,4 +1,4 @@
-"""Crops of JPEG files, decoded without the rest of the file where that is possible.
+"""Crops of JPEG files, decoded without the rest of the file if possible.
 
 A decoder has to read a JPEG from its first pixel. Where the file has a restart marker after every row of blocks, the
 rows above and below the crop are left out before; else a smaller height is written into the header, and decoding ends
@@ -40,14 +40,14 @@ _CONTEXT = 2  # pixels around a crop that smooth its colours, which are stored a
 
 
 class Layout(NamedTuple):
-    """What the header of a JPEG says.
+    """Contents of the header of a JPEG.
 
     Attributes:
       height, width: in pixels.
-      size_at: where both stand in the file.
+      size_at: offset of both in the file.
       unit: height and width of the blocks that are coded together.
-      interval: such blocks from one restart marker to the next, from left to right and row by row; 0: no markers.
-      data_at: where the coded blocks begin; 0: they are in several scans, and no part can be left out.
+      interval: blocks from one restart marker to the next, from left to right and row by row; 0: no markers.
+      data_at: offset of the coded blocks; 0: they are in several scans, and all are needed.
     """
 
     height: int
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(file: bytes) -> Layout | None:
-    """The layout of a JPEG that is grey or has three colours of 8 bits; None for any other file."""
+    """Return the layout of a JPEG that is grey or has three colours of 8 bits; None for any other file."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
     frame, interval = None, 0
@@ -82,12 +82,11 @@ def layout_of(file: bytes) -> Layout | None:
 
 
 def plan_crop(file: bytes, layout: Layout, box: Box, size: tuple[int, int]) -> Callable[[], np.ndarray | None]:
-    """Leaves out of a JPEG what a part of it does not need, and decodes nothing yet.
+    """Remove the data of a JPEG that a part of it does not need; decode nothing yet.
 
     Returns:
-      What decodes the part, or an even fraction of its pixels that is not smaller than `size` (height, width), to uint8
-      (H, W, 3), RGB, of the shape of `box` divided by 1, 2, 4 or 8, its borders rounded to such pixels; to None where
-      the file is damaged.
+      A function that decodes the part to uint8 (H, W, 3), RGB, or to None if the file is damaged. The shape is that of
+      `box` divided by 1, 2, 4 or 8 and not smaller than `size` (height, width); borders are rounded to these pixels.
     """
     reduction = next(n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1]))
     is_complete = True
@@ -116,7 +115,7 @@ def _decode(file: bytes, layout: Layout, reduction: int, is_complete: bool) -> n
 
 
 def _without_the_rest(file: bytes, layout: Layout, box: Box) -> tuple[bytes, Layout, Box, bool]:
-    """A file with the crop and less around it, its layout, the crop in it, and whether its data end with its height."""
+    """Return a smaller file with the crop, its layout, the crop in it, and whether its data end with its height."""
     unit, across, down = layout.unit[0], -(-layout.width // layout.unit[1]), -(-layout.height // layout.unit[0])
     top = max(box.top - _CONTEXT, 0) // unit  # in rows of units
     bottom = -(-min(box.top + box.height + _CONTEXT, layout.height) // unit)
@@ -136,12 +135,12 @@ def _without_the_rest(file: bytes, layout: Layout, box: Box) -> tuple[bytes, Lay
 
 
 def _marker(n: int) -> bytes:
-    """The restart marker before a piece; they are numbered from the second on."""
+    """Return the restart marker before a piece; they are numbered from the second on."""
     return bytes((0xFF, 0xD0 + (n - 1) % 8))
 
 
 def _header(file: bytes, layout: Layout) -> bytes:
-    """The same bytes with another height and width."""
+    """Return the same bytes with another height and width."""
     changed = bytearray(file)
     struct.pack_into(">HH", changed, layout.size_at, layout.height, layout.width)
     return bytes(changed)

@@ -1,6 +1,6 @@
-"""Images with labels, in splits or all together, however they are listed: by a folder, a table or packed files.
+"""Lists of images with labels, with or without splits: common to folders, tables and packed files.
 
-Without splits a fixed part of every class is held out for testing; any split can be taken in parts.
+Without splits a fixed part of every class is held out for testing. Any split can be opened in parts.
 """
 
 import dataclasses
@@ -13,21 +13,21 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.depth import ValueRange
+from vit_jax.data.depth import ValueRange, survey
 from vit_jax.data.files import read_file
-from vit_jax.data.records import Source, class_sizes, few
-from vit_jax.data.subset import SubsetSource, hold_out, hold_out_as_then, part_of
-from vit_jax.data.survey import survey
+from vit_jax.data.records import Source, class_sizes, few, innermost
+from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 
-_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # in the place of one that is not there
+_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # each may stand for the others
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
-WHOLE = "all"  # the split that is every image, where there are no splits
+WHOLE = "all"  # the split with every image of a list without splits
 RANGE_OPTION = "--config.input.value_range"
 
 
@@ -36,23 +36,20 @@ class ListedSource(Source):
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         """Return warnings as `survey.survey`."""
-        raise NotImplementedError
+        return survey(map(self.name_of, range(len(self))), value_range, option)
 
 
 class FileSource(ListedSource):
     """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
     def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
-        """Takes paths below `root`, which need not be readable, or absolute ones."""
+        """Take paths below `root`, which need not be readable, or absolute ones."""
         self.class_names, self.labels, self.root = class_names, labels, root
         self.is_multilabel = labels.ndim == 2
         self._paths = np.array([os.fsencode(path) for path in paths])
 
     def image_of(self, index: int) -> bytes:
         return read_file(self.name_of(index))
-
-    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
-        return survey(map(self.name_of, range(len(self))), value_range, option)
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[index]))
@@ -62,7 +59,7 @@ class FileSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        """A digest of the name and size of each file and of the times when its content and its inode were changed.
+        """A digest of the name and size of each file and of the times of change of its content and inode.
 
         The second time changes too when another file of the same size and time of change takes its name.
         """
@@ -77,15 +74,15 @@ class FileSource(ListedSource):
         return digest.hexdigest()
 
 
-class Listing:
-    """A list of images with labels. A subclass says in its words what is missing.
+class Listing(Protocol):
+    """A list of images with labels.
 
     Attributes:
       path: of the folder, or of the file.
-      suffix: what follows the path in the text that names the data.
-      unsplit: what it is without splits.
-      needed: what gives it classes.
-      to_unite, to_train: what to do about a class under two names, and about one without training images.
+      suffix: text behind the path in the name of the data.
+      unsplit: in messages: a relative clause on a list without splits.
+      needed: in messages: the parts of a list that make classes.
+      to_unite, to_train: in messages: the fix for a class with two names, and for one without training images.
     """
 
     path: Path
@@ -96,35 +93,29 @@ class Listing:
     to_train: str
 
     def exists(self) -> bool:
-        """Whether there is such a folder or file."""
-        raise NotImplementedError
+        """Return True if the folder or file exists."""
 
     def require(self) -> None:
-        """Raises ValueError where there is none."""
-        raise NotImplementedError
+        """Raise ValueError if it does not exist."""
 
     def splits(self, *names: str) -> list[str]:
-        """The splits that there are, under the usual names or the given ones, of which parts may be named."""
-        raise NotImplementedError
+        """Return the splits with usual names or with one of these, which may name a part."""
 
     def require_splits(self, *names: str) -> None:
-        """Raises ValueError for a split that is neither usual nor one of these."""
+        """Raise ValueError for a split that is neither usual nor one of these."""
+        return
 
     def advise_without(self, split: str) -> str:
-        """What to do where there is only this split."""
-        raise NotImplementedError
+        """Return the fix for a list with this split alone."""
 
     def classes(self, split: str | None) -> list[str]:
-        """Names of the classes in a split, or without splits, in the order of their numbers."""
-        raise NotImplementedError
+        """Return the names of the classes in a split, or without splits, in the order of their numbers."""
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
-        """The images of a split, or without splits."""
-        raise NotImplementedError
+        """Return the images of a split, or without splits."""
 
     def place(self, split: str | None) -> str:
-        """Where the classes are, for messages."""
-        raise NotImplementedError
+        """Return the place of the classes, for messages."""
 
 
 def open_listing(
@@ -137,17 +128,17 @@ def open_listing(
 ) -> Source:
     """Open one split.
 
-    With splits (train, training, test, val, validation, valid, and those of the config) it is any of them, and the
-    classes are those of `config.train_split`. For one that is not there another of the same meaning is taken, for
-    "test" also "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen as the hold-out is.
-    Otherwise `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file
-    name), `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are as
-    they were then, and what has been added since is on either side by its name.
+    Splits are named train, training, test, val, validation, valid, or as in the config; the classes are those of
+    `config.train_split`. A missing split is replaced by another of the same meaning, "test" also by "val". "NAME[:99%]"
+    and "NAME[99%:]" are parts of a split, class by class, chosen as the hold-out is.
+    Without splits, `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file name),
+    `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are those of
+    an earlier state of the list, and new images are on either side by their names.
 
     Raises:
-      ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class that
-        training does not have; two classes whose names differ in case or Unicode normal form alone; a hold-out that
-        leaves a class without training or test images; and what `Listing.read` raises.
+      ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class without
+        training images; two classes whose names differ in case or Unicode normal form alone; a hold-out that leaves a
+        class without training or test images; otherwise as `Listing.read`.
     """
     listing.require()
     whole, low, high = part_of_split(split)
@@ -161,7 +152,7 @@ def open_listing(
 
 
 def part_of_split(split: str) -> tuple[str, float, float]:
-    """The name in "NAME[10%:90%]" and the two fractions; of any other name 0 and 1."""
+    """Return the name in "NAME[10%:90%]" and the two fractions; 0 and 1 for any other name."""
     if "[" not in split:
         return split, 0.0, 1.0
     if (match := _PART.fullmatch(split)) is not None:
@@ -172,7 +163,7 @@ def part_of_split(split: str) -> tuple[str, float, float]:
 
 
 def whole_splits(config: InputConfig) -> InputConfig:
-    """The config with splits instead of parts of them; of two parts of one split there is no test split, ""."""
+    """Return the config with splits instead of parts; for two parts of one split without a test split, ""."""
     (train, *_), (test, *_) = map(part_of_split, (config.train_split, config.test_split))
     are_parts = train == test and config.train_split != config.test_split
     return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
@@ -182,17 +173,12 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
     splits, path = listing.splits(config.train_split, config.test_split, split), str(listing.path)
     listing.require_splits(config.train_split, config.test_split, split)
     train_split, split = (_present(path, name, splits) for name in (config.train_split, split))
+    advice = "Set config.input.train_split and config.input.test_split."
+    if len(splits) == 1:
+        advice = f"{listing.advise_without(splits[0])}, and a part of it is held out for testing."
     for name in (train_split, split):
         if name not in splits:
-            raise ValueError(
-                f"{path!r} has no split {name!r}; it has {splits}."
-                + did_you_mean(name, splits)
-                + (
-                    " Set config.input.train_split and config.input.test_split."
-                    if len(splits) > 1
-                    else f" {listing.advise_without(splits[0])}, and a part of it is held out for testing."
-                )
-            )
+            raise ValueError(f"{path!r} has no split {name!r}; it has {splits}.{did_you_mean(name, splits)} {advice}")
     class_names, present = _class_names(listing, train_split), listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     if extra := sorted({*present} - {*class_names}):
@@ -204,7 +190,7 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
 
 
 def _present(path: str, split: str, splits: Sequence[str]) -> str:
-    """The split or, where there is none of this name, the first of the same meaning; the name itself without one."""
+    """Return the split or, if it is missing, the first of the same meaning; without any the name itself."""
     same = next((names for names in _MEANINGS if split in names), ())
     found = [name for name in (split, *same) if name in splits]
     if found and found[0] != split:
@@ -226,31 +212,25 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
         rest, held_out = hold_out_as_then(everything, held_then, seed)
         return held_out if split == config.test_split else rest
     if not 0.0 < config.holdout_fraction < 1.0:
-        raise ValueError(
-            f"config.input.holdout_fraction is {config.holdout_fraction}; {path!r}, {listing.unsplit}, needs a "
-            "fraction between 0 and 1."
-        )
+        value = f"config.input.holdout_fraction={config.holdout_fraction}"
+        raise ValueError(f"{value}: must be between 0 and 1 for {path!r}, {listing.unsplit}.")
     sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
     if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
-        raise ValueError(
-            f"Classes of {path!r} with one image, which cannot serve for training and for testing: "
-            f"{few(single)}. Add images, or name the splits."
-        )
+        raise ValueError(f"Classes of {path!r} have one image: {few(single)}. Add images, or name the splits.")
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
 
 
 def _warn_of_losses(listing: Listing, source: Source, config: InputConfig, range_option: str) -> None:
-    """Warn of files that lose bits or pages; of a list without splits look at all of it, for one warning."""
-    while isinstance(source, SubsetSource):
-        source = source.source
-    assert isinstance(source, ListedSource)
-    for line in source.survey(config.value_range, range_option):
+    """Warn of files that lose bits or pages; check all of a list without splits, for one warning."""
+    listed = innermost(source)
+    assert isinstance(listed, ListedSource)
+    for line in listed.survey(config.value_range, range_option):
         warn_once(f"{listing.path}: {line}")
 
 
 def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
-    """The classes to train on, at least two."""
+    """Return the classes to train on, at least two."""
     names = tuple(listing.classes(split))
     if len(names) < 2:
         found = f"only one, {names[0]!r}" if names else "none"
@@ -260,22 +240,20 @@ def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
 
 
 def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
-    """Refuses names that some systems treat as one, or that look the same: they are one class under two names."""
+    """Reject names that some systems treat as one, or that look the same: they are one class under two names."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
         if other != name:
             case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
             difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
-            raise ValueError(
-                f"The classes {other!r} and {name!r} of {str(listing.path)!r} differ only in {difference}. "
-                f"{listing.to_unite}."
-            )
+            names = f"{other!r} and {name!r} of {str(listing.path)!r}"
+            raise ValueError(f"The classes {names} differ only in {difference}. {listing.to_unite}.")
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """A list without splits is read once for each of its parts."""
+    """Warn once, because a list without splits is read for each of its parts."""
     from vit_jax import hosts  # here, because it loads jax, which workers do without
 
     if hosts.is_first():

@@ -1,18 +1,18 @@
-"""Sources in memory: arrays given by the caller, and a cache around another source."""
+"""Sources in memory: arrays, and a cache around another source."""
 
 import functools
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.records import Record, Source, checked_labels
+from vit_jax.data.records import Record, Source, WrappedSource, checked_labels
 
 
 class MemorySource(Source):
     """A source over arrays, for tests and for small or generated data."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
-        """Takes images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,) or of 0 and 1 (N, K).
+        """Take images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,) or of 0 and 1 (N, K).
 
         Raises:
           ValueError: the arrays have other types or shapes, or a label has no class.
@@ -29,35 +29,18 @@ class MemorySource(Source):
         return self.images[index]
 
 
-class CachedSource(Source):
+class CachedSource(WrappedSource):
     """Reads every record of another source once in each process and keeps it as it was stored, still encoded.
 
     The cache fills as records are read, and is not sent to worker processes.
     """
 
     def __init__(self, source: Source) -> None:
-        self.source, self.class_names, self.is_multilabel = source, source.class_names, source.is_multilabel
+        super().__init__(source)
         self._read = functools.cache(source.__getitem__)
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
         return self._read(index)
-
-    @functools.cached_property
-    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        return self.source.labels
-
-    def name_of(self, index: int) -> str:
-        return self.source.name_of(index)
-
-    def key_of(self, index: int) -> bytes:
-        return self.source.key_of(index)
-
-    @property
-    def origin(self) -> str | None:
-        return self.source.origin
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source,)

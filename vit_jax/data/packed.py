@@ -1,14 +1,14 @@
-"""Datasets packed in a few large files: which files, the split that each is of, and the numbers of their classes.
+"""Datasets packed in a few large files: their files, splits and class numbers.
 
 A file belongs to the split whose name is in the file's name or else in that of its folder: train/0000.tar,
 imagenet-train-0000.tar, train-00000-of-00005.parquet.
 """
 
+import collections
 import functools
 import glob
 import hashlib
 import io
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -16,28 +16,50 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.data.depth import ValueRange
-from vit_jax.data.files import entries_of, is_folder, walk_folders
+from vit_jax.data.depth import ValueRange, survey
+from vit_jax.data.files import MAX_NAME_BYTES, walk
 from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
 from vit_jax.data.records import checked_labels, few
-from vit_jax.data.survey import survey
-from vit_jax.files import printable
+from vit_jax.files import printable, read_bounded, read_lines
 
 MOST_FILES = 100_000  # that a pattern may name
 MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
+_MOST_NAMES_BYTES = 2**28
+_BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
+def read_class_names(path: str) -> tuple[str, ...]:
+    """Return the names in a text file, one a line, in the order of the numbers of classes.
+
+    Raises:
+      ValueError: the file cannot be read as text, or has an empty line or a name twice; the message begins with `path`.
+    """
+    try:
+        text = io.StringIO(read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip())
+        names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: must be a text file with one name of a class a line: {error}.") from error
+    if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
+        raise ValueError(f"{path}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+    return names
+
+
 class PackedSource(ListedSource):
-    """Records of packed files.
+    """Records of packed files, one file after the other.
 
     Attributes:
       files: of all records.
       root: folder that the names of records are relative to.
     """
 
-    files: list[str]
-    root: str
+    def __init__(
+        self, files: Sequence[str], sizes: Sequence[int], class_names: tuple[str, ...], labels: np.ndarray, root: str
+    ) -> None:
+        """Take the files and their numbers of records."""
+        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
+        self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
+        self._firsts = np.cumsum([0, *sizes])
 
     def image_of(self, index: int) -> bytes:
         raise NotImplementedError
@@ -45,6 +67,11 @@ class PackedSource(ListedSource):
     def surveyed(self) -> Sequence[int]:
         """Return the records whose headers may be checked for values of more than 8 bits."""
         raise NotImplementedError
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Return the number of a record's file, and of the record in it."""
+        file = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return file, index - int(self._firsts[file])
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         indices = {self.name_of(index): index for index in self.surveyed()}
@@ -66,12 +93,12 @@ class PackedSource(ListedSource):
 class Packed(Listing):
     """A folder of packed files, a file, or a pattern with `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`.
 
-    "PATH#NAME" also names the label. A subclass says what is in the files.
+    "PATH#NAME" also names the label. A subclass reads the files.
 
     Attributes:
       kind: in "kind:PATH".
       extension: of the files.
-      names: of the classes by number; None: labels are numbers without names, or names themselves.
+      names: of the classes by number; None: labels are numbers without names, or names.
     """
 
     kind: str
@@ -104,10 +131,8 @@ class Packed(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no file, folder or pattern {str(self.path)!r}; give {self.kind}:PATH with files named "
-                f"*{self.extension}."
-            )
+            given = f"{self.kind}:{self.path}"
+            raise ValueError(f"{given}: there is no such file, folder or pattern. Give files named *{self.extension}.")
         if missing := [file for file in self._matches if not os.path.isfile(file)]:
             raise ValueError(
                 f"{self.kind}:{self.path}: {len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. "
@@ -131,7 +156,7 @@ class Packed(Listing):
         return f"Set config.input.train_split='{split}[:90%]' and config.input.test_split='{split}[90%:]'"
 
     def classes(self, split: str | None) -> list[str]:
-        """Names in the order of their numbers; of text without numbers, sorted."""
+        """Return names in the order of their numbers; without numbers, sorted."""
         if self.names is not None:
             return list(self.names)
         labels = self.labels(self._of(split))
@@ -140,11 +165,7 @@ class Packed(Listing):
         return [str(number) for number in range(self._highest(labels) + 1)]
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
-        """The records of the files in the order of their names.
-
-        Raises:
-          ValueError: a label is no class.
-        """
+        """Return the records of the files in the order of their names; ValueError for a label that is no class."""
         files = self._of(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
@@ -169,9 +190,7 @@ class Packed(Listing):
     @functools.cached_property
     def files(self) -> list[str]:
         """The files in the order of their names."""
-        if self.path.is_file() or not self.path.is_dir():
-            return self._matches
-        return [name for name in self._inside if name.endswith(self.extension)]
+        return [name for name in self._inside if name.endswith(self.extension)] if self.path.is_dir() else self._matches
 
     @property
     def root(self) -> str:
@@ -182,20 +201,14 @@ class Packed(Listing):
 
     @functools.cached_property
     def _inside(self) -> list[str]:
-        folders = walk_folders(str(self.path))
-        return sorted(
-            entry.path
-            for folder in folders
-            for entry in entries_of(folder)
-            if not entry.name.startswith(".") and not is_folder(entry)
-        )
+        return sorted(entry.path for _, files in walk(str(self.path)) for entry in files)
 
     @functools.cached_property
     def _matches(self) -> list[str]:
-        """The files that a pattern names; those in braces whether they exist or not."""
+        """The files that a pattern names; files in braces need not exist."""
         if self.path.is_file():
             return [str(self.path)]
-        return [] if self.path.is_dir() else sorted({*_expanded(str(self.path))})
+        return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
 
     def _hint(self) -> str:
         compressed = [name for name in self._inside if f"{self.extension}." in name] if self.path.is_dir() else []
@@ -204,9 +217,7 @@ class Packed(Listing):
     def _highest(self, labels: np.ndarray) -> int:
         highest = int(labels.max(initial=-1))
         if highest >= MOST_CLASSES:
-            raise ValueError(
-                f"{self.place(None)}: a label is {highest}; numbers of classes are below {MOST_CLASSES:,}."
-            )
+            raise ValueError(f"{self.place(None)}: a label is {highest}; class numbers are below {MOST_CLASSES:,}.")
         return highest
 
     def _of(self, split: str | None) -> list[str]:
@@ -222,43 +233,32 @@ class Packed(Listing):
 
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
-    """The split in the name of a file or of the nearest folder that has one; "" without."""
+    """Return the split in the name of a file or of the nearest folder that has one; "" without."""
     for part in reversed(Path(file).parts):
         if found := word.findall(part):
             return found[0]
     return ""
 
 
-def _expanded(pattern: str) -> list[str]:
-    """The files that a pattern names: every one in braces, and of `*`, `?` and `[…]` those that exist."""
-    waiting, found = [pattern], list[str]()
+def _expanded(pattern: str) -> set[str]:
+    """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
+    waiting, found = {pattern}, set[str]()
     while waiting:
         one = waiting.pop()
-        if (choices := _choices(one)) is not None:
-            waiting += choices
+        if braces := _BRACES.search(one):
+            waiting |= {one[: braces.start()] + choice + one[braces.end() :] for choice in _choices(braces[1])}
         else:
-            found += glob.glob(one) if glob.has_magic(one) else [one]
+            found |= {*glob.glob(one)} if glob.has_magic(one) else {one}
         if len(waiting) + len(found) > MOST_FILES:
             raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
     return found
 
 
-def _choices(pattern: str) -> list[str] | None:
-    """The pattern with each of the choices in its first braces, numbers with leading zeros or words; None without."""
-    start = pattern.find("{")
-    depth, cuts = 0, [start]
-    for place in range(start, len(pattern)) if start >= 0 else ():
-        depth += (pattern[place] == "{") - (pattern[place] == "}")
-        if depth == 0 or (depth == 1 and pattern[place] == ","):
-            cuts.append(place)
-        if depth == 0:
-            break
-    if start < 0 or depth:
-        return None
-    choices = [pattern[before + 1 : after] for before, after in itertools.pairwise(cuts)]
-    if numbers := _RANGE.fullmatch(choices[0]) if len(choices) == 1 else None:
-        first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + MOST_FILES:
-            raise ValueError(f"{pattern}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
-        choices = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
-    return [pattern[:start] + choice + pattern[cuts[-1] + 1 :] for choice in choices]
+def _choices(braces: str) -> list[str]:
+    """Return the words or numbers in braces; numbers have leading zeros as the first has."""
+    if not (numbers := _RANGE.fullmatch(braces)):
+        return braces.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last < first + MOST_FILES:
+        raise ValueError(f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
+    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vit_jax.data.depth import MOST_FILES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.packed import Packed, PackedSource
 from vit_jax.data.records import few
-from vit_jax.data.survey import MOST_FILES
 from vit_jax.files import parse_json, printable
 
 CACHE_BYTES = 2**28
@@ -31,7 +31,7 @@ _LABELS = ("label", "labels", "fine_label")  # the first that there is
 
 
 class _File(NamedTuple):
-    """A file in one state: memory that belongs to an earlier state is not used."""
+    """A file in one state: groups of an earlier state are not used."""
 
     path: str
     size: int
@@ -39,7 +39,7 @@ class _File(NamedTuple):
 
 
 class _Groups:
-    """The images of the row groups that were used last."""
+    """The images of the most recently used row groups."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes, self._lock = most_bytes, 0, threading.Lock()
@@ -77,11 +77,7 @@ def _now(path: str) -> _File:
 
 @functools.lru_cache(1024)
 def _metadata(file: _File) -> pq.FileMetaData:
-    """The description at the end of a file.
-
-    Raises:
-      ValueError: it is no parquet file, or is cut off.
-    """
+    """Return the description at the end of a file; ValueError if it is no parquet file, or is cut off."""
     try:
         return pq.read_metadata(file.path)
     except (OSError, pa.ArrowException) as error:
@@ -110,21 +106,18 @@ class ParquetSource(PackedSource):
     def __init__(
         self, files: Sequence[str], column: str, class_names: tuple[str, ...], labels: np.ndarray, root: str
     ) -> None:
-        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
         self._column, self._states = column, [_now(file) for file in files]
-        self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
         described = [_metadata(file) for file in self._states]
         rows = [[found.row_group(group).num_rows for group in range(found.num_row_groups)] for found in described]
-        self._files = np.repeat(np.arange(len(files)), [len(groups) for groups in rows])  # of each group
-        self._groups = np.concatenate([np.arange(len(groups)) for groups in rows])
-        self._firsts = np.cumsum([0, *(count for groups in rows for count in groups)])
-        self._file_firsts = np.cumsum([0, *map(sum, rows)])
+        super().__init__(files, [*map(sum, rows)], class_names, labels, root)
+        self._first_rows = [np.cumsum([0, *groups]) for groups in rows]  # of each group of a file
 
     def image_of(self, index: int) -> bytes:
-        place = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        file, group = self._states[self._files[place]], int(self._groups[place])
+        number, row = self._place_of(index)
+        file, first_rows = self._states[number], self._first_rows[number]
+        group = int(np.searchsorted(first_rows, row, side="right")) - 1
         try:
-            image = _GROUPS.get(file, group, self._column)[index - int(self._firsts[place])].as_py()
+            image = _GROUPS.get(file, group, self._column)[row - int(first_rows[group])].as_py()
         except (OSError, pa.ArrowException) as error:
             raise UnreadableImage(f"Row group {group} of {printable(file.path)} cannot be read ({error})") from error
         if image is None:
@@ -132,12 +125,13 @@ class ParquetSource(PackedSource):
         return image
 
     def key_of(self, index: int) -> bytes:
-        file = int(np.searchsorted(self._file_firsts, index, side="right")) - 1
-        return b"%b:%d" % (self._names[file], index - int(self._file_firsts[file]))
+        file, row = self._place_of(index)
+        return b"%b:%d" % (self._names[file], row)
 
     def surveyed(self) -> Sequence[int]:
-        """Only of the first group: each further one would be read for it."""
-        return range(min(int(self._firsts[1]), MOST_FILES)) if len(self.labels) else ()
+        """Return records of the first group: each further one would be read for it."""
+        sizes = (int(size) for first_rows in self._first_rows for size in np.diff(first_rows))
+        return range(min(next(sizes, 0), MOST_FILES))
 
 
 class Parquet(Packed):

@@ -6,7 +6,6 @@ median. Copies differ in few bits; unrelated images in about half.
 Legend: B images, N records, Q queries, H height, W width, U and V frequencies.
 """
 
-import concurrent.futures
 import functools
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from vit_jax.data import images
 from vit_jax.data.crops import Box
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.data.workers import in_threads
 
 SIDE = 32  # pixels
 _KEPT = 8  # frequencies along each side
@@ -25,7 +25,7 @@ _AT_ONCE = 2**17  # hashes of 1 MiB; the fastest measured are from 2**15
 
 
 class Reduction(EvaluationTransform):
-    """Reduces an image, turned upright, to the pixels that its hash is of."""
+    """Reduces an upright image to the pixels of its hash."""
 
     def __init__(self, max_image_megapixels: float) -> None:
         super().__init__((SIDE, SIDE), "direct", 1.0, max_image_megapixels, exif_orientation=True)
@@ -61,11 +61,9 @@ def near(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: in
 
     All pairs are compared: 1.5 billion a second on one core, which buckets of equal bits do not beat beyond few bits.
     """
-    parts = range(0, len(hash_N), _AT_ONCE)
-    with concurrent.futures.ThreadPoolExecutor(num_threads) as threads:
-        of_part = functools.partial(_near_in_part, hash_N, query_Q, distance)
-        for found in threads.map(of_part, parts):
-            yield from found
+    of_part = functools.partial(_near_in_part, hash_N, query_Q, distance)
+    for found in in_threads(of_part, range(0, len(hash_N), _AT_ONCE), num_threads):
+        yield from found
 
 
 def _near_in_part(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, start: int) -> list[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax.data.stream import HostBatch, Stream
-from vit_jax.data.workers import Parallelism, initialize_worker, segment_prefix, start_workers
+from vit_jax.data.workers import Parallelism, initialize_worker, is_lost_worker, segment_prefix, start_workers
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least
@@ -28,12 +28,12 @@ _LOST_WORKER = (
 
 
 class LostWorker(RuntimeError):
-    """A worker process died, and the promised stream ended with it."""
+    """A worker process died before the end of the stream."""
 
 
 @contextlib.contextmanager
 def open_batches(stream: Stream, parallelism: Parallelism = _THREADS_ONLY) -> Iterator[Iterator[HostBatch]]:
-    """The batches of a stream, once; threads and workers end with the context.
+    """Yield an iterator over the batches of a stream; threads and workers end with the context.
 
     Args:
       stream: of a source with at least one record.
@@ -52,14 +52,14 @@ def open_batches(stream: Stream, parallelism: Parallelism = _THREADS_ONLY) -> It
 
 
 def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
-    """So many batches and no fewer. It ends with the first error: what grain yields after it is another stream."""
+    """Yield exactly `count` batches, or raise the first error: batches that grain yields after it are others."""
     for remaining in range(count, 0, -1):
         try:
             if remaining == count:
                 start_workers(batches)
             batch = next(batches)
         except Exception as error:
-            if isinstance(error, StopIteration) or "terminated unexpectedly" in str(error):
+            if is_lost_worker(error):
                 raise LostWorker(_LOST_WORKER.format(remaining)) from error
             raise
         yield batch
@@ -87,7 +87,7 @@ class _SharedRows:
         return batch
 
     def _lend(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array in memory that an earlier batch had, once nothing refers to that; the system clears new memory."""
+        """Return an array in the memory of an unused earlier batch, because the system clears new memory."""
         try:
             memory = self._free.pop()
         except IndexError:
@@ -101,12 +101,12 @@ class _SharedRows:
         return type(self), (self._stream, self._num_threads)  # a worker has threads of its own
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
 
 def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> Any:
-    """Grain's iterator over batches, in order; the next but one is begun while threads still end the next."""
+    """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if parallelism.num_workers:

@@ -1,4 +1,4 @@
-"""From the rows that each process has prepared to global arrays on the devices, a few batches ahead.
+"""Place the rows that each process prepares as global arrays on the devices, a few batches ahead.
 
 The sharding comes from the caller, so nothing here knows meshes; it shards the batch dimension only.
 """
@@ -19,13 +19,13 @@ from vit_jax.data.workers import choose_parallelism
 
 
 def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
-    """Rows of the global batch on devices of this process, (R,), sorted, each once."""
+    """Return the rows of the global batch on devices of this process, (R,), sorted, each once."""
     parts = sharding.addressable_devices_indices_map((global_batch,)).values()
     return np.unique(np.concatenate([np.arange(global_batch)[index] for index in parts]))
 
 
 def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
-    """Makes the global batch of which this process supplies the rows that `local_rows` gives; images stay uint8."""
+    """Return the global batch, of which this process supplies the rows of `local_rows`; images stay uint8."""
 
     def globalize(local: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, local, (global_batch, *local.shape[1:]))
@@ -35,7 +35,7 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
 
 
 def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], size: int = 2) -> Iterator[Any]:
-    """Yields placed batches in order; `size` of them are in transfer, which `place` starts and does not wait for."""
+    """Yield placed batches in order; `size` of them are in transfer, which `place` starts and does not await."""
     placed: collections.deque[Any] = collections.deque()
     for batch in batches:
         placed.append(place(batch))
@@ -52,7 +52,7 @@ def open_placed(
     num_workers: int | None = None,
     num_threads: int | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """The global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
+    """Yield the global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
 
     The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts unreadable images.
 

@@ -4,7 +4,6 @@ The copies are JPEGs with a restart marker after every row of blocks, where `jpe
 above it. A file beside them states their size and quality, and whether the copy is complete.
 """
 
-import concurrent.futures
 import functools
 import json
 import logging
@@ -19,7 +18,7 @@ from vit_jax.data.folder import DESCRIPTION, description_of, folder_of
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.records import few
-from vit_jax.data.workers import available_cores
+from vit_jax.data.workers import in_threads
 from vit_jax.files import make_folder, write_atomically
 
 QUALITY = 90
@@ -54,11 +53,7 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
         state = description | {"source": str(folder.absolute()), "complete": False}
         write_atomically(output / DESCRIPTION, json.dumps(state))
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
-    threads = concurrent.futures.ThreadPoolExecutor(available_cores())
-    try:
-        done = list(threads.map(make, files))
-    finally:
-        threads.shutdown(cancel_futures=True)  # after Ctrl-C no image is begun, and none is left half-written
+    done = list(in_threads(make, files))
     write_atomically(output / DESCRIPTION, json.dumps(state | {"complete": True}))  # last: readers require it
     counts = {kind: done.count(kind) for kind in ("reduced", "copied", "unreadable")}
     if counts["unreadable"]:

@@ -23,7 +23,7 @@ Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
 def randaugment(
     rng: np.random.Generator, image: np.ndarray, layers: int, magnitude: float, arithmetic: str = "wrapping"
 ) -> np.ndarray:
-    """Applies `layers` operations of a magnitude, 0 to 10 or more, each drawn from all of them with equal chance.
+    """Apply `layers` operations of a magnitude, 0 to 10 or more, each drawn uniformly from all of them.
 
     `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
     """
@@ -36,7 +36,7 @@ def randaugment(
 
 
 def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Stretches each channel to 0 to 255; a channel of one value stays."""
+    """Stretch each channel to 0 to 255; a channel of one value stays."""
     low, high = image.min(axis=(0, 1)).astype(int), image.max(axis=(0, 1)).astype(int)
     span = np.maximum(high - low, 1)
     stretched = np.clip((LEVELS[:, None] - low) * 255 // span, 0, 255)
@@ -44,62 +44,62 @@ def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -
 
 
 def equalize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Flattens the histogram of each channel, by the rule of PIL's ImageOps."""
+    """Flatten the histogram of each channel, by the rule of PIL's ImageOps."""
     return _look_up(image, np.stack([_equalizing_table(image, channel) for channel in range(3)], axis=1))
 
 
 def invert(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """255 minus every value."""
+    """Return 255 minus every value."""
     return cv2.bitwise_not(image)
 
 
 def rotate(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Turns by 30 degrees x strength about the centre."""
+    """Turn by 30 degrees x strength about the centre."""
     height, width = image.shape[:2]
     matrix = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), _signed(rng, 30.0 * strength), 1.0)
     return _warp(image, matrix)
 
 
 def posterize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Keeps the highest int(4 x strength) bits, at least one: all at magnitude 20, above 22 again one."""
+    """Keep the highest int(4 x strength) bits, at least one: all at magnitude 20, above 22 again one."""
     shift = min((8 - int(4 * strength)) % 256, 7)  # a byte, of which TF takes no more than 7
     return _look_up(image, LEVELS >> shift << shift)
 
 
 def solarize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Inverts values from int(256 x strength) modulo 256 on: at magnitudes 0, 10 and 20 all of them."""
+    """Invert values from int(256 x strength) modulo 256 on: at magnitudes 0, 10 and 20 all of them."""
     return _look_up(image, np.where(int(256 * strength) % 256 > LEVELS, LEVELS, 255 - LEVELS))
 
 
 def posterize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Keeps the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
+    """Keep the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
     shift = max(8 - int(4 * strength), 0)
     return _look_up(image, LEVELS >> shift << shift)
 
 
 def solarize_saturating(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Inverts values from int(256 x strength) on; no value is above 255, so from magnitude 10 on nothing changes."""
+    """Invert values from int(256 x strength) on; no value is above 255, so from magnitude 10 on nothing changes."""
     return _look_up(image, np.where(int(256 * strength) > LEVELS, LEVELS, 255 - LEVELS))
 
 
 def color(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from grey to the image, and beyond to stronger colours."""
+    """Blend from grey to the image, and beyond to stronger colours."""
     return _blend(to_grey(image), image, strength)
 
 
 def contrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from an even grey of (number of pixels) / 256, 196 at 224 x 224, to the image and beyond."""
+    """Blend from an even grey of (number of pixels) / 256, 196 at 224 x 224, to the image and beyond."""
     grey = min(image.shape[0] * image.shape[1] // 256, 255)
     return _look_up(image, _blended_levels(grey, strength))
 
 
 def brightness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from black to the image and beyond."""
+    """Blend from black to the image and beyond."""
     return _look_up(image, _blended_levels(0, strength))
 
 
 def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blends from a smoothed image, whose outermost pixels are not smoothed, to the image and beyond."""
+    """Blend from a smoothed image, whose outermost pixels are not smoothed, to the image and beyond."""
     kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
     smooth = image.copy()
     smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
@@ -107,7 +107,7 @@ def sharpness(rng: np.random.Generator, image: np.ndarray, strength: float) -> n
 
 
 def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Covers a square of 2 x int(40 x strength) pixels around a random point with grey."""
+    """Cover a square of 2 x int(40 x strength) pixels around a random point with grey."""
     half = int(40 * strength)
     row, column = (int(value) for value in rng.integers(image.shape[:2]))
     image = image.copy()
@@ -116,12 +116,12 @@ def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.n
 
 
 def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Adds int(110 x strength) to values below 128."""
+    """Add int(110 x strength) to values below 128."""
     return _look_up(image, np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS))
 
 
 def _moving(matrix: Callable[[float], list[list[float]]], most: float) -> Operation:
-    """Moves pixels by the matrix of `most` x strength, in either direction."""
+    """Return an operation that moves pixels by the matrix of `most` x strength, in either direction."""
     return lambda rng, image, strength: _warp(image, np.array(matrix(_signed(rng, most * strength))))
 
 
@@ -142,7 +142,7 @@ def _signed(rng: np.random.Generator, value: float) -> float:
 
 
 def _enhancement(strength: float) -> float:
-    """0 gives the degenerate image, 1 the original; above 1 their difference is exaggerated."""
+    """Return the weight of the image: 0 is the degenerate image, 1 the original, more exaggerates their difference."""
     return 1.8 * strength + 0.1
 
 
@@ -156,14 +156,14 @@ def _blended_levels(degenerate: int, strength: float) -> np.ndarray:
 
 
 def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Nearest neighbour, grey outside; the matrix takes pixels of the result to pixels of the image."""
+    """Resample by nearest neighbour, grey outside; the matrix maps pixels of the result to pixels of the image."""
     size = (image.shape[1], image.shape[0])
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT, borderValue=GREY)
 
 
 def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """A table (256,) for all channels or (256, 3) for each."""
+    """Look up values in a table (256,) for all channels or (256, 3) for each."""
     return cv2.LUT(image, table.astype(np.uint8).reshape(1, 256, -1))
 
 

@@ -1,4 +1,4 @@
-"""One stored example, and what a collection of them offers to the rest of the pipeline."""
+"""Stored examples, and sources of them."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ class Record(NamedTuple):
 
     Attributes:
       image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H, W, 3) in RGB.
-      label: class number, 0 to num_classes - 1; where an image may have several labels, 0 or 1 for each class, (K,).
+      label: class number, 0 to num_classes - 1; multi-label: 0 or 1 for each class, (K,).
     """
 
     image: bytes | np.ndarray
@@ -29,8 +29,8 @@ class Source:
 
     Attributes:
       class_names: one for each class.
-      labels: integers (N,), 0 to num_classes - 1, available without decoding an image; or (N, K) of 0 and 1.
-      is_multilabel: an image may have any number of the labels, not exactly one.
+      labels: integers (N,), 0 to num_classes - 1, or multi-label (N, K) of 0 and 1; available without decoding images.
+      is_multilabel: an image has any number of labels, not exactly one.
     """
 
     class_names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Source:
     is_multilabel: bool = False
 
     def image_of(self, index: int) -> bytes | np.ndarray:
-        """The image of a record, as in `Record`; may raise `images.UnreadableImage`."""
+        """Return the image of a record, as in `Record`; may raise `images.UnreadableImage`."""
         raise NotImplementedError(f"{type(self).__name__} must define image_of(index).")
 
     @property
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Of the label of one record."""
+        """Shape of the label of one record."""
         return (self.num_classes,) if self.is_multilabel else ()
 
     def __len__(self) -> int:
@@ -58,21 +58,21 @@ class Source:
         return Record(self.image_of(index), label if self.is_multilabel else int(label))
 
     def name_of(self, index: int) -> str:
-        """The record's name in messages: its file, or "split:index"."""
+        """Return the record's name in messages: its file, or "split:index"."""
         return f"record {index}"
 
     def key_of(self, index: int) -> bytes:
-        """Identifies the record wherever the data is stored; choices by hash depend on it."""
+        """Return bytes that identify the record wherever the data is stored; choices by hash depend on it."""
         return b"%d" % index
 
     @property
     def origin(self) -> str | None:
-        """Changes whenever an image may have changed, without reading any; None where that cannot be told."""
+        """A text that changes whenever an image may have changed, without reading any; None if that is unknown."""
         return None
 
     @functools.cached_property
     def records_sha256(self) -> str:
-        """SHA-256 over the key and label of every record; not over the images, which would take hours."""
+        """SHA-256 of the key and label of every record; not of the images, which would take hours."""
         digest = hashlib.sha256()
         for index, label in enumerate(self.labels.tolist()):
             key = self.key_of(index)
@@ -81,8 +81,39 @@ class Source:
         return digest.hexdigest()
 
 
+class WrappedSource(Source):
+    """Another source, `source`, with its class names; a subclass defines `__getitem__`, and what else it changes."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.class_names, self.is_multilabel = source, source.class_names, source.is_multilabel
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
+        return self.source.labels
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(index)
+
+    def key_of(self, index: int) -> bytes:
+        return self.source.key_of(index)
+
+    @property
+    def origin(self) -> str | None:
+        return self.source.origin
+
+
+def innermost(source: Source) -> Source:
+    """Return the source that all others wrap."""
+    while isinstance(source, WrappedSource):
+        source = source.source
+    return source
+
+
 def checked_labels(source: Source) -> np.ndarray:
-    """The labels of a source.
+    """Return the labels of a source.
 
     Raises:
       ValueError: one is no class, as in test splits whose labels are secret (-1).
@@ -99,10 +130,10 @@ def checked_labels(source: Source) -> np.ndarray:
 
 
 def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many of the labels, (N,) or (N, K), are of each class, (K,)."""
+    """Return the number of labels, (N,) or (N, K), of each class, (K,)."""
     return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=num_classes)
 
 
 def few(names: Sequence[str], shown: Callable[[str], str] = printable) -> str:
-    """The first ten of the names, and the number of the others."""
+    """Return the first ten names, and the number of the others."""
     return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -16,7 +16,7 @@ _RADIUS = {"bilinear": 1, "bicubic": 2}
 _BAND = 128  # columns in float32 at a time: little memory, also of large photographs
 
 Library = Literal["huggingface", "timm"]
-"""Whose order of the two passes and rounding of crops: torchvision's on tensors, or Pillow 13's and torchvision's."""
+"""Whose order of passes and rounding of crops to use: torchvision's on tensors, or Pillow's and torchvision's."""
 
 
 def resize(
@@ -69,7 +69,7 @@ def _resize_rows(image: np.ndarray, new: int, interpolation: Interpolation) -> n
 
 @functools.lru_cache(maxsize=64)
 def _weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.csr_array:
-    """Weights (new, old) of the new pixels on the old ones."""
+    """Return the weights (new, old) of the old pixels in the new ones."""
     stretch = max(old / new, 1.0)
     centre_H = (np.arange(new) + 0.5) * (old / new)
     reach = _RADIUS[interpolation] * stretch

@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 
 class Scatter:
-    """Buckets, journal and notes in one folder, appended to; what a commit has not confirmed is removed on opening.
+    """Buckets, journal and notes in one folder, appended to; opening removes bytes that no commit has confirmed.
 
     Attributes:
       folder: of all files.
@@ -70,7 +70,7 @@ class Scatter:
         self.num_rows = committed[_JOURNAL] // _ROW.itemsize
 
     def shorten_buckets(self) -> None:
-        """Remove what the last commit has not confirmed from the buckets."""
+        """Remove bytes from the buckets that no commit has confirmed."""
         rows = self.rows()
         sizes = np.bincount(self.bucket_of(rows["key"]), rows["size"], self.num_buckets).astype(np.int64)
         for bucket, size in enumerate(sizes.tolist()):
@@ -79,10 +79,7 @@ class Scatter:
     def _shorten(self, path: Path, size: int) -> None:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise ValueError(
-                f"{path}: has {found:,} bytes instead of {size:,}, as after a loss of power. Remove {self.folder} and "
-                "begin again."
-            )
+            raise ValueError(f"{path}: has {found:,} bytes instead of {size:,}. Remove {self.folder} and begin again.")
         if found > size:
             os.truncate(path, size)
 

@@ -1,13 +1,8 @@
-"""WebDataset tar shards ("wds:PATH"): an index of each shard is made once, and images are read by their place in it.
-
-`tar` reads the members of a shard; nothing is unpacked.
-"""
+"""WebDataset tar shards ("wds:PATH"): each shard is indexed once by `tar`, and images are read by their offsets."""
 
 import collections
-import concurrent.futures
 import functools
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -16,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.depth import CAN_BE_DEEP
 from vit_jax.data.files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.listing import warn_once
-from vit_jax.data.packed import Packed, PackedSource
+from vit_jax.data.packed import Packed, PackedSource, read_class_names
 from vit_jax.data.records import few
-from vit_jax.data.survey import CAN_BE_DEEP
 from vit_jax.data.tar import (
     IMAGE_EXTENSIONS,
     LABEL_EXTENSIONS,
@@ -34,6 +29,7 @@ from vit_jax.data.tar import (
     members,
     samples,
 )
+from vit_jax.data.workers import in_threads
 from vit_jax.files import (
     WriteError,
     cache_folder,
@@ -42,14 +38,12 @@ from vit_jax.files import (
     parse_json,
     printable,
     read_bounded,
-    read_lines,
     write_atomically,
 )
 
 CLASS_NAMES = ("classes.txt", "classnames.txt")  # the second is of OpenCLIP's datasets
 _FORM = 1  # of index files; another number never reads them
 _MOST_INDEX_BYTES = 2**30
-_MOST_NAMES_BYTES, _MOST_NAME_LETTERS = 2**24, 1000
 _THREADS = 8  # that index shards, mostly waiting for a disk or a network
 
 
@@ -64,15 +58,13 @@ class ShardSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
-        self._shards = [os.fsencode(os.path.relpath(file, root)) for file in files]
-        self._firsts = np.cumsum([0, *(len(index) for index in indices)])
-        self._names = np.concatenate([index["name"] for index in indices])
+        super().__init__(files, [*map(len, indices)], class_names, labels, root)
+        self._members = np.concatenate([index["name"] for index in indices])
         self._offsets = np.concatenate([index["offset"] for index in indices])
         self._sizes = np.concatenate([index["size"] for index in indices])
 
     def image_of(self, index: int) -> bytes:
-        shard, offset, size = self._shard_of(index), int(self._offsets[index]), int(self._sizes[index])
+        (shard, _), offset, size = self._place_of(index), int(self._offsets[index]), int(self._sizes[index])
         if size > MAX_IMAGE_BYTES:
             raise UnreadableImage(f"It is larger than {MAX_IMAGE_BYTES:,} bytes")
         try:
@@ -85,14 +77,11 @@ class ShardSource(PackedSource):
         return image
 
     def key_of(self, index: int) -> bytes:
-        return b"%b/%b" % (self._shards[self._shard_of(index)], bytes(self._names[index]))
+        return b"%b/%b" % (self._names[self._place_of(index)[0]], bytes(self._members[index]))
 
     def surveyed(self) -> Sequence[int]:
         suffixes = tuple(map(str.encode, CAN_BE_DEEP))
-        return [index for index, name in enumerate(self._names.tolist()) if name.lower().endswith(suffixes)]
-
-    def _shard_of(self, index: int) -> int:
-        return int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return [index for index, name in enumerate(self._members.tolist()) if name.lower().endswith(suffixes)]
 
 
 class Shards(Packed):
@@ -102,17 +91,8 @@ class Shards(Packed):
 
     @functools.cached_property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        found = [path for path in (os.path.join(self.root, name) for name in CLASS_NAMES) if os.path.isfile(path)]
-        if not found:
-            return None
-        try:
-            text = io.StringIO(read_bounded(found[0], _MOST_NAMES_BYTES).decode("utf-8-sig"))
-            names = tuple(line.strip() for line in read_lines(text, _MOST_NAME_LETTERS))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{found[0]}: it is not a list of names of classes: {error}.") from error
-        if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
-            raise ValueError(f"{found[0]}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
-        return names
+        paths = (os.path.join(self.root, name) for name in CLASS_NAMES)
+        return next((read_class_names(path) for path in paths if os.path.isfile(path)), None)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
         labels = np.concatenate([index["label"] for index in self._indices(files)])
@@ -132,21 +112,16 @@ class Shards(Packed):
         return ShardSource(files, self._indices(files), class_names, labels, self.root)
 
     def _indices(self, files: Sequence[str]) -> list[np.ndarray]:
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(functools.partial(_index_of, label=self.label), files))
+        return list(in_threads(functools.partial(_index_of, label=self.label), files, _THREADS))
 
 
 def _index_of(file: str, label: str) -> np.ndarray:
-    """The index of a shard: kept beside it or, where that cannot be written, in the user's cache folder."""
-    return _valid_index(os.path.realpath(file), label, *_state_of(file))
-
-
-def _state_of(file: str) -> tuple[int, int]:
+    """Return the index of a shard, stored beside it or, if that cannot be written, in the user's cache folder."""
     try:
         found = os.stat(file)
     except OSError as error:
         raise ValueError(f"{file}: the shard cannot be read ({error.strerror}).") from error
-    return found.st_size, found.st_mtime_ns
+    return _valid_index(os.path.realpath(file), label, found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
@@ -171,7 +146,7 @@ def _valid_index(file: str, label: str, size: int, mtime: int) -> np.ndarray:
 
 
 def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
-    """The index in a file; None if it is of another state of the shard, or damaged."""
+    """Return the index in a file; None if it is of another state of the shard, or damaged."""
     try:
         head, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
         stated = parse_json(head)
@@ -181,7 +156,7 @@ def _load(place: Path, about: dict[str, Any]) -> np.ndarray | None:
 
 
 def _dtype(name: int, label: int) -> np.dtype:
-    """Columns of an index: for each image the name of its member, place and size in the shard, and label."""
+    """Return the columns of an index: for each image the name of its member, offset, size, and label."""
     return np.dtype([("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")])
 
 
@@ -223,7 +198,7 @@ def read_index(file: str, key: str = "") -> np.ndarray:
 
 
 class _Entry(NamedTuple):
-    """A member of a sample; the content of a label, and no content of an image."""
+    """A member of a sample; with its content if it is a label."""
 
     offset: int
     size: int
@@ -237,9 +212,7 @@ def _entries(stream: Stream) -> Iterator[tuple[str, _Entry]]:
             continue
         if member.problem or (kind in LABEL_EXTENSIONS and member.size > MAX_LABEL_BYTES):
             problem = member.problem or f"has {member.size:,} bytes"
-            raise TarError(
-                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair or leave out the shard."
-            )
+            raise TarError(f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard.")
         content = stream.read(member.size) if kind in LABEL_EXTENSIONS else b""
         yield member.name, _Entry(member.offset, member.size, content)
 

@@ -1,4 +1,4 @@
-"""Opens `config.data`: "digits", "tfds:NAME", "vtab:TASK", a list of images (`LISTINGS`) or "module:name"."""
+"""Open `config.data`: "digits", "tfds:NAME", "vtab:TASK", a list of images (`LISTINGS`) or "module:name"."""
 
 import difflib
 import os
@@ -21,7 +21,6 @@ from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
-from vit_jax.files import expanded
 from vit_jax.references import is_reference, resolve
 
 LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
@@ -34,7 +33,7 @@ LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
 
 
 def listing_of(data: str) -> Listing | None:
-    """The list of images in "folder:PATH", "csv:FILE", "wds:PATH" and "parquet:PATH"; None for other data."""
+    """Return the list of images in "folder:PATH", "csv:FILE", "wds:PATH" and "parquet:PATH"; None for other data."""
     kind, _, name = data.partition(":")
     return LISTINGS[kind](Path(os.path.expanduser(name))) if kind in LISTINGS and name else None
 
@@ -50,20 +49,19 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
     kind, _, name = data.partition(":")
     if kind not in ("tfds", "vtab") or not name:
         return None
-    import tensorflow_datasets as tfds  # here, because it takes seconds to load
+    from vit_jax.data.tfds_source import tfds_folder  # here, because tensorflow_datasets takes seconds to load
 
-    dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
-    return expanded(data_dir or tfds.core.constants.DATA_DIR) / dataset
+    return tfds_folder(data_dir) / (find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0])
 
 
 def located(data: str) -> str:
-    """The same text for every way to write the path of one list of images; other data unchanged."""
+    """Return one text for all ways to write the path of a list of images; other data unchanged."""
     listing = listing_of(data)
     return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}{listing.suffix}"
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
-    """Whether `config.holdout_fraction` has an effect: the data are files without splits."""
+    """Return True if `config.holdout_fraction` has an effect: the data are files without splits."""
     if (listing := listing_of(data)) is None:
         return False
     named = whole_splits(config)
@@ -86,14 +84,14 @@ def open_source(
         returns a `Source`.
       split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
         train800val200 or test.
-      config: where data is kept, which classes and training examples to take or exclude, whether to cache records.
+      config: has the folder of TFDS data, classes and training examples to take or exclude, and the cache.
       seed: chooses the hold-out of files without splits, and the training examples.
-      held_then: of such files, what was held out when weights were trained on it, from `subset.held_up_to`.
+      held_then: `subset.held_up_to` of such files when weights were trained on them.
       range_option: the option that warnings about files of more than 8 bits name.
 
     Raises:
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
-        or examples that the config chooses do not exist; what a reference names is no source.
+        or examples that the config chooses do not exist; a reference is no source.
     """
     opened = _open(data, split, config, seed, held_then, range_option)
     is_training = split == config.train_split
@@ -139,9 +137,8 @@ def _validated(source: Any, data: str, split: str) -> Source:
     origin = f"config.data={data!r}, split {split!r}"
     parts = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     if missing := [part for part in parts if not hasattr(source, part)]:
-        raise ValueError(
-            f"{origin}: {type(source).__name__} has no {few(missing)}; return a vit_jax.data.records.Source."
-        )
+        kind = type(source).__name__
+        raise ValueError(f"{origin}: {kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
     names, labels = source.class_names, source.labels
     if not isinstance(names, tuple) or len(names) < 2 or len({*names}) < len(names) or len(names) != source.num_classes:
         raise ValueError(f"{origin}: class_names is {names!r}; give a tuple of at least two different names.")

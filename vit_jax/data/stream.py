@@ -1,4 +1,4 @@
-"""The order of examples: which record, with which random numbers, is in which row of which step.
+"""The order of examples: the record and its random numbers in each row of each step.
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
 Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
@@ -47,7 +47,7 @@ Plan = Callable[[Record, np.ndarray], Callable[[], np.ndarray]]
 
 
 class Stream:
-    """What both streams have in common; a subclass has the fields below and says what is in a row.
+    """Base of both streams; a subclass has the fields below and chooses the record of a row.
 
     Attributes:
       source: at least one record.
@@ -65,16 +65,16 @@ class Stream:
         raise NotImplementedError
 
     def _example(self, i: int, row: int) -> tuple[int, Plan] | None:
-        """The record in a row of batch `i`, by its number, and what becomes of it; None for padding."""
+        """Return the number and the plan of the record in a row of batch `i`; None for padding."""
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
-        """The record in each row of batch `i`, int64 (R,), without reading any; -1 for padding."""
+        """Return the record in each row of batch `i`, int64 (R,), without reading any; -1 for padding."""
         examples = (self._example(i, row) for row in range(len(self.rows)))
         return np.array([-1 if example is None else example[0] for example in examples], np.int64)
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
-        """Fills these of the R rows of an empty batch, which becomes batch `i`; whatever its images hold before."""
+        """Fill some rows of batch `i`, which is empty; its images may hold any values."""
         # All is read and chosen before the first is decoded: a decoder leaves little of the interpreter in the caches
         # of the processor, and in turns Python takes four times as long.
         planned = []
@@ -94,7 +94,7 @@ class Stream:
         batch.image[filled][batch.mask[filled] == 0] = 0
 
     def empty_batch(self, allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty) -> HostBatch:
-        """Every row is padding, and its image as `allocate` gives it for a shape and a dtype."""
+        """Return a batch of padding, with images that `allocate` returns for a shape and a dtype."""
         return HostBatch(
             image=allocate((len(self.rows), *self.transform.image_size, 3), np.uint8),
             label=np.zeros((len(self.rows), *self.source.label_shape), np.int32),
@@ -148,7 +148,7 @@ class TrainStream(Stream):
         return index, lambda record, out: self.transform.plan(record, rng, out)
 
     def _record_of(self, position: int) -> tuple[int, int]:
-        """How many times a record came before, and its number."""
+        """Return the number of earlier epochs of a record, and its number."""
         if not self.is_balanced:
             epoch, offset = divmod(position, len(self.source))
             return epoch, record_at(self.seed, epoch, offset, len(self.source))
@@ -160,7 +160,7 @@ class TrainStream(Stream):
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """The place of each row among the images of a batch, of which those of one record follow each other."""
+        """The place of each row among the images of a batch, where copies of one record are neighbours."""
         places = np.arange(self.global_batch)
         return np.concatenate([places[copy :: self.repeats] for copy in range(self.repeats)])[self.rows]
 
@@ -193,7 +193,7 @@ class EvaluationStream(Stream):
 
 
 def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """The record at a place of an epoch's permutation; for many records the permutation is not stored."""
+    """Return the record at a place of an epoch's permutation; for many records the permutation is not stored."""
     key = _epoch_key(seed, epoch)
     if num_records <= _FEW_RECORDS:
         return int(_stored_order(key, num_records)[offset])
@@ -201,13 +201,13 @@ def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
 
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Random numbers of one record in one epoch."""
+    """Return the random generator of one record in one epoch."""
     entropy = np.array((seed, epoch, index, _AUGMENTATION), np.uint32)  # the same as the tuple, and faster
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def _balanced_at(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """The element at a place of a permutation of the classes or, with `class_key`, of the records of one class."""
+    """Return an element of a permutation of the classes or, with `class_key`, of the records of one class."""
     if size < _FEW_TO_SHUFFLE:
         return int(_short_order(size, seed, epoch, *class_key)[offset])
     return _shuffled(offset, _epoch_key(seed, epoch, *class_key), size)
@@ -215,7 +215,7 @@ def _balanced_at(seed: int, epoch: int, offset: int, size: int, *class_key: int)
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _short_order(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray:
-    """A permutation of 0 to size - 1 by sorting random words, whose values NumPy guarantees for all versions."""
+    """Permute 0 to size - 1 by sorting random words, whose values NumPy guarantees for all versions."""
     words = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key))).random_raw(size)
     return np.argsort(words, kind="stable").astype(np.int16)
 
@@ -226,7 +226,7 @@ def _stored_order(key: int, num_records: int) -> np.ndarray:
 
 
 def _shuffled(offset: int, key: int, num_records: int) -> int:
-    """One place of a permutation of 0 to num_records - 1."""
+    """Return one element of a permutation of 0 to num_records - 1."""
     last = num_records - 1
     shuffle = functools.partial(index_shuffle, seed=key, rounds=_SHUFFLE_ROUNDS)
     if last & (last - 1):
@@ -239,6 +239,6 @@ def _shuffled(offset: int, key: int, num_records: int) -> int:
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _epoch_key(seed: int, epoch: int, *class_key: int) -> int:
-    """Seed of the order of all records, of the classes, or of the records of one class."""
+    """Return the random seed of the order of all records, of the classes, or of the records of one class."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])

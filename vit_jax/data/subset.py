@@ -1,8 +1,8 @@
-"""Parts of a source: what a config selects of it, and the split of one into two to choose settings on.
+"""Parts of a source: the selection of a config, and hold-outs.
 
-The choice depends on the seed and on each record's own key (`Source.key_of`), not on its neighbours: adding a
-record keeps the order of the others, and the first ten of a class are among its first twenty. Where an image may have
-several labels, what is chosen class by class is chosen of all records alike: no class has a record to itself.
+The choice depends on the seed and on the key of each record (`Source.key_of`), not on its neighbours: adding a record
+keeps the order of the others, and the first ten of a class are among its first twenty. Choices class by class are made
+of all multi-label records alike, because no class has a record to itself.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.records import Record, Source, checked_labels, class_sizes, few
+from vit_jax.data.records import Record, Source, WrappedSource, checked_labels, class_sizes, few
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class TrainingData:
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
 
-class SubsetSource(Source):
-    """Chosen records of another source, in the order given; it stores their numbers only."""
+class SubsetSource(WrappedSource):
+    """Chosen records of another source in the order of their numbers, which is all that it stores."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class SubsetSource(Source):
         class_names: tuple[str, ...] | None = None,
         relabel: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Takes the records by their numbers (N,) in `source`.
+        """Take the numbers of records (N,) in `source`.
 
-        `class_names` are of the subset, and `relabel` gives for each class of `source` its number among them, -1 for a
-        class without chosen records; None leaves either as it is.
+        `class_names` are of the subset; `relabel` has for each class of `source` its number among them, -1 for a class
+        without chosen records. None: unchanged.
         """
-        self.source, self.class_names = source, source.class_names if class_names is None else tuple(class_names)
-        self.is_multilabel = source.is_multilabel
+        super().__init__(source)
+        self.class_names = source.class_names if class_names is None else tuple(class_names)
         self._indices = np.asarray(indices, np.int64).reshape(-1)
         self._relabel = np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
         assert len(self._relabel) == source.num_classes, "one new number for each class"
@@ -82,7 +82,7 @@ class SubsetSource(Source):
         return self._renumber(checked_labels(self.source)[self._indices]).astype(np.int32)
 
     def _renumber(self, labels: np.ndarray) -> np.ndarray:
-        """Labels of the source, any number of them, in the numbering of the subset."""
+        """Return labels of the source in the numbering of the subset."""
         if not self.is_multilabel:
             return self._relabel[labels]
         known = self._relabel >= 0
@@ -105,7 +105,7 @@ class SubsetSource(Source):
 def hold_out(
     source: Source, fraction: float, seed: int, purpose: bytes = b"hold-out/"
 ) -> tuple[SubsetSource, SubsetSource]:
-    """Splits a source, class by class, into the rest and a held-out fraction, each in the order of the source.
+    """Split a source, class by class, into the rest and a held-out fraction, each in the order of the source.
 
     A class with two examples or more has at least one on either side; the only example of a class stays in the rest.
     Another `purpose` chooses others with the same seed.
@@ -123,7 +123,7 @@ def hold_out(
 
 
 def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
-    """Of each class the records between two fractions, in the order of their hashes, as `hold_out` has it."""
+    """Return the records of each class between two fractions, in the order of their hashes, as in `hold_out`."""
     (_, labels, sizes), everything = _groups(source), np.arange(len(source))
     below, up_to = (
         _first_by_hash(source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed)
@@ -133,9 +133,9 @@ def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
 
 
 def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
-    """By class, the last hash (64 bits, as hex digits) of what `hold_out` chose without another purpose.
+    """Return by class the last hash (64 bits, as hex digits) of the records that `hold_out` chose.
 
-    It tells later, of a source that has changed since, which records were held out: those up to this hash.
+    After the source has changed, the records up to this hash are those that were held out.
     """
     last: dict[str, str] = {}
     names, labels, _ = _groups(held_out)
@@ -146,9 +146,9 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
 
 
 def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tuple[SubsetSource, SubsetSource]:
-    """As `hold_out`, by what `held_up_to` gave for the source as it was: nothing held out now was in the rest then.
+    """Hold out the records up to the hashes of `held_up_to`, so that no record of the rest of then is held out.
 
-    Of a class that there was not, everything is held out.
+    Hold out all records of unknown classes.
     """
     names, labels, _ = _groups(source)
     is_held = [
@@ -164,9 +164,9 @@ def _short_hash(source: Source, index: int, seed: int) -> str:
 
 
 def _groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """What a choice takes the same part of: names, the number of each record's (N,), and their sizes.
+    """Return the groups of records for choices: names, the number of each record's group (N,), and sizes.
 
-    They are the classes or, where an image may have several, all records as one, named "".
+    Groups are classes; multi-label records are one group, named "".
     """
     if source.is_multilabel:
         return ("",), np.zeros(len(source), np.int64), np.array([len(source)])
@@ -175,7 +175,7 @@ def _groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
 
 
 def classes_without_examples(source: Source) -> list[str]:
-    """Names of the classes without records."""
+    """Return the names of the classes without records."""
     sizes = class_sizes(checked_labels(source), source.num_classes)
     return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
 
@@ -183,7 +183,7 @@ def classes_without_examples(source: Source) -> list[str]:
 def _first_by_hash(
     source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
 ) -> np.ndarray:
-    """Which candidates, bool (N,), are the first `counts[label]` of their class, in the order of their hash.
+    """Return which candidates, bool (N,), are the first `counts[label]` of their class, in the order of their hash.
 
     Args:
       source: of the records.
@@ -210,13 +210,13 @@ def first_of_class(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
-    """Applies `config.classes` and for training `config.train_examples` or `train_examples_per_class`; else the source.
+    """Select `config.classes` and for training `config.train_examples` or `train_examples_per_class`.
 
-    Of images that may have several labels each stays, with those of its labels that are chosen.
+    Every multi-label image stays, with its labels among the chosen classes.
 
     Raises:
-      ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or for
-        training too few, in all or of a class.
+      ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or too few
+        for training, in all or of a class.
     """
     per_class, in_all = config.train_examples_per_class, config.train_examples
     if not config.classes and ((per_class is None and in_all is None) or not training):
@@ -246,14 +246,12 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
 
 
 def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
-    """For each known class its number among the chosen ones, or -1."""
+    """Return for each known class its number among the chosen ones, or -1."""
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
-            raise ValueError(
-                f"config.input.classes names {name!r}, which the data does not have. "
-                + (f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}.")
-            )
+            hint = f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}."
+            raise ValueError(f"config.input.classes names {name!r}, which the data does not have. {hint}")
     if (repeated := [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]) or len(chosen) < 2:
         found = f"{few(repeated, repr)} more than once" if repeated else f"only {chosen[0]!r}"
         raise ValueError(f"config.input.classes names {found}; give at least two different classes.")

@@ -1,7 +1,6 @@
 """Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
 
-Several labels stand in one cell, not in a column of 0 and 1 each: a line stays readable with a thousand classes, a
-column that is no class needs no mark, and there is no third value.
+Labels of a multi-label image stand in one cell, not in columns of 0 and 1: lines stay readable with a thousand classes.
 """
 
 import collections
@@ -41,11 +40,10 @@ class _Content(NamedTuple):
 
 
 class Table(Listing):
-    """A CSV file with a header: columns `image` and `label`, and `split` where splits are given; others are ignored.
+    """A CSV file with a header: columns `image` and `label`, and perhaps `split`; others are ignored.
 
-    With the column `labels` in the place of `label` an image may have any number of them, also none.
-
-    Paths are relative to the folder of the file, or absolute, and may lead anywhere.
+    The column `labels` in place of `label` makes it multi-label: an image has any number of them, also none. Paths are
+    relative to the folder of the file, or absolute, and may lead anywhere.
     """
 
     unsplit = "which has no column 'split'"
@@ -61,9 +59,7 @@ class Table(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(
-                f"There is no file {str(self.path)!r}; give csv:FILE with the columns image, label and perhaps split."
-            )
+            raise ValueError(f"There is no file {str(self.path)!r}; give one with columns image, label, maybe split.")
 
     def splits(self, *names: str) -> list[str]:
         return sorted({row.split for row in self._table.rows if row.split})
@@ -80,7 +76,7 @@ class Table(Listing):
         return sorted({label for row in self._of(split) for label in row.labels})
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
-        """The images in the order of the lines.
+        """Return the images in the order of the lines.
 
         Raises:
           ValueError: files that do not exist.
@@ -104,7 +100,7 @@ class Table(Listing):
 
     @functools.cached_property
     def _table(self) -> "_Content":
-        """What the file holds.
+        """The content of the file.
 
         Raises:
           ValueError: the file cannot be read, lacks a column or has one twice; cells are missing, empty or too many;
@@ -113,9 +109,7 @@ class Table(Listing):
         header, lines = _read(self.path)
         is_multilabel, has_split = LABELS in header, "split" in header
         if is_multilabel and "label" in header:
-            raise ValueError(
-                f"{str(self.path)!r} has both columns 'label' and {LABELS!r}: an image has one label, or several."
-            )
+            raise ValueError(f"{str(self.path)!r} has both columns 'label' and {LABELS!r}. Keep one.")
         columns = ("image", LABELS if is_multilabel else "label", *["split"] * has_split)
         for name in columns:
             if (found := header.count(name)) != 1:
@@ -153,7 +147,7 @@ class Table(Listing):
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and the cells of each line that has any, with its number."""
+    """Return the names of the columns, and the cells of each line that has any, with its number."""
     try:
         content = read_bounded(path, MAX_BYTES)
         file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")

@@ -54,17 +54,17 @@ class Stream:
 
     Attributes:
       name: for messages.
-      place: how many bytes were read or skipped.
+      place: bytes that were read or skipped.
     """
 
     def __init__(self, file: _Readable, name: str, size: int | None = None, compressed: "_Counter | None" = None):
-        """Takes the size where it is known, and the compressed file that `file` is read from."""
+        """Take the size if it is known, and the compressed file that `file` is read from."""
         self.name, self.place = name, 0
         self._file, self._size, self._compressed = file, size, compressed
 
     @property
     def num_bytes(self) -> int:
-        """How much of the file, as it is stored, was read."""
+        """Bytes of the stored file that were read."""
         return self._compressed.count if self._compressed else self.place
 
     def read(self, size: int) -> bytes:
@@ -76,7 +76,7 @@ class Stream:
         return self._read(size, size)
 
     def read_rest(self, most: int) -> bytes:
-        """Return what is left, or its first `most` bytes."""
+        """Return the rest, at most `most` bytes."""
         return self._read(most if self._size is None else min(most, self._size - self.place), 0)
 
     def _read(self, most: int, least: int) -> bytes:
@@ -90,16 +90,14 @@ class Stream:
             content = content + part if content else part
             self.place += len(part)
             if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
-                raise TarError(
-                    f"{self.name}: {self._compressed.count:,} compressed bytes give more than {self.place:,}, which "
-                    "images never do. Check where it comes from."
-                )
+                found = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
+                raise TarError(f"{self.name}: {found}, which images never do. Check its origin.")
         if len(content) < least:
             raise self._cut_off()
         return content
 
     def skip(self, size: int) -> None:
-        """Go forwards by this number of bytes; raises as `read`."""
+        """Skip this number of bytes; raises as `read`."""
         self._require(size)
         if self._size is not None and isinstance(self._file, Stream):
             self._file.skip(size)
@@ -241,13 +239,11 @@ def _attributes(content: bytes) -> dict[str, bytes] | None:
 
 
 def _require_end(stream: Stream) -> None:
-    """Refuse data behind the end: another archive would be lost in silence."""
+    """Reject data behind the end: another archive would be lost in silence."""
     rest = stream.read_rest(_MOST_AFTER_END)
     if any(rest):
-        raise TarError(
-            f"{stream.name}: has other data behind its end, before byte {stream.place:,}. Give joined archives one by "
-            "one; otherwise the file is damaged."
-        )
+        place = f"before byte {stream.place:,}"
+        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
 
 
 def _problem(name: str, header: tarfile.TarInfo) -> str:
@@ -272,7 +268,7 @@ class Sample(NamedTuple, Generic[T]):
 
     Attributes:
       name: of the image.
-      image: what stands for its content.
+      image: its content, or any value in place of it.
       labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or archive.
     """
 
@@ -287,7 +283,7 @@ def extension(name: str) -> str:
 
 
 def sample_key(name: str) -> str:
-    """Return what the files of one sample share."""
+    """Return the part of a name that the files of one sample share."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.partition(".")[0]
 
@@ -338,5 +334,5 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
 
 
 def is_mislabelled(name: str, image: bytes) -> bool:
-    """Return whether an image has the extension of another format."""
+    """Return True for an image with the extension of another format."""
     return not any(image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS)

@@ -35,7 +35,7 @@ class Found(NamedTuple):
     Attributes:
       source: its path in the archives.
       label: its class.
-      folder: what holds the folder or the archive of the class; None where a file states the class.
+      folder: that holds the folder or the archive of the class; None if a file states the class.
       image: the file.
     """
 
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A member of an archive that is listed, for a reason of a kind."""
+    """A line of the list of skipped and odd members."""
 
     source: str
     kind: str
@@ -54,12 +54,12 @@ class Noted(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Every member of the archive before this one is done, and so are the archives before it.
+    """A place to continue at: all members and archives before it are done.
 
     Attributes:
       archive: its number, from 0.
       member: the number of the member, from 0.
-      num_bytes: how much of the archive, as it is stored, was read.
+      num_bytes: bytes of the stored archive that were read.
     """
 
     archive: int
@@ -67,30 +67,28 @@ class Place(NamedTuple):
     num_bytes: int = 0
 
 
+Item = Found | Noted | Place
+
+
 class _Content(NamedTuple):
     member: int
     content: Any  # bytes, or the stream of an archive
 
 
-def read_images(
-    archives: Sequence[str], place: Place, is_wanted: Callable[[Class], bool]
-) -> Iterator[Found | Noted | Place]:
-    """Yield the images of archives in their order, what is listed of them, and places to continue at.
+def read_images(archives: Sequence[str], place: Place, is_wanted: Callable[[Class], bool]) -> Iterator[Item]:
+    """Yield the images of archives in their order, members to list, and places to continue at.
 
     Args:
       archives: paths of tar files; with several, their names are a part of each source.
       place: from a former call, or (0, 0).
-      is_wanted: whether images of a class are; may raise.
+      is_wanted: returns True for classes whose images are read; may raise.
 
     Raises:
-      TarError: an archive is damaged or cut off; of one inside another it is listed instead.
+      TarError: an archive is damaged or cut off; of an archive inside another it is listed instead.
     """
-    for number, path in enumerate(archives):
-        if number < place.archive:
-            continue
-        prefix, first = "", place.member if number == place.archive else 0
-        if len(archives) > 1:
-            prefix = f"{os.path.basename(path)}/"
+    for number, path in enumerate(archives[place.archive :], place.archive):
+        first = place.member if number == place.archive else 0
+        prefix = f"{os.path.basename(path)}/" if len(archives) > 1 else ""
         with open_tar(path) as stream:
             for item in _read(stream, prefix, first, is_wanted):
                 yield Place(number, item, stream.num_bytes) if isinstance(item, int) else item
@@ -177,7 +175,7 @@ def _before(member: int, noted: collections.deque[tuple[int, Noted]]) -> Iterato
 
 
 def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[Class, str | None]:
-    """Return the class of an image, and what its folder or archive is in."""
+    """Return the class of an image, and the folder that holds the folder or the archive of the class."""
     folder, label = None, label_of(labels) if labels else None
     if label is None:
         folder, label = os.path.split(os.path.dirname(name) if outer is None else outer.removesuffix(".tar"))

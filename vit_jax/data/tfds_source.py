@@ -20,9 +20,8 @@ from google.protobuf import json_format
 
 from vit_jax.data import digits
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.labels import STORED, Labels
 from vit_jax.data.records import Record, Source, few
-from vit_jax.data.vtab import find_task
+from vit_jax.data.vtab import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, read_json
 
@@ -32,14 +31,19 @@ CHUNK = 256  # records read at once for their labels
 
 
 class NotPrepared(ValueError):
-    """A dataset of the catalogue is not there; the message has the command that makes it."""
+    """A dataset of the catalogue is missing; the message has the command that prepares it."""
+
+
+def tfds_folder(data_dir: str | None) -> Path:
+    """Return the folder of prepared datasets; None: TFDS's own."""
+    return expanded(data_dir or tfds.core.constants.DATA_DIR)
 
 
 class TfdsSource(Source):
-    """One split, or a part of one, of a prepared dataset with the feature "image" and one that gives the label."""
+    """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
 
     def __init__(self, builder: Any, split: str, labels: Labels = STORED) -> None:
-        """Opens a split of a TFDS builder.
+        """Open a split of a TFDS builder.
 
         Raises:
           ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
@@ -49,13 +53,11 @@ class TfdsSource(Source):
         _require_split(builder, split)
         _require_files(builder, split)
         self.class_names = _class_names(builder, labels)
-        self.split, self._labels = split, labels
+        self.split, self._labels, self._known = split, labels, dict(builder.info.features)
         self._records = builder.as_data_source(split=split).data_source  # still serialised
         self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
-        wanted = ("image", labels.feature)
-        self._known = dict(builder.info.features)
-        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in wanted})
+        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in ("image", labels.feature)})
 
     def __len__(self) -> int:
         return len(self._records)
@@ -76,13 +78,13 @@ class TfdsSource(Source):
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
         """Read once and kept; no image is decoded, but the files with the images are read from end to end.
 
-        0 for a damaged record, which is an unreadable image wherever it is drawn.
+        0 for a damaged record, which is an unreadable image.
         """
         labels = (0 if value is None else self._label(value) for value in self.column(self._labels.feature))
         return np.fromiter(labels, np.int32, len(self))
 
     def column(self, key: str) -> Iterator[Any]:
-        """One feature of every record, without decoding images; None of a damaged record."""
+        """Yield one feature of every record, without decoding images; None for a damaged record."""
         raw, parse = self._records, tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
 
         def read(chunk: range) -> list[Any]:
@@ -105,12 +107,12 @@ class TfdsSource(Source):
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
-    """Opens the digits of scikit-learn, prepared if need be."""
+    """Open the digits of scikit-learn; prepare them if necessary."""
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
 def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
-    """Opens a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+    """Open a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
 
     Raises:
       NotPrepared: it is of the catalogue, and is not there.
@@ -118,37 +120,26 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         `TfdsSource`.
     """
     if re.match(r"[^/:]+:[^\d*]", name):
-        raise ValueError(
-            f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name of its catalogue."
-        )
+        raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
     if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
-    _require_descriptions(expanded(data_dir or tfds.core.constants.DATA_DIR) / re.split("[/:]", name)[0])
+    home = tfds_folder(data_dir)
+    _require_descriptions(home / re.split("[/:]", name)[0])
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        home = expanded(data_dir or tfds.core.constants.DATA_DIR)
         if ((root := home / name) / UNFINISHED).exists():
-            raise NotPrepared(
-                f"Dataset {str(root)!r} is unfinished. Repeat the vit-jax prepare that began it."
-            ) from None
+            raise NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.") from None
         _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
-        raise ValueError(
-            f"TFDS has no dataset {name!r}, and none is prepared in {data_dir or 'the default data_dir of TFDS'}."
-            + (f" Nearest: {', '.join(near)}." if near else " See tfds.list_builders() for the names.")
-        ) from None
-    except (
-        AssertionError,
-        TypeError,
-        ValueError,
-        json_format.ParseError,
-    ) as error:  # TFDS asserts versions and raises for unknown configs
+        hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
+        raise ValueError(f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}") from None
+    except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:  # also of versions and configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
 
 
 def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
-    """Opens a split of a task of VTAB: train800, val200, train800val200 or test.
+    """Open a split of a task of VTAB: train800, val200, train800val200 or test.
 
     Raises:
       ValueError: there is no such task or split, or its dataset is not prepared in a version that the splits hold for;
@@ -157,7 +148,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
         raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
-    root = tfds.core.Path(expanded(data_dir or tfds.core.constants.DATA_DIR))
+    root = tfds.core.Path(tfds_folder(data_dir))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
     usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]
@@ -180,7 +171,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
 
 def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
-    """Downloads and prepares a dataset, or finds it prepared; returns its folder.
+    """Download and prepare a dataset, unless it is prepared; return its folder.
 
     Args:
       name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
@@ -207,7 +198,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
 
 
 def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
-    """Whether the catalogue has this dataset, and the nearest names."""
+    """Return True if the catalogue has this dataset, and the nearest names."""
     known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
     return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
@@ -227,7 +218,7 @@ def _require_prepared(builder: Any) -> None:
 
 
 def _require_descriptions(dataset: Path) -> None:
-    """Raise ValueError for a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
+    """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
         for file in itertools.chain(dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")):  # VERSION, CONFIG/VERSION
             read_json(file)
@@ -238,16 +229,14 @@ def _require_split(builder: Any, split: str) -> None:
         examples = builder.info.splits[split].num_examples
     except (KeyError, ValueError, AssertionError) as error:
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {sizes}, and parts of them such as "
-            f"{next(iter(sizes))}[:98%]."
-        ) from error
+        have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {have}.") from error
     if not examples:
         raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
 
 
 def _require_files(builder: Any, split: str) -> None:
-    """Refuses files whose index, at their end, cannot be read or has another number of records than was prepared."""
+    """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
         problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
         if (found := reader.num_records()) != part.examples_in_shard:
@@ -257,10 +246,8 @@ def _require_files(builder: Any, split: str) -> None:
         except RuntimeError as error:
             problem = str(error)
         if problem:
-            raise ValueError(
-                f"{part.filename!r} is missing, cut off or damaged ({problem}): copy it again, or remove the dataset "
-                "and prepare it anew."
-            )
+            fix = "copy it again, or remove the dataset and prepare it anew"
+            raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
 
 
 def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
@@ -269,9 +256,6 @@ def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
     is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
     if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
         found = {key: type(feature).__name__ for key, feature in features.items()}
-        kind = "" if labels.class_names else " (a ClassLabel)"
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has the features {found}; classification needs 'image' (an Image) "
-            f"and {labels.feature!r}{kind}."
-        )
+        needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {found}; it needs {needed}.")
     return labels.class_names or tuple(feature.names)

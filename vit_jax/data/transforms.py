@@ -1,4 +1,4 @@
-"""The transforms of one record, for training and for testing: from stored bytes to uint8 pixels of the model's size.
+"""The transforms of one record for training and evaluation: from stored bytes to uint8 pixels of the model's size.
 
 Both can be pickled, and are pure: random numbers come from the generator given. The train step scales and mixes.
 """
@@ -44,18 +44,18 @@ class TrainTransform:
         return self.config.image_size
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-        """Returns uint8 (height, width, 3), RGB; raises as `plan` and what it returns."""
+        """Return uint8 (height, width, 3), RGB; raises as `plan` and the function that it returns."""
         return self.plan(record, rng)()
 
     def plan(self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:
-        """Does what needs the header of a file and none of its pixels.
+        """Choose the crop by the header of a file; decode nothing yet.
 
         Returns:
-          The rest, which returns uint8 (height, width, 3), RGB: a new array, or `out`, in which intermediate results
-          may also stand. It raises `UnreadableImage`, and ValueError where an augmentation returned something else.
+          A function that returns uint8 (height, width, 3), RGB: a new array, or `out`, which may also hold intermediate
+          results. It raises `UnreadableImage`, and ValueError if an augmentation returns another shape or dtype.
 
         Raises:
-          UnreadableImage: the record's.
+          UnreadableImage: the record cannot be decoded.
         """
         return functools.partial(self._finish, self._plan_crop(record.image, rng, out), rng, out)
 
@@ -146,7 +146,7 @@ class EvaluationTransform:
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
-    """The transform of every evaluation, of a valid config."""
+    """Build the transform of every evaluation of a valid config."""
     return EvaluationTransform(
         image_size=config.image_size,
         resize=config.test_resize,
@@ -164,7 +164,7 @@ def build_fewshot_transform(
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
 ) -> EvaluationTransform:
-    """Build that of the released few-shot evaluator: both sides to 256, the middle 224 kept, or in proportion."""
+    """Build the transform of the released few-shot evaluator: sides of 256, cropped to 224, or in proportion."""
     return EvaluationTransform(
         image_size, "direct_crop", 224 / 256, max_image_megapixels, exif_orientation, value_range
     )
@@ -174,10 +174,8 @@ def build_fewshot_transform(
 def _resolved(reference: str) -> Augmentation:
     augmentation = resolve(reference, "config.input.augmentations")
     if not callable(augmentation):
-        raise ValueError(
-            f"config.input.augmentations: {reference!r} is {type(augmentation).__name__}; give a function of an image "
-            "and a numpy Generator."
-        )
+        found = f"{reference!r} is {type(augmentation).__name__}"
+        raise ValueError(f"config.input.augmentations: {found}; give a function of an image and a numpy Generator.")
     return augmentation
 
 

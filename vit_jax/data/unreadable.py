@@ -12,7 +12,7 @@ from vit_jax.files import printable
 
 
 class UnreadableLog:
-    """The records of a source that arrived with mask 0; each counts once, however often it is read."""
+    """The unreadable records of a source, which arrive with mask 0; each counts once."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class UnreadableLog:
         self.met: dict[int, int] = {}  # the batch, from 1, that held an unreadable record first; in this process
 
     def resume(self, step: int, records: Iterable[int]) -> None:
-        """Continues after the batch of a step, by which these records were met; they count and are not named again."""
+        """Continue after the batch of a step with the unreadable records so far, which are not named again."""
         self._batches, self.met = step, dict.fromkeys(records, step)
 
     def met_by(self, step: int) -> list[int]:
-        """The unreadable records of the batches up to that of a step; batches are read ahead of their steps."""
+        """Return the unreadable records up to the batch of a step; batches are read ahead of their steps."""
         return [index for index, batch in self.met.items() if batch <= step]
 
     def update(self, batch: HostBatch) -> None:
-        """Counts and logs the unreadable images of one batch.
+        """Count and log the unreadable images of one batch.
 
         Raises:
           ValueError: more images than `max_unreadable` could not be read; it names them.
@@ -48,23 +48,21 @@ class UnreadableLog:
                 name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if len(self.met) > self._max_unreadable:
-            raise ValueError(
-                f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}: "
-                f"{few([self._source.name_of(index) for index in self.met])}. Replace or remove them, or raise "
-                "config.input.max_unreadable."
-            )
+            found = f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}"
+            raise ValueError(f"{found}: {self._names()}. Replace or remove them, or raise config.input.max_unreadable.")
 
     def require_few(self, missing: int, most: int) -> None:
-        """Raises ValueError if more images than `most` are missing, over all processes; it names those of this one."""
+        """Raise ValueError if more images than `most` are missing in all processes; it names those of this process."""
         if missing > most:
-            names = few([self._source.name_of(index) for index in self.met])
-            raise ValueError(
-                f"{missing} images cannot be read, and --max_unreadable is {most}{names and f': {names}'}. Replace or "
-                "remove them, or raise it."
-            )
+            names = self._names() and f": {self._names()}"
+            found = f"{missing} images cannot be read, and --max_unreadable is {most}{names}"
+            raise ValueError(f"{found}. Replace or remove them, or raise it.")
+
+    def _names(self) -> str:
+        return few([self._source.name_of(index) for index in self.met])
 
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-        """Yields the same batches, each after `update`."""
+        """Yield the same batches, each after `update`."""
         for batch in batches:
             self.update(batch)
             yield batch

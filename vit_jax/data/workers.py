@@ -1,9 +1,10 @@
-"""How many threads and processes prepare batches, and how the processes start and end.
+"""Threads and processes that prepare batches: their numbers, and start and end of the processes.
 
 Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason. What
 they leave in shared memory when all are killed at once, the next run removes.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
@@ -15,22 +16,31 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker, shared_memory, util
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.backend import forbid_cuda
 from vit_jax.files import clean_up_at_once
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
 CORES_PER_WORKER = 6
 BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
 PARENT_POLL_SECONDS = 0.5
 SHARED_MEMORY = pathlib.Path("/dev/shm")
+# Private names of grain 0.2.18 and of Python 3.11; `test_private_names` fails if they move.
+_STARTER = "_prefetch_ds_iter"  # in grain's iterator over batches of worker processes
+_LOST_WORKER = "terminated unexpectedly"  # in the message of grain's error
+_SEGMENT_PREFIX = "_SHM_NAME_PREFIX"  # in multiprocessing.shared_memory
+_FIRST_OF_PROCESSES = "_config"  # in a process: values that every process that it starts gets first
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too, saves, closes the workers
 
 
 class _NoCuda:
-    """A value that keeps the process which reads it from loading the CUDA plugin: no worker uses a device."""
+    """A value that forbids the CUDA plugin in the process that unpickles it: no worker uses a device."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return forbid_cuda, ()
@@ -50,7 +60,7 @@ def choose_parallelism(
     batch_bytes: int,
     folder: pathlib.Path = SHARED_MEMORY,
 ) -> Parallelism:
-    """The numbers given, and in the place of None a choice by the cores of this process.
+    """Return the numbers; None is replaced by a choice for the cores of this process.
 
     Raises:
       ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches of `batch_bytes`.
@@ -66,10 +76,22 @@ def choose_parallelism(
 
 
 def available_cores() -> int:
-    """Cores that this process may use; taskset and many schedulers grant fewer than the machine has."""
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], num_threads: int | None = None) -> Iterator[R]:
+    """Yield the results of a function in order, computed by threads, by default one for each core.
+
+    After an error or Ctrl-C, calls that have begun are completed, and no other begins.
+    """
+    threads = concurrent.futures.ThreadPoolExecutor(num_threads or available_cores())
+    try:
+        yield from threads.map(function, items)
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def start_workers(batches: Any) -> None:
@@ -78,7 +100,7 @@ def start_workers(batches: Any) -> None:
     They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
     Python's path of this process is passed on to the workers, so that they find what it has imported.
     """
-    if (starter := getattr(batches, "_prefetch_ds_iter", None)) is None:
+    if (starter := getattr(batches, _STARTER, None)) is None:
         return
     _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
     os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
@@ -91,12 +113,17 @@ def start_workers(batches: Any) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def is_lost_worker(error: Exception) -> bool:
+    """Return True for grain's errors after the end of a worker process."""
+    return isinstance(error, StopIteration) or _LOST_WORKER in str(error)
+
+
 def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) -> None:
-    """Sets up a worker, whose segments of shared memory get this prefix; called by grain in the new process."""
+    """Set up a worker, whose segments of shared memory get this prefix; grain calls it in the new process."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if prefix is not None:
-        shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]
+        setattr(shared_memory, _SEGMENT_PREFIX, prefix)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")
@@ -122,7 +149,7 @@ def segment_prefix() -> str | None:
 
 @functools.cache
 def _living_run() -> str:
-    """Digits for this process, which name a file that is locked for as long as it lives."""
+    """Return digits of this process, in the name of a file that is locked until its end."""
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     new = path.with_suffix(".new")
@@ -135,8 +162,8 @@ def _living_run() -> str:
 
 
 def _shared_with_workers() -> dict[str, Any]:
-    """Return what every process that Python's multiprocessing starts gets first."""
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    """Return the values that every process that Python's multiprocessing starts gets first."""
+    config: dict[str, Any] = getattr(multiprocessing.current_process(), _FIRST_OF_PROCESSES)
     return config
 
 
@@ -145,7 +172,7 @@ def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _end_run(lock: pathlib.Path) -> None:
-    """Removes what grain's cycles of references still hold; multiprocessing would warn of a leak."""
+    """Remove segments in grain's cycles of references; multiprocessing would warn of a leak."""
     for segment in _segments(lock):
         try:
             shared_memory.SharedMemory(segment.name).unlink()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
 from vit_jax.config.durations import parse
 from vit_jax.config.load import flatten
-from vit_jax.sweeps.grid import MODEL, Axis, Picture, Point, Study, field_axis
+from vit_jax.sweeps.grid import MODEL, Axis, Overrides, Picture, Point, Study, field_axis
 
 
 class Row(NamedTuple):
@@ -43,12 +43,12 @@ WITHOUT_PLACES = ("none", "relative")  # positions that are no embeddings to add
 
 
 def _nothing(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Of the axis of models, whose values are arguments of the recipe."""
+    """Return no overrides: values of the axis of models are arguments of the recipe."""
     return []
 
 
 def _examples(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """A part of the training images; the run is as long as with the most of them, in steps."""
+    """Train on a part of the images, for as many steps as on the largest part."""
     most = max(_whole("examples", one) for one in values)
     return [f"input.train_examples={value}", *_in_examples(config, most)]
 
@@ -70,13 +70,13 @@ def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
 
 
 def _position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Positions that are not learned have no spread at the start."""
+    """Choose position embeddings; only learned ones have a spread at the start."""
     spread = [f"model.position_stddev={ModelConfig.position_stddev}"] if value in ("none", "sincos2d") else []
     return [f"model.position_embedding={value}", *spread]
 
 
 def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Multiplies: "depth:2" doubles the depth. Heads keep their size; all: depth, width and MLP together."""
+    """Multiply a dimension: "depth:2" doubles the depth. Heads keep their size; all: depth, width and MLP together."""
     if value == "base":
         return []
     dimension, _, text = value.partition(":")
@@ -85,18 +85,12 @@ def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[st
     a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
     if not a.has_transformer:
         raise ValueError(f"--shapes={value}: {a.name} has no transformer; only such networks have these numbers.")
-    together = dimension == "all"
-    sizes = {
-        "depth": a.depth if together or dimension == "depth" else None,
-        "width": a.width if together or dimension == "width" else None,
-        "num_heads": a.num_heads if together or dimension == "width" else None,
-        "mlp_dim": a.mlp_dim if together or dimension == "mlp" else None,
-    }
-    words = [f"model.{name}={_times(size, float(text), value)}" for name, size in sizes.items() if size is not None]
     if dimension == "patch":
         name, _, patch = config.model.name.rpartition("/")
-        words.append(f"model.name={name}/{_times(int(patch), float(text), value)}")
-    return words
+        return [f"model.name={name}/{_times(int(patch), float(text), value)}"]
+    fields = {"depth": ["depth"], "width": ["width", "num_heads"], "mlp": ["mlp_dim"]}
+    names = fields.get(dimension, ["depth", "width", "num_heads", "mlp_dim"])
+    return [f"model.{name}={_times(getattr(a, name), float(text), value)}" for name in names]
 
 
 def _times(size: int, factor: float, value: str) -> int:
@@ -107,15 +101,15 @@ def _times(size: int, factor: float, value: str) -> int:
 
 
 def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Of "adam" the recipe's hyper-parameters, of "sgd" those of BiT-L (BiT, sec. 3.1)."""
+    """Choose the recipe's Adam, or SGD with the hyper-parameters of BiT-L (BiT, sec. 3.1)."""
     if value == "adam":
         return ["optimizer.name=adam"]
     if value != "sgd":
         raise ValueError(f"--optimizers={value}: choose adam or sgd.")
     rate = 0.03 * config.global_batch / 256
-    words = ["optimizer.name=sgd", "optimizer.weight_decay=1e-4", f"schedule.learning_rate={rate!r}"]
-    words += ["schedule.decay=staircase", "schedule.drop_at_fraction=0.25,0.575,0.75,0.925"]
-    return [*words, "schedule.end_learning_rate=0.0"]
+    schedule = [f"learning_rate={rate!r}", "decay=staircase", "drop_at_fraction=0.25,0.575,0.75,0.925"]
+    schedule += ["end_learning_rate=0.0"]
+    return ["optimizer.name=sgd", "optimizer.weight_decay=1e-4", *(f"schedule.{word}" for word in schedule)]
 
 
 def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
@@ -125,7 +119,7 @@ def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> l
 
 
 def _image_size(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Square images, less a border that the patches do not cover, which costs nothing."""
+    """Choose square images, without the border that patches do not cover."""
     found = re.search(r"/(\d+)$", config.model.name)
     patch = int(found[1]) if found and "+" not in config.model.name else 1
     side = _whole("image_sizes", value, patch) // patch * patch
@@ -140,6 +134,13 @@ def _models(*values: str) -> Axis:
     return Axis(name=MODEL, overrides=_nothing, values=values, takes=("model.name",))
 
 
+def _axis(name: str, overrides: Overrides, values: str, *takes: str) -> Axis:
+    return Axis(name=name, overrides=overrides, values=tuple(values.split()), takes=takes)
+
+
+_RESNETS = ("R50x1", "R152x2,epochs=7")
+
+
 STUDIES = {
     study.name: study
     for study in (
@@ -148,16 +149,8 @@ STUDIES = {
             title="Size of the training set",
             about="Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, equally many steps",
             axes=(
-                _models(
-                    *("ViT-L/16,epochs=7", "ViT-L/32", "ViT-B/32", "ViT-B/32,model.name=ViT-b/32"),
-                    *("R50x1", "R152x2,epochs=7"),
-                ),
-                Axis(
-                    name="examples",
-                    overrides=_examples,
-                    values=("9000000", "30000000", "90000000", "303000000"),
-                    takes=("input.train_examples",),
-                ),
+                _models(*("ViT-L/16,epochs=7", "ViT-L/32", "ViT-B/32", "ViT-B/32,model.name=ViT-b/32"), *_RESNETS),
+                _axis("examples", _examples, "9000000 30000000 90000000 303000000", "input.train_examples"),
                 field_axis("weight_decay", "optimizer.weight_decay", is_searched=True),
                 field_axis("dropout", "model.dropout_fraction", is_searched=True),
                 field_axis("label_smoothing", "objective.label_smoothing_fraction", is_searched=True),
@@ -182,12 +175,7 @@ STUDIES = {
             title="Position embeddings",
             about="Table 8: kinds of position embeddings, and where they are added",
             axes=(
-                Axis(
-                    name="position",
-                    overrides=_position,
-                    values=("none", "learned_1d", "learned_2d", "relative"),
-                    takes=("model.position_embedding",),
-                ),
+                _axis("position", _position, "none learned_1d learned_2d relative", "model.position_embedding"),
                 field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
             ),
             allows=_has_place,
@@ -208,13 +196,11 @@ STUDIES = {
             title="Shape of the Transformer",
             about="Fig. 8: depth, width, MLP width, patch size and the first three together, multiplied",
             axes=(
-                Axis(
-                    name="shape",
-                    overrides=_shape,
-                    values=(
-                        *("base", "depth:0.5", "depth:2", "depth:4", "depth:8", "width:0.5", "width:2", "mlp:0.5"),
-                        *("mlp:2", "mlp:4", "patch:0.5", "all:0.5", "all:2"),
-                    ),
+                _axis(
+                    "shape",
+                    _shape,
+                    "base depth:0.5 depth:2 depth:4 depth:8 width:0.5 width:2 mlp:0.5 mlp:2 mlp:4 patch:0.5 "
+                    "all:0.5 all:2",
                 ),
             ),
             picture=Picture(x="relative_compute", x_label="training compute (of the base shape)", series="dimension"),
@@ -224,8 +210,8 @@ STUDIES = {
             title="Adam or SGD",
             about="Table 7: Adam against SGD with momentum for ResNets",
             axes=(
-                _models("R50x1", "R152x2,epochs=7"),
-                Axis(name="optimizer", overrides=_optimizer, values=("adam", "sgd"), takes=("optimizer.name",)),
+                _models(*_RESNETS),
+                _axis("optimizer", _optimizer, "adam sgd", "optimizer.name"),
                 Axis(name="rate_factor", overrides=_rate_factor, is_searched=True),
             ),
             picture=Picture(x=MODEL, x_label="model", series="optimizer", is_log=False),
@@ -236,12 +222,7 @@ STUDIES = {
             about="Fig. 12: inference speed, and the largest batch, against input size",
             axes=(
                 _models("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16,epochs=7", "ViT-H/14"),
-                Axis(
-                    name="image_size",
-                    overrides=_image_size,
-                    values=("64", "128", "224", "384", "512"),
-                    takes=("input.image_size",),
-                ),
+                _axis("image_size", _image_size, "64 128 224 384 512", "input.image_size"),
             ),
             measures=("images_per_second", "largest_batch"),
             is_trained=False,

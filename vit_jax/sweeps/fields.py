@@ -1,4 +1,4 @@
-"""A sweep over any fields of a recipe: from words `FIELD=A,B,...` to its settings, all or drawn at random."""
+"""Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings, all or drawn at random."""
 
 import itertools
 import math
@@ -37,19 +37,19 @@ def make_sweep(
     num_settings: int | None = None,
     seed: int = 0,
 ) -> Grid:
-    """Every combination of values, or `num_settings` random ones; each with every value of `seed`.
+    """Return every combination of values, or `num_settings` random ones; each with every value of `seed`.
 
     Args:
       recipe: "digits", "configs/x.py:ARGUMENT".
       overrides: of the command, "--config.model.width=64".
-      words: "FIELD=A,B", "FIELD=A,B;C,D" where values have commas, "FIELD=log(LOW,HIGH)" or "FIELD=uniform(LOW,HIGH)".
-      metric: that settings are compared by; by default `checkpoint.best_metric`.
-      num_settings: how many are drawn; None: all. The first of more are the same.
-      seed: of the draws.
+      words: "FIELD=A,B", "FIELD=A,B;C,D" for values with commas, "FIELD=log(LOW,HIGH)" or "FIELD=uniform(LOW,HIGH)".
+      metric: by which settings are compared; None: `checkpoint.best_metric`.
+      num_settings: number of random settings; None: all combinations. The first N of more settings are the same.
+      seed: random seed.
 
     Raises:
-      ValueError: words that are none of these, a range without `num_settings`, fewer settings than that, two equal
-        runs, or a config that cannot be.
+      ValueError: other words, a range without `num_settings`, fewer settings than that, two equal runs, or an invalid
+        config.
     """
     values: dict[str, Range | tuple[str, ...]] = {}
     for word in words:

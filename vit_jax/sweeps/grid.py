@@ -13,7 +13,7 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recip
 from vit_jax.config.load import load_studies
 
 Overrides = Callable[[Any, str, Sequence[str]], Sequence[str]]
-"""From the config so far, a value of an axis and all of its values to overrides, "model.pool=gap"."""
+"""Takes the config so far, a value of an axis and all values; returns overrides such as "model.pool=gap"."""
 Point = Mapping[str, str]
 """A value of each axis, by its name."""
 
@@ -24,10 +24,10 @@ class Axis:
 
     Attributes:
       name: of the column of the table, and of the option with an s at its end.
-      overrides: what a value changes.
-      values: the paper's; (): the axis is there only where values are given.
-      takes: the fields that it sets whatever the recipe and the command say.
-      is_searched: only the value that is best in the run's own evaluation is shown.
+      overrides: overrides of a value.
+      values: the paper's; (): the axis has an effect only if the command or the recipe gives values.
+      takes: the fields that it sets, which the command must not set.
+      is_searched: only the value with the best evaluation is shown.
     """
 
     name: str
@@ -54,18 +54,18 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study.
+    """A study or a sweep.
 
     Attributes:
       name: as in the command.
       title: of the picture.
-      about: where the paper has it, and what varies.
+      about: figure or table of the paper, and the axes in words.
       axes: of the grid, besides the seed.
-      picture: how it is drawn.
-      config: overrides of all its runs; those of the recipe and of the command come after them.
+      picture: how results are drawn.
+      config: overrides of all its runs; overrides of the recipe and of the command come after them.
       measures: names of results in `summary.json`, drawn side by side.
-      stops_early: measures are those of the evaluation that `checkpoint.best_metric` finds best, not of the last.
-      allows: whether a point belongs to the grid.
+      stops_early: measures are those of the best evaluation by `checkpoint.best_metric`, not of the last.
+      allows: returns True for points of the grid.
       is_trained: False for a study whose runs are timed.
       is_sweep: over any fields of a recipe; not drawn, and the deviation over seeds is shown, not the extremes.
     """
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         words = ",".join(f"{axis}={value}" for axis, value in self.point.items()) or "recipe"
         return re.sub(r"[^\w.,=+:-]", "_", words)
 
@@ -120,7 +120,7 @@ class Grid:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those that the runs have."""
+        """The axes that the runs have."""
         return tuple(axis for axis in self.study.all_axes if axis.name in self.runs[0].point)
 
     @property
@@ -131,7 +131,7 @@ class Grid:
 def field_axis(
     name: str, field: str, values: tuple[str, ...] = (), *, form: str = "{}", is_searched: bool = False
 ) -> Axis:
-    """An axis whose values are those of one field, in the form of it."""
+    """Return an axis whose values, in a form, are those of one field."""
 
     def overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
         return [f"{field}={form.format(value)}"]
@@ -145,16 +145,16 @@ MODEL = "model"
 
 
 def make_grid(study: Study, recipe: str, overrides: Sequence[str], given: Mapping[str, Sequence[str]]) -> Grid:
-    """The product of the axes' values: those `given` by option, else of the recipe's table `STUDIES`, else the study's.
+    """Return the product of the axes' values: those `given`, else of the recipe's table `STUDIES`, else of the study.
 
     Args:
-      study: which one.
+      study: of `catalogue.STUDIES`.
       recipe: "digits_studies", "configs/x.py:ARGUMENT".
       overrides: of the command, "--config.seed=1".
       given: values by option, "models".
 
     Raises:
-      ValueError: an option or a field that the study does not have or sets itself, or a config that cannot be.
+      ValueError: an option that the study does not have, a field that it sets itself, or an invalid config.
     """
     table = dict(load_studies(recipe).get(study.name, {}))
     study = dataclasses.replace(
@@ -168,20 +168,18 @@ def make_grid(study: Study, recipe: str, overrides: Sequence[str], given: Mappin
         raise ValueError(f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=.")
     axes = {axis: values.get(option, axis.values) for option, axis in known.items()}
     axes = {axis: found for axis, found in axes.items() if found}
-    points = [
-        dict(zip((axis.name for axis in axes), combination, strict=True))
-        for combination in itertools.product(*axes.values())
-    ]
+    names = [axis.name for axis in axes]
+    points = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*axes.values())]
     return make_runs(study, recipe, overrides, axes, [point for point in points if study.allows(point)])
 
 
 def make_runs(
     study: Study, recipe: str, overrides: Sequence[str], axes: Mapping[Axis, Sequence[str]], points: Sequence[Point]
 ) -> Grid:
-    """One run for each point.
+    """Return one run for each point.
 
     Raises:
-      ValueError: a value that occurs twice, an override that an axis sets itself, no point, or a config that cannot be.
+      ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid config.
     """
     for axis, found in axes.items():
         if len({*found}) < len(found):
@@ -217,7 +215,7 @@ def _make_run(
 
 
 def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
-    """The recipe with the argument that a value of the axis of models holds, and its overrides."""
+    """Return the recipe with the argument in a value of the axis of models, and the overrides in it."""
     path, _, argument = recipe.partition(":")
     parts = model.split(",")
     fields = [part for part in parts if "." in part.partition("=")[0] and "=" in part]
@@ -226,6 +224,6 @@ def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
 
 
 def on_machine(grid: Grid, machine: str) -> Grid:
-    """The runs planned for another machine, which have other folders than those measured on this one."""
+    """Return the runs as planned for another machine, with other folders than runs measured on this one."""
     runs = (dataclasses.replace(run, point={**run.point, "machine": machine}) for run in grid.runs)
     return dataclasses.replace(grid, runs=tuple(runs))

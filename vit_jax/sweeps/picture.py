@@ -8,10 +8,7 @@ from vit_jax.sweeps.catalogue import TABLE_6
 from vit_jax.sweeps.grid import Study
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
-_LABELS = {
-    "images_per_second": "images per second",
-    "largest_batch": "largest batch (images)",
-}
+_LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
 _WIDTH, _HEIGHT = 6.4, 4.2  # inches of a panel
 _SIDES = (  # of a point where a label may stand: offset in typographic points, alignment of the text
     (-5, 4, "right", "bottom"),
@@ -59,7 +56,7 @@ def _is_fraction(measure: str) -> bool:
 
 
 def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows by series, each in the order of x where that is a number; the base shape belongs to all."""
+    """Return rows by series, in the order of a numeric x; the base shape belongs to every series."""
     column, x = study.picture.series, study.picture.x
     shared = [row for row in rows if row.get(column) == "base"]
     names = [name for name in dict.fromkeys(str(row.get(column, "all")) for row in rows) if name != "base"] or ["base"]
@@ -72,7 +69,7 @@ def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list
 
 
 def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
-    """Means with bars from the lowest to the highest; words on the x axis have their series beside each other."""
+    """Draw means with bars from the lowest to the highest; at words on the x axis, series stand side by side."""
     picture, scale = study.picture, 100 if _is_fraction(measure) else 1
     series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
     line = "-" if picture.is_log and not picture.has_front else "none"
@@ -84,9 +81,8 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
         high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
         style = {"color": drawing.COLOURS[number % len(drawing.COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         label = drawing.short(model_label(name), 32)
-        axes.errorbar(
-            x, y, yerr=(low, high) if any((*low, *high)) else None, capsize=3, linestyle=line, label=label, **style
-        )
+        bars = (low, high) if any((*low, *high)) else None
+        axes.errorbar(x, y, yerr=bars, capsize=3, linestyle=line, label=label, **style)
     if not picture.is_log:
         axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
         axes.set_xlim(-0.6, len(words) - 0.4)
@@ -112,9 +108,8 @@ def _draw_front(axes: Any, points: Sequence[tuple[float, float]], names: Sequenc
     """Draw the best result for each cost, with a name at each point of this front."""
     front = pareto_front(points)
     if front:
-        axes.step(
-            *zip(*front, strict=True), where="post", color=drawing.GREY, linewidth=1, zorder=0, label="best so far"
-        )
+        style = {"color": drawing.GREY, "linewidth": 1, "zorder": 0}
+        axes.step(*zip(*front, strict=True), where="post", label="best so far", **style)
     for point in front:
         _label(axes, names[points.index(point)], point)
     axes.margins(x=0.2, y=0.1)
@@ -158,7 +153,7 @@ def _is_inside(box: Any, frame: Any) -> bool:
 
 
 def _name_ticks(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis of a few values names these; one of less than two decades 1, 2, 5 and their like."""
+    """Label a logarithmic axis at its values if they are few, else at 1, 2, 5, 10, … below two decades."""
     if not values or ((len(values) > 8 or values[0] < 1e-5) and values[-1] >= 100 * values[0]):
         return
     if len(values) > 8 or any(f"{value:g}" != f"{value:.3g}" for value in values if value < 1000):
@@ -170,12 +165,12 @@ def _name_ticks(axes: Any, values: Sequence[float]) -> None:
 
 
 def model_label(value: str) -> str:
-    """A value of the axis of models as people write it: "ViT-B/32,model.width=64" is "ViT-B/32 width=64"."""
+    """Return a value of the axis of models as people write it: "ViT-B/32 width=64" for "ViT-B/32,model.width=64"."""
     return " ".join(part.removeprefix("model.") for part in value.split(","))
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (cost, accuracy) those that no cheaper or equally cheap point beats, by cost."""
+    """Return the points (cost, accuracy) that no cheaper or equally cheap point beats, by cost."""
     front: list[tuple[float, float]] = []
     for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or accuracy > front[-1][1]:
@@ -184,7 +179,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 
 def _meets(study: Study, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether our compute reaches the paper's, so that both fit one axis."""
+    """Return True if our compute reaches the paper's, so that both fit one axis."""
     return any(float(row[study.picture.x]) >= min(row.exaflops for row in TABLE_6) for row in rows)
 
 
@@ -192,20 +187,13 @@ def _draw_paper(axes: Any, *, is_alone: bool) -> None:
     label = "ViT, Table 6: JFT-300M, then ImageNet"
     for kind, marker in zip(("ViT", "ResNet", "hybrid"), MARKERS, strict=False):
         rows = [row for row in TABLE_6 if _paper_kind(row.model) == kind]
-        axes.plot(
-            [row.exaflops for row in rows],
-            [row.imagenet_percent for row in rows],
-            marker,
-            color=drawing.BLACK,
-            fillstyle="none",
-            alpha=0.6,
-            label=kind if is_alone else f"{kind} ({label})",
-            zorder=0,
-        )
+        points = [row.exaflops for row in rows], [row.imagenet_percent for row in rows]
+        style = {"color": drawing.BLACK, "fillstyle": "none", "alpha": 0.6, "zorder": 0}
+        axes.plot(*points, marker, label=kind if is_alone else f"{kind} ({label})", **style)
     if is_alone:
         axes.set_xscale("log")
-        points = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
-        _draw_front(axes, points, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6])
+        every = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
+        _draw_front(axes, every, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6])
         axes.set_xlabel("pre-training compute (exaFLOPs)")
         axes.set_ylabel("ImageNet top-1 after fine-tuning (%)")
         axes.set_title(label, fontsize=10)

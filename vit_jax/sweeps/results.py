@@ -1,4 +1,4 @@
-"""The results of a study or a sweep: NAME.json, NAME.md, and a study's picture, from whatever runs have ended."""
+"""Results of a study or a sweep: NAME.json, NAME.md, and a study's picture, of the runs that have ended."""
 
 import json
 import math
@@ -6,7 +6,6 @@ import pathlib
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from vit_jax import drawing
@@ -31,22 +30,21 @@ def folder_of(workdir: pathlib.Path, run: Run) -> pathlib.Path:
 
 
 def require_measures(grid: Grid) -> None:
-    """Raises ValueError where a run that trains will not have a measure, before any has trained."""
+    """Raise ValueError if a run will not have a measure, before any has trained."""
     for run in grid.runs if grid.study.is_trained else ():
         known, own = result_names(run.config)
         known += () if grid.study.stops_early else _OF_SUMMARY
         for name in grid.study.measures:
             if name not in known and not name.startswith(own):
-                more = ", and what one's own evaluators find" if own else ""
-                option = grid.study.measure_option
-                raise ValueError(f"{run.name} will have no {name} ({option}); it will have {', '.join(known)}{more}.")
+                have = ", ".join([*known, *(["results of custom evaluators"] if own else [])])
+                raise ValueError(f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}.")
 
 
 def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The measures and costs of a run, and what it was chosen by; None while it has not ended.
+    """Return measures, costs and the result that runs are chosen by; None for a run that has not ended.
 
     Raises:
-      ValueError: it has no such measure.
+      ValueError: a measure is missing.
     """
     study, folder = grid.study, folder_of(workdir, run)
     summary = read_summary(folder)
@@ -65,13 +63,12 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
         raise ValueError(f"{run.name} has no {missing[0]} ({needed[missing[0]]}); it has {have or 'no evaluation'}.")
     values = {name: found[name] for name in study.measures} | {chosen_by: found.get(chosen_by)}
     costs = {name: summary[name] for name in _COSTS if name in summary}
-    return (
-        values | costs | {"step": found.get("step", summary.get("steps")), "folder": str(folder.relative_to(workdir))}
-    )
+    place = {"step": found.get("step", summary.get("steps")), "folder": str(folder.relative_to(workdir))}
+    return values | costs | place
 
 
 def settings_of(grid: Grid) -> dict[tuple[str, ...], list[Run]]:
-    """Return the runs by what is shown of their points: not the seed, nor axes that are searched."""
+    """Return the runs by the values of the shown axes: not the seed, nor axes that are searched."""
     shown, groups = _shown(grid), dict[tuple[str, ...], list[Run]]()
     for run in grid.runs:
         groups.setdefault(tuple(run.point[name] for name in shown), []).append(run)
@@ -83,21 +80,21 @@ def _shown(grid: Grid) -> list[str]:
     return names + (["machine"] if "machine" in grid.runs[0].point else [])
 
 
-def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] = MappingProxyType({})) -> list[Row]:
-    """One row for each point of what is shown: over seeds the mean and the extremes, searched axes at their best.
+def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None) -> list[Row]:
+    """Return one row for each shown setting: over seeds the mean and the extremes, searched axes at their best.
 
     `stopped` has the value, by name, of each run that is not trained to the end.
     """
-    rows = []
+    rows, stopped = list[Row](), stopped or {}
     for point, runs in settings_of(grid).items():
         outcomes = [(run, outcome_of(grid, run, workdir)) for run in runs]
-        finite = [(run, outcome) for run, outcome in outcomes if outcome is not None and DIVERGED not in outcome]
+        ended = [(run, outcome) for run, outcome in outcomes if outcome is not None]
+        finite = [(run, outcome) for run, outcome in ended if DIVERGED not in outcome]
+        left = [run.name for run, outcome in outcomes if outcome is None]
         row: Row = dict(zip(_shown(grid), point, strict=True)) | ({} if grid.study.is_sweep else _kind(runs[0]))
-        missing = [run.name for run, outcome in outcomes if outcome is None and run.name not in stopped]
-        ended = [outcome for _, outcome in outcomes if outcome is not None]
-        row |= {"runs": len(runs), "ended": len(ended), "missing": missing}
-        row |= {DIVERGED: sum(DIVERGED in outcome for outcome in ended)}
-        if early := [stopped[run.name] for run, outcome in outcomes if outcome is None and run.name in stopped]:
+        row |= {"runs": len(runs), "ended": len(ended), "missing": [name for name in left if name not in stopped]}
+        row |= {DIVERGED: len(ended) - len(finite)}
+        if early := [stopped[name] for name in left if name in stopped]:
             row["stopped_at"] = statistics.fmean(early) if all(map(math.isfinite, early)) else None
         rows.append(row | _figures(grid, _best_of_each_seed(grid, finite)))
     base = next((row["exaflops"] for row in rows if row.get("shape") == "base" and "exaflops" in row), None)
@@ -108,10 +105,7 @@ def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] = Ma
 
 
 def best_row(grid: Grid, rows: Sequence[Row]) -> Row | None:
-    """Return the setting of the best mean over seeds, of equal ones the first; None while there is none.
-
-    All runs of it have ended, and none has diverged.
-    """
+    """Return the setting with the best mean over seeds, of those whose runs have all ended; None without one."""
     (metric,) = grid.study.measures
     finite = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
     able = [row for row in finite if row["ended"] == row["runs"] and not row[DIVERGED]]
@@ -119,7 +113,7 @@ def best_row(grid: Grid, rows: Sequence[Row]) -> Row | None:
 
 
 def command_of(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
-    """Return the command that trains the setting of a row again, with the recipe's seed, in its own workdir."""
+    """Return the command that trains the setting of a row again, with the recipe's seed, in another workdir."""
     runs = settings_of(grid)[tuple(row[name] for name in _shown(grid))]
     verb = "finetune" if grid.is_finetuning else "pretrain"
     overrides = runs[0].overrides[: -1 if SEED.name in runs[0].point else None]  # the seed comes last
@@ -129,17 +123,17 @@ def command_of(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
 
 
 def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[tuple[Run, Row]]:
-    """Of the values of searched axes those that the run's own evaluation finds best, seed by seed."""
+    """Return, for each seed, the run of the searched axes with the best evaluation."""
     best: dict[str | None, tuple[Run, Row]] = {}
     for run, outcome in outcomes:
-        name, seed = run.config.checkpoint.best_metric, run.point.get("seed")
+        name, seed = run.config.checkpoint.best_metric, run.point.get(SEED.name)
         if seed not in best or rank(outcome, name) > rank(best[seed][1], name):
             best[seed] = run, outcome
     return list(best.values())
 
 
 def rank(results: Mapping[str, Any], metric: str) -> float:
-    """Return a result such that higher is better."""
+    """Return a result, negated if lower is better."""
     return -results[metric] if is_loss(metric) else results[metric]
 
 
@@ -149,11 +143,7 @@ def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
     found: Row = {}
     for measure in grid.study.measures:
         values = [outcome[measure] for _, outcome in outcomes]
-        found |= {
-            measure: statistics.fmean(values),
-            f"{measure}_low": min(values),
-            f"{measure}_high": max(values),
-        }
+        found |= {measure: statistics.fmean(values), f"{measure}_low": min(values), f"{measure}_high": max(values)}
         if grid.study.is_sweep and len(values) > 1:
             found[f"{measure}_deviation"] = statistics.stdev(values)
     for axis in grid.axes:
@@ -164,7 +154,7 @@ def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
 
 
 def _kind(run: Run) -> Row:
-    """What points have in common that are drawn alike."""
+    """Return the properties that choose the colour of a point."""
     a = architecture_of(run.config, num_classes=1)
     family = "Axial-ViT" if a.block == "axial" else {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}[a.family]
     dimension = {"dimension": run.point["shape"].partition(":")[0]} if "shape" in run.point else {}
@@ -172,13 +162,9 @@ def _kind(run: Run) -> Row:
 
 
 def write_results(
-    grid: Grid,
-    workdir: pathlib.Path,
-    *,
-    with_paper: bool = False,
-    stopped: Mapping[str, float] = MappingProxyType({}),
+    grid: Grid, workdir: pathlib.Path, *, with_paper: bool = False, stopped: Mapping[str, float] | None = None
 ) -> str:
-    """Writes the results that are there in each format; returns the Markdown, of a sweep with the best command."""
+    """Write the results so far in each format; return the Markdown, of a sweep with the best command."""
     study, rows = grid.study, rows_of(grid, workdir, stopped)
     table = to_markdown(grid, rows, [name for row in rows for name in row["missing"]])
     data, file = grid.runs[0].config.data, "sweep" if study.is_sweep else "study"
@@ -201,7 +187,7 @@ def write_results(
 
 
 def to_markdown(grid: Grid, rows: Sequence[Row], missing: Sequence[str]) -> str:
-    """A line for each point that has a result; then what is missing."""
+    """Return a line for each setting, then the missing runs."""
     study, words = grid.study, [axis.name for axis in grid.axes if axis.name != SEED.name] + ["machine"]
     names = [name for name in words if any(name in row for row in rows)]
     has_seeds = any(axis.name == SEED.name for axis in grid.axes)

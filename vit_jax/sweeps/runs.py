@@ -1,36 +1,112 @@
-"""The runs of a study or a sweep: checked, planned, and done by `vit_jax.train.series`, in order and none twice.
+"""Check, plan and perform the runs of a study or a sweep, in order and none twice, by `vit_jax.train.series`.
 
 They are in the sub-folder `runs/` of the workdir; several machines may share them.
 """
 
 import contextlib
 import dataclasses
+import functools
+import math
 import pathlib
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from vit_jax import hosts
-from vit_jax.config import to_text
+from vit_jax.config import FinetuneConfig, to_text
 from vit_jax.config.validate import validate
+from vit_jax.data.records import few
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import make_plan
 from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.sweeps.grid import Grid, Run
-from vit_jax.sweeps.halving import Halving
-from vit_jax.sweeps.results import folder_of, require_measures, write_results
+from vit_jax.sweeps.results import folder_of, rank, require_measures, settings_of, write_results
 from vit_jax.tables import aligned
-from vit_jax.train import series
 from vit_jax.train.assemble import architecture_of
-from vit_jax.train.run_files import read_pause
-from vit_jax.train.series import Perform, Unfinished, run_once
+from vit_jax.train.lifecycle.interruption import Paused
+from vit_jax.train.run_files import DIVERGED, read_metrics, read_pause, read_summary, write_pause
+from vit_jax.train.series import Perform, Unfinished, of_first, run_once, say, state_of
 
 ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
+
+
+@dataclasses.dataclass(frozen=True)
+class Halving:
+    """Early stopping of bad settings: one rung of successive halving.
+
+    Every run is trained up to a fraction of its steps, where it is paused after an evaluation. Settings are compared by
+    the mean over their seeds, and only the best are resumed. A paused run is an ordinary workdir with a checkpoint, so
+    a resumed one ends as if it had never been paused. The comparison depends on the runs alone, not on machines.
+    """
+
+    fraction: float  # of a run's steps, below 1
+    keep: int | None = None  # None: half of them, rounded up
+
+    def check(self, grid: Grid) -> None:
+        """Raise ValueError for a sweep that cannot be stopped in part."""
+        if self.num_kept(grid) >= (most := len(settings_of(grid))):
+            raise ValueError(f"--keep={self.num_kept(grid)}: must be below {most}, the number of settings.")
+        if any(isinstance(run.config, FinetuneConfig) and run.config.search.learning_rates for run in grid.runs):
+            fix = "Leave config.search.learning_rates out, and give --grid=schedule.learning_rate=A,B."
+            raise ValueError(f"--stop_after= compares runs with one learning rate. {fix}")
+
+    def num_kept(self, grid: Grid) -> int:
+        return self.keep or math.ceil(len(settings_of(grid)) / 2)
+
+    def reach(self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str) -> None:
+        """Train a run up to the comparison, unless it is trained so far; raises as `run_once`."""
+        folder = folder_of(workdir, run)
+        if of_first(self.value(grid, run, workdir)) is not None:
+            return
+        try:
+            run_once(run.config, folder, functools.partial(perform, pause_fraction=self.fraction), title)
+        except Paused as pause:
+            say(str(pause))
+            if hosts.is_first():
+                write_pause(folder, {"fraction": self.fraction, "steps": pause.total})
+
+    def value(self, grid: Grid, run: Run, workdir: pathlib.Path) -> float | None:
+        """Return the last value of the metric up to the comparison; None before, NaN for a run that diverged."""
+        (metric,), folder = grid.study.measures, folder_of(workdir, run)
+        summary, pause = read_summary(folder), read_pause(folder)
+        if summary is not None and DIVERGED in summary:
+            return math.nan
+        if summary is None and (pause is None or pause["fraction"] < self.fraction):
+            return None
+        last = self.fraction * (pause or summary or {}).get("steps", 0)
+        values = [line[metric] for line in read_metrics(folder) if metric in line and line["step"] <= last]
+        if not values:
+            raise ValueError(f"--stop_after={self.fraction:g}: no {metric} up to there. Use a larger fraction.")
+        return values[-1]
+
+    def stopped(self, grid: Grid, workdir: pathlib.Path) -> dict[str, float]:
+        """Return the runs that are not resumed, by name, with their values; in every process the same.
+
+        Of equal settings the first ones are kept. A setting with a run that diverged comes last.
+
+        Raises:
+          Unfinished: runs of other machines are not trained so far.
+        """
+        values = of_first({run.name: self.value(grid, run, workdir) for run in grid.runs})
+        if missing := [name for name, value in values.items() if value is None]:
+            raise Unfinished(
+                f"The runs of this machine are trained to {self.fraction:.0%}. Runs to compare with are missing in "
+                f"{workdir}: {few(missing)}. The same command goes on when other machines have done them."
+            )
+        (metric,), settings = grid.study.measures, settings_of(grid)
+
+        def order(point: tuple[str, ...]) -> float:
+            found = [rank({metric: values[run.name]}, metric) for run in settings[point]]
+            return -statistics.fmean(found) if all(map(math.isfinite, found)) else math.inf
+
+        dropped = sorted(settings, key=order)[self.num_kept(grid) :]
+        return {run.name: values[run.name] for point in dropped for run in settings[point]}
 
 
 def check(grid: Grid, halving: Halving | None = None) -> None:
     """Check every run, before the first one starts.
 
     Raises:
-      ValueError: a config that cannot be, or a measure that no run would have.
+      ValueError: an invalid config, or a measure that no run will have.
     """
     for run in grid.runs:
         with named(run):
@@ -45,19 +121,19 @@ def check(grid: Grid, halving: Halving | None = None) -> None:
 def run_grid(
     grid: Grid, workdir: pathlib.Path, share: slice, perform: Perform, halving: Halving | None = None
 ) -> dict[str, float]:
-    """Does what is left of this machine's runs; after each the results of all are written anew.
+    """Perform the runs of this machine that are left; after each, write the results of all.
 
     Every process of the machine's run calls this, after `hosts.start`.
 
     Args:
       grid: all runs.
       workdir: of the study or sweep.
-      share: which runs this machine does.
-      perform: does one.
-      halving: stops bad runs; `perform` has the keyword argument `pause_fraction` then.
+      share: the runs of this machine.
+      perform: performs one run; with `halving` it has the keyword argument `pause_fraction`.
+      halving: stops bad runs.
 
     Returns:
-      The values of the runs that were stopped, by name.
+      The values of stopped runs, by name.
 
     Raises:
       ValueError: as `check`; a workdir of another config; otherwise as `perform`.
@@ -82,15 +158,9 @@ def run_grid(
     return stopped
 
 
-def state_of(run: Run, workdir: pathlib.Path) -> str:
-    """Return the state of a run: "ended", "diverged", "paused", "interrupted" or "new"."""
-    state = series.state_of(folder_of(workdir, run))
-    return "paused" if state == "interrupted" and read_pause(folder_of(workdir, run)) else state
-
-
 @contextlib.contextmanager
 def named(run: Run) -> Iterator[None]:
-    """Errors of a run begin with its name."""
+    """Begin the errors of a run with its name."""
     try:
         yield
     except ValueError as error:
@@ -105,9 +175,9 @@ def plan_to_markdown(
     sizes: Mapping[str, int],
     halving: Halving | None = None,
 ) -> str:
-    """Every run and its state; of runs that train also compute and, with a machine, time there, by arithmetic.
+    """Return a table of all runs and their states; for training runs also compute and, with `topology`, time there.
 
-    `sizes` has the numbers of images and classes that the command gives.
+    `sizes` has the numbers of images and classes from the command.
 
     Raises:
       ValueError: as `check`; a config that does not fit the machine or the data, or data of an unknown size.
@@ -122,7 +192,7 @@ def plan_to_markdown(
     known: dict[str, list[float]] = {}
     lines, num_left, left = [], 0, dict.fromkeys(costs, 0.0)
     for run in grid.runs:
-        state = "stopped" if run.name in stopped else state_of(run, workdir)
+        state = "stopped" if run.name in stopped else state_of(folder_of(workdir, run))
         alike = to_text(dataclasses.replace(run.config, seed=0))
         if alike not in known and is_trained:
             with named(run):

@@ -3,7 +3,6 @@
 As in the paper (ViT, App. D.5): the speed of the best batch, and the largest batch that fits.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,16 +29,16 @@ NUM_CLASSES = 1000
 NUM_STEPS = 5  # of each batch, after a few that do not count
 
 SecondsOf = Callable[[int], float | None]
-"""From a batch to the seconds of a forward pass; None where it does not fit."""
+"""Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
 
 
 def measure(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-    """Times the network of a recipe on the first device; writes and returns the content of `summary.json`."""
+    """Time the network of a recipe on the first device; write and return the content of `summary.json`."""
     return _record(config, workdir, _measured(architecture_of(config, NUM_CLASSES)), machine())
 
 
 def planner(topology: Topology) -> Callable[[PretrainConfig, str], dict[str, Any]]:
-    """The same for one chip of a TPU, by the schedule of the compiled program."""
+    """Return `measure` for one chip of a TPU, by the schedule of the compiled program."""
 
     def plan(config: PretrainConfig, workdir: str) -> dict[str, Any]:
         seconds_of = _planned(architecture_of(config, NUM_CLASSES), topology)
@@ -57,17 +56,15 @@ def _record(config: PretrainConfig, workdir: str, seconds_of: SecondsOf, where: 
 
 
 def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
-    """The best speed over batches of 1, 2, 4, … up to `most`, and the largest that fits.
+    """Return the best speed over batches of 1, 2, 4, … up to `most`, and the largest that fits.
 
     Raises:
       ValueError: not even one image fits.
     """
-    speeds: dict[int, float] = {}
-    for batch in itertools.takewhile(lambda batch: batch <= most, (2**power for power in itertools.count())):
-        seconds = seconds_of(batch)
-        if seconds is None:
-            break
+    speeds, batch = dict[int, float](), 1
+    while batch <= most and (seconds := seconds_of(batch)) is not None:
         speeds[batch] = batch / seconds
+        batch *= 2
     if not speeds:
         raise ValueError("The network does not fit the device, not even for one image.")
     best = max(speeds, key=speeds.__getitem__)
@@ -81,7 +78,7 @@ def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
 
 
 def _make_inference(architecture: Architecture, device: jax.Device) -> tuple[Any, jax.sharding.Sharding]:
-    """A jitted function from model and uint8 images to logits, and where both are."""
+    """Return a jitted function from model and uint8 images to logits, and the sharding of both."""
     mesh: Any = build_mesh([device])
 
     @placed_by(Placement(mesh))

@@ -1,4 +1,4 @@
-"""VTAB-1k: each task fine-tuned with several settings on validation examples, then with the best one on all.
+"""VTAB-1k: settings are compared on the validation examples of tasks; each task is then trained with the best one.
 
 With a shared choice the trials of all tasks come first. Several machines may share the tasks.
 """
@@ -49,7 +49,7 @@ LENGTHS = ((500, 100), (2500, 200))
 def grid(
     learning_rates: Sequence[float] = LEARNING_RATES, lengths: Sequence[tuple[int, int]] = LENGTHS
 ) -> tuple[Setting, ...]:
-    """Every learning rate with every length (steps, and how many of them are the warm-up)."""
+    """Return every learning rate with every length (steps, and warm-up steps among them)."""
     return tuple(Setting(*length, rate) for length, rate in itertools.product(lengths, learning_rates))
 
 
@@ -59,9 +59,9 @@ def folder_of_run(workdir: pathlib.Path, task: Task, part: Part, setting: Settin
 
 
 def config_of_run(config: FinetuneConfig, task: Task, part: Part, setting: Setting) -> FinetuneConfig:
-    """The recipe with a task's data and a setting; evaluated once, at its end, on the images that it is not trained on.
+    """Return the recipe with a task's data and a setting, evaluated once, at its end.
 
-    A trial is tested on the validation examples.
+    A trial is tested on the validation examples, a final run on the test images.
     """
     total = Duration(f"{setting.num_steps} steps")
     config = dataclasses.replace(
@@ -92,22 +92,22 @@ def _inputs(inputs: InputConfig, task: Task, part: Part) -> InputConfig:
 
 
 def outcome_of(folder: pathlib.Path) -> Outcome | None:
-    """Return the results of a run; None while it has not ended."""
+    """Return the results of a run; None if it has not ended."""
     summary = read_summary(folder, ("test_accuracy",), ("test_loss",))
     return None if summary is None else series.outcome_of(summary)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Which runs there are.
+    """All runs on a suite of tasks.
 
     Attributes:
-      asked: for in the command.
-      tasks: those of them whose data are there, on every machine.
-      own: those whose runs this machine does.
-      settings: that are compared; a single one needs no trials.
-      is_shared: one setting for all tasks, by the mean over their validation examples; else each task has its own.
-      config: a recipe for fine-tuning, with `init_from`; what depends on task and setting is replaced.
+      asked: the tasks of the command.
+      tasks: those of them whose data can be opened, on every machine.
+      own: the tasks of this machine.
+      settings: to compare; a single one needs no trials.
+      is_shared: one setting for all tasks, by the mean over their validation examples; else one for each task.
+      config: a recipe for fine-tuning, with `init_from`; fields of task and setting are replaced.
       folder: the workdir of the sweep.
     """
 
@@ -120,12 +120,12 @@ class Sweep:
     folder: pathlib.Path
 
     def outcome(self, task: Task, part: Part, setting: Setting) -> Outcome | None:
-        """Return the results of a run; None while it has not ended."""
+        """Return the results of a run; None if it has not ended."""
         return outcome_of(folder_of_run(self.folder, task, part, setting))
 
     @property
     def tried(self) -> tuple[Setting, ...]:
-        """The settings of trials."""
+        """Settings that have trials."""
         return self.settings if len(self.settings) > 1 else ()
 
     def trials(self, task: Task) -> dict[Setting, Outcome]:
@@ -134,10 +134,10 @@ class Sweep:
         return {setting: outcome for setting, outcome in found.items() if outcome is not None}
 
     def chosen(self, task: Task) -> Setting | None:
-        """The setting of a task's final run; None while trials are missing.
+        """Return the setting of a task's final run; None if trials are missing.
 
         Raises:
-          ValueError: not one trial of any task stayed finite.
+          ValueError: the loss diverged in all trials.
         """
         if not self.tried:
             return self.settings[0]
@@ -149,13 +149,13 @@ class Sweep:
         return choose({setting: [found[setting] for found in ended] for setting in self.tried})
 
     def choices(self) -> dict[Task, Setting | None]:
-        """`chosen` of every task; a shared choice is made of all outcomes once."""
+        """Return `chosen` for every task."""
         if self.is_shared:
             return dict.fromkeys(self.tasks, self.chosen(self.tasks[0]))
         return {task: self.chosen(task) for task in self.tasks}
 
     def finals(self) -> dict[Task, tuple[Setting, Outcome]]:
-        """Settings and outcomes of the final runs that have ended."""
+        """Return settings and outcomes of the final runs that have ended."""
         found = {}
         for task, setting in self.choices().items():
             if setting is not None and (outcome := self.outcome(task, "final", setting)) is not None:
@@ -164,7 +164,7 @@ class Sweep:
 
 
 def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str]:
-    """Why a task's data cannot be opened, of those whose data cannot."""
+    """Return the tasks whose data cannot be opened, with the reason."""
     problems = {}
     for task in tasks:
         try:
@@ -177,7 +177,7 @@ def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str
 
 
 def run_sweep(sweep: Sweep) -> None:
-    """Does what is left of this machine's runs: with a shared choice all trials first, then the final runs.
+    """Perform the runs of this machine that are left: with a shared choice all trials first, then the final runs.
 
     Every process of the machine's run calls this, after `hosts.start`.
 
@@ -196,15 +196,14 @@ def run_sweep(sweep: Sweep) -> None:
 
 
 def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
-    """The setting of a final run, as the first process finds it."""
+    """Return the setting of a final run, as the first process chooses it."""
     setting = sweep.chosen(task)
     found = of_first(setting and dataclasses.astuple(setting))
     if found is None:
         missing = [task.name for task in sweep.tasks if len(sweep.trials(task)) < len(sweep.tried)]
         raise Unfinished(
             "The trials of this machine's tasks have ended. The setting is chosen over all tasks, and trials of "
-            f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when the machines that "
-            "have these tasks have done them."
+            f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when they have ended."
         )
     return Setting(*found)
 
@@ -217,7 +216,7 @@ def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
 
 
 def _require_same_weights(sweep: Sweep) -> None:
-    """Records the weights when the sweep begins; they must be the same when it goes on."""
+    """Record the weights when the sweep begins; require the same when it resumes."""
     weights = initial_weights(sweep.config)
     file, digest = sweep.folder / WEIGHTS_FILE, parameters_sha256(weights.parameters)
     if hosts.is_first():

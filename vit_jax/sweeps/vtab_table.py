@@ -20,14 +20,13 @@ _WORDS = ("task", "group", "data", "this machine", "final run")  # columns that 
 
 
 def results_of(sweep: Sweep) -> list[Row]:
-    """One row for each task whose final run has ended, without those that diverged. Accuracies are fractions."""
+    """Return one row for each task whose final run has ended and not diverged. Accuracies are fractions."""
     rows = []
     for task, (setting, outcome) in sweep.finals().items():
-        if outcome.accuracy is not None:
-            trial = sweep.outcome(task, "trials", setting)
-            row = {"task": task.name, "group": task.group, "test_accuracy": outcome.accuracy}
-            row |= {"interval": wilson(outcome.accuracy * outcome.num_images, outcome.num_images)}  # 95 %
-            row |= {"test_images": outcome.num_images}
+        if (accuracy := outcome.accuracy) is not None:
+            trial, num_images = sweep.outcome(task, "trials", setting), outcome.num_images
+            row = {"task": task.name, "group": task.group, "test_accuracy": accuracy}
+            row |= {"interval": wilson(accuracy * num_images, num_images), "test_images": num_images}  # 95 %
             row |= {"learning_rate": setting.learning_rate, "steps": setting.num_steps}
             row |= {"validation_accuracy": trial.accuracy if trial else None, "published_percent": task.published}
             rows.append(row)
@@ -35,7 +34,7 @@ def results_of(sweep: Sweep) -> list[Row]:
 
 
 def means_of(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
-    """Unweighted means of each group of several, and of all tasks; the paper's where it has all these tasks."""
+    """Return unweighted means of each group of several, and of all tasks; the paper's if it has all these tasks."""
     groups = list(dict.fromkeys(task.group for task in sweep.asked))
     means = []
     for group in [*(groups if len(groups) > 1 else []), None]:
@@ -50,7 +49,7 @@ def means_of(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
 
 
 def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Percent of the test images, by task; then the means, with the number of tasks they are over."""
+    """Return a table of top-1 in percent by task, then the means with their numbers of tasks."""
     columns = PUBLISHED if any(row["published_percent"] for row in rows) else ()
 
     def published(figures: Sequence[float], digits: int) -> list[str]:
@@ -73,7 +72,7 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 
 def trials_to_markdown(sweep: Sweep) -> str:
-    """The mean validation accuracy of each setting over the tasks, whose best is taken for all of them."""
+    """Return a table of the mean validation accuracy of each setting over the tasks."""
     lines, chosen, ended = [], sweep.chosen(sweep.tasks[0]), [sweep.trials(task) for task in sweep.tasks]
     for setting in sweep.tried:
         accuracies = [found[setting].rank[0] for found in ended if setting in found]
@@ -84,7 +83,7 @@ def trials_to_markdown(sweep: Sweep) -> str:
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
-    """A table of finished and missing runs of a sweep by task, and those left for this machine."""
+    """Return a table of finished and missing runs of a sweep by task, and those left for this machine."""
     lines, steps_left = [], 0
     for task, chosen in sweep.choices().items():
         trials, own = sweep.trials(task), task in sweep.own
@@ -102,7 +101,7 @@ def plan_to_markdown(sweep: Sweep) -> str:
 
 
 def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
-    """The table, each trial, and how settings were chosen."""
+    """Return the table, each trial, and how settings were chosen."""
     trials = []
     for task in sweep.tasks:
         for setting in sweep.settings:
@@ -120,7 +119,7 @@ def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write_results(sweep: Sweep) -> str:
-    """Writes the results that are there in each format; returns the Markdown. CSV has no means."""
+    """Write the results so far in each format; return the Markdown. CSV has no means."""
     rows = results_of(sweep)
     table = f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else ""
     table += to_markdown(sweep, rows)

@@ -30,7 +30,7 @@ from vit_jax.train.start import adapt, first_state, state_of_parameters
 from vit_jax.train.state import TrainState
 
 LEAST_STEPS = 20
-WINDOW = 0.1  # of all steps: what a smoothed loss is the mean of, and how long nothing diverges
+WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
 MARGIN = 0.01  # of the loss at the start, above which it has diverged; or the spread at the start, if that is more
 
 
@@ -59,7 +59,7 @@ class RangeTest:
 
     @property
     def diverged(self) -> int | None:
-        """The first place at which it has; None if it has not yet, as far as the window allows to see."""
+        """The first place at which the loss has diverged; None if it has not, as far as the window reaches."""
         smooth_P, num_first = self.smooth_P, 2 * self.half_window
         infinite = len(smooth_P) - 1 if self.became_infinite else None
         if len(smooth_P) < num_first:
@@ -71,12 +71,12 @@ class RangeTest:
 
     @property
     def steepest(self) -> int:
-        """Return the rate at which the smoothed loss falls fastest over its logarithm, before it diverges."""
+        """The place where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
         slope_P = np.gradient(self.smooth_P[: self.diverged], np.log(self.rate_P[: self.diverged]))
         return int(np.argmin(slope_P))
 
     def suggestions(self) -> dict[str, float]:
-        """Learning rates to try, by the reason for each.
+        """Return learning rates to try, by the reason for each.
 
         Raises:
           ValueError: the loss did not fall before it diverged.
@@ -91,7 +91,7 @@ class RangeTest:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as values of JSON."""
+        """Return all numbers as JSON values."""
         series = {"learning_rates": self.rate_P, "losses": self.loss_P, "smoothed_losses": self.smooth_P}
         return {name: x.tolist() for name, x in series.items()} | {"suggestions": self.suggestions()}
 
@@ -99,7 +99,7 @@ class RangeTest:
 def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
     """Train with rates from `low` to `high`, at most `num_steps` of them, on this machine; write nothing.
 
-    What is random goes by the config's seed. Warm-up, decay, average and evaluations of the config are left out.
+    Random numbers depend on the config's seed. Warm-up, decay, average and evaluations of the config are ignored.
 
     Raises:
       ValueError: the config, its data or its weights cannot be used, or there are too few steps.
@@ -127,7 +127,7 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
 
 
 def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Any, TrainState]:
-    """The run, its training images, and its first state."""
+    """Return the run, its training images, and its first state."""
     data = open_datasets(config)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
@@ -144,7 +144,7 @@ def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tup
 
 
 def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
-    """The config of the test; one step more than there are rates, of which the loss after the last one is."""
+    """Return the config of the test, with one step more than rates, for the loss after the last one."""
     fields: dict[str, Any] = {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
     return dataclasses.replace(
         config,
@@ -160,7 +160,7 @@ def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
 
 
 def draw(test: RangeTest, title: str) -> Any:
-    """A figure of the losses over the rates, with what is suggested."""
+    """Return a figure of the losses over the rates, with the suggested rates."""
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")

@@ -1,4 +1,4 @@
-"""The engine of sweeps, studies, VTAB and the search for a learning rate: runs of one command, each done once.
+"""The engine of sweeps, studies, VTAB and the learning-rate search: runs of one command, each performed once.
 
 All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted one resumes. Several
 machines may share the runs; the lock of a workdir keeps a second machine out of a run in progress.
@@ -17,10 +17,10 @@ from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_summary, write_summary
+from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_pause, read_summary, write_summary
 
 Perform = Callable[..., object]
-"""From a config and a workdir: do the run and leave a `summary.json` there."""
+"""Takes a config and a workdir; performs the run and writes `summary.json` there."""
 Setting = TypeVar("Setting")  # with an order
 
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
-    """Return the results on a split. The last update may spoil a network: then only its evaluation shows it."""
+    """Return the results on a split, of which a loss that is not finite shows that the last update diverged."""
     loss = summary[f"{split}_loss"]
     accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", summary.get(f"{split}_accuracy"))
     num_images = int(summary.get(f"{split}_images", 0))
@@ -52,7 +52,7 @@ def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
 
 
 def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
-    """Return the setting of the highest mean accuracy; of several the one of the lowest mean loss, then the least."""
+    """Return the setting with the highest mean accuracy; of equal ones the lowest mean loss, then the least setting."""
 
     def order(setting: Setting) -> tuple[float, float, Any]:
         ranks = [outcome.rank for outcome in trials[setting]]
@@ -63,10 +63,12 @@ def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
 
 
 def state_of(workdir: pathlib.Path) -> str:
-    """Return the state of a run: "ended", "diverged", "interrupted" or "new"."""
+    """Return the state of a run: "ended", "diverged", "paused", "interrupted" or "new"."""
     if (summary := read_summary(workdir)) is not None:
         return "diverged" if DIVERGED in summary else "ended"
-    return "interrupted" if has_checkpoints(workdir) or (workdir / CONFIG_FILE).exists() else "new"
+    if not has_checkpoints(workdir) and not (workdir / CONFIG_FILE).exists():
+        return "new"
+    return "paused" if read_pause(workdir) else "interrupted"
 
 
 def run_once(
@@ -79,10 +81,10 @@ def run_once(
     Args:
       config: of the run.
       folder: its workdir.
-      perform: does it.
+      perform: performs it.
       title: printed before it.
       split: prefix of the results of a run that diverged, which are null.
-      is_trial: only its results are kept, without checkpoints.
+      is_trial: its checkpoints are removed at the end.
 
     Returns:
       The content of `summary.json`, in every process as the first one reads it.
@@ -108,7 +110,7 @@ def run_once(
 
 
 def of_first(value: Any) -> Any:
-    """Return a value of JSON as the first process has it, in every process."""
+    """Return the first process's value, of JSON, in every process."""
     return json.loads(hosts.gather(json.dumps(value))[0])
 
 
