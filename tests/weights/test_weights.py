@@ -261,7 +261,7 @@ def test_a_workdir_of_a_sharded_run(tmp_path):
         expected = {name: np.asarray(array) + np.float32(polyak) for name, array in arrays.items()}
         assert_same(weights.parameters, expected)
         assert ("Polyak average" if polyak else "parameters") + " of step 5" in weights.source
-    with pytest.raises(ValueError, match="num_heads=4 is given, but the checkpoint says 2"):
+    with pytest.raises(ValueError, match="num_heads=4: must be 2, as the checkpoint states"):
         load_weights(tmp_path, num_heads=4)
 
 

@@ -17,7 +17,7 @@ from vit_jax.config.architecture import Architecture, at_image_size
 from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.models import lora
 from vit_jax.references import allowed_code
-from vit_jax.weights import hub
+from vit_jax.weights import OPTIONS, hub
 from vit_jax.weights.description import (
     TrainingData,
     stored_architecture,
@@ -35,7 +35,6 @@ from vit_jax.weights.folding import (
 )
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
 from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
-from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
