@@ -47,13 +47,13 @@ def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "cor
 
 
 def _corner_weights(old: int, new: int) -> np.ndarray:
-    """Weights (new, old) of samples whose first and last keep their places."""
+    """Return weights (new, old) of samples whose first and last keep their places."""
     places = np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1)
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
 def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
-    """Weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
+    """Return weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
 
     Args:
       old: number of samples.
@@ -70,7 +70,7 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
 
 
 def _bilinear_weights(old: int, new: int) -> np.ndarray:
-    """Weights (new, old) of PyTorch's bilinear without antialiasing: samples are middles, the border is repeated."""
+    """Return weights (new, old) of PyTorch's bilinear without antialiasing: middles, the border is repeated."""
     centre = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
     return np.maximum(0.0, 1.0 - np.abs(centre[:, None] - np.arange(old)[None]))
 

@@ -47,13 +47,12 @@ class Fitted:
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
-    """Makes weights fit the network `target`.
+    """Fit weights to the network `target`.
 
-    Where the target has other classes, or no hidden layer in its head, the head is left behind: the last layer
-    begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head
-    with the same classes take it away first (`without_head`). Where the target pools otherwise, attention pooling is
-    left behind, and the last norm moves between the tokens and the pooled features; a norm that was not there begins at
-    a scale of 1.
+    If the target has other classes, or no hidden layer in its head, the head is dropped: the last layer begins at zero
+    (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head with the same
+    classes remove it first (`without_head`). If the target pools otherwise, attention pooling is dropped, and the last
+    norm moves between the tokens and the pooled features; a new norm begins at a scale of 1.
 
     Args:
       weights: of a network that differs from the target in image size, pooling, place of the last norm and head only.
@@ -61,8 +60,8 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
       position_resize: how learned positions change their grid, a value of `PositionResize`.
 
     Raises:
-      ValueError: names or shapes of parameters differ in anything else; differences are listed. What leaves no
-        trace in them, such as another GELU, is not detected here.
+      ValueError: names or shapes of parameters differ otherwise; differences are listed. Fields without effect on
+        them, such as the GELU form, are not compared.
     """
     source = weights.architecture
     expected, given = stacked_shapes(target), dict(weights.parameters)
@@ -124,9 +123,8 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
-    return dataclasses.replace(
-        weights, architecture=architecture, parameters=kept | empty, class_names=None, notes=notes
-    )
+    weights = dataclasses.replace(weights, class_names=None, notes=notes)
+    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
 
 
 LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
@@ -149,7 +147,7 @@ def ending_in(weights: Weights, layer: str) -> Weights:
     a = base.architecture
     final_norm = "none" if a.final_norm == "pooled" else None  # it is not part of these layers
     architecture = with_pooling(a, LAYER_POOLS[layer], final_norm)
-    return dataclasses.replace(base, architecture=architecture, parameters=fit(base, architecture).parameters)
+    return base.with_network(architecture, fit(base, architecture).parameters)
 
 
 def with_classifier(
@@ -169,11 +167,10 @@ def with_classifier(
     base = without_head(weights)
     architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
     head = {"head/linear/kernel": kernel_DK.astype(np.float32), "head/linear/bias": bias_K.astype(np.float32)}
-    parameters = {**base.parameters, **head}
     shapes = stacked_shapes(architecture)
     if wrong := [name for name, array in head.items() if array.shape != shapes[name]]:
         raise ValueError(f"{wrong[0]} has the shape {head[wrong[0]].shape}: must be {shapes[wrong[0]]}.")
-    return dataclasses.replace(base, architecture=architecture, parameters=parameters, class_names=class_names)
+    return base.with_network(architecture, {**base.parameters, **head}, class_names=class_names)
 
 
 def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weights:
@@ -202,5 +199,4 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
         table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length)
     given["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
-    parameters = {name: given[name] for name in stacked_shapes(architecture)}
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
+    return weights.with_network(architecture, given)

@@ -15,9 +15,9 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import radio, timm
 from vit_jax.weights.names.classes import huggingface_model
-from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, invert, pytorch_rules
+from vit_jax.weights.names.entry import Rule, invert, pytorch_rules
+from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, vit_facts
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.vit import vit_facts
 
 POOLER = "vit.pooler.dense"
 _BLOCK = r"encoder/blocks/(\d+)"

@@ -13,7 +13,8 @@ import numpy as np
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names.entry import Entry, Facts
+from vit_jax.weights.names.entry import Entry
+from vit_jax.weights.names.facts import Facts
 
 CHOICE = "radio_model.summary_idxs"  # of class tokens
 NORMALISATION = ("radio_model.input_conditioner.norm_mean", "radio_model.input_conditioner.norm_std")

@@ -13,18 +13,10 @@ from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts, invert, pytorch_rules, shape_of
+from vit_jax.weights.names.entry import Rule, pytorch_rules
+from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, counts, shape_of, vit_facts
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.vit import vit_facts
 
-RENAMED = (  # of the original DINOv2, Franca and TIPSv2, which Hugging Face's TIPSv2 keeps in files
-    (r"^vision_encoder\.", ""),
-    (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),  # blocks in chunks count through
-    (r"(?<=\.mlp\.)(w12|c_fc)\.", "fc1."),
-    (r"(?<=\.mlp\.)(w3|c_proj)\.", "fc2."),
-    (r"^register_tokens$", "reg_token"),
-)
-IGNORED = r"text_encoder\.|(vision_encoder\.)?mask_token$|temperature$"
 RESNET_DEFAULTS = {
     "group_norm_epsilon": 1e-5,
     "standardization_epsilon": 1e-8,
@@ -143,7 +135,6 @@ def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callabl
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
     def theirs(rest: str) -> Callable[[re.Match[str]], str]:
-        """Stages and units count from 0 there."""
         return lambda match: match.expand(rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}")
 
     return {
@@ -162,10 +153,8 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     Raises:
       ValueError: a network of timm's that ours does not compute, or two arrays of one name.
     """
-    names = set(names)
-    original = originals.canonical(names)
-    renamed = {name: _timm_name(name) for name in names if not re.match(IGNORED, name)}
-    names = set(renamed.values()) if original is None else set(original)
+    renamed = originals.canonical(names)
+    names = set(renamed)
     if {"embeds.proj.weight", "embeds.pos_embed"} <= names:
         raise ValueError(NAFLEX.format("embeds.proj.weight"))
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
@@ -178,17 +167,11 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             "it is a distilled DeiT without its heads, whose features in timm are the mean of the class and the "
             "distillation token, which our networks do not compute: bring the file with head and head_dist"
         )
-    return invert(renamed) if original is None else original
-
-
-def _timm_name(name: str) -> str:
-    for pattern, new in RENAMED:
-        name = re.sub(pattern, new, name)
-    return name
+    return renamed
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
+    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
     if "patch_embed.proj.weight" not in shapes:
         return _resnet_facts(shapes)
     has_stages = f"{STEM}.stem.conv.weight" in shapes

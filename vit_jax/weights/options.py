@@ -1,0 +1,14 @@
+"""Options for weights whose file does not state everything, without jax: the command line reads them for its help."""
+
+OPTIONS = {
+    "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
+    "num_heads": ("N", "heads of attention"),
+    "gelu": ("tanh|exact|quick", "form of the activation"),
+    "layer_norm_epsilon": ("X", "of every layer norm"),
+    "group_norm_epsilon": ("X", "of every group norm"),
+    "standardization_epsilon": ("X", "of weight standardisation"),
+    "standardization_epsilon_added_to": ("variance|std", "where it is added"),
+    "rope": ("centred|grid|index", "rotary positions, of DINOv3, EVA-02 or PE"),
+    "position_embedding": ("learned_1d|learned_2d|sincos2d|none", "kind of positions"),
+}
+"""Fields of the architecture that `load_weights` takes, where the file does not state them: form and meaning."""
