@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.weights.names.ours import Shape, stacked_name
 
+QKV = ("query", "key", "value")
 STACKED = "stacked"  # a layout: all layers in one array, on a new leading axis
 
 
@@ -151,6 +152,29 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
             name = f"{theirs}{suffix}" if isinstance(theirs, str) else functools.partial(_suffixed, theirs, suffix)
             rules.append(Rule(f"{ours}/{leaf}", name, layout))
     return rules
+
+
+def transformer_rules(
+    block: str, layers: Mapping[str, str], arrays: Mapping[str, str], layouts: Mapping[str, str], prefix: str = ""
+) -> list[Rule]:
+    """Return rules for a transformer in PyTorch's layouts; a name that begins with a dot is in a block.
+
+    Args:
+      block: the beginning of the names of a block, before its number.
+      layers: our name, a regular expression, → the file's.
+      arrays: the same for single arrays.
+      layouts: of single arrays, by our name; the same as ours if not stated.
+      prefix: of all names in the file.
+    """
+
+    def ours(name: str) -> str:
+        return rf"encoder/blocks/(\d+)/{name[1:]}" if name.startswith(".") else name
+
+    def theirs(name: str) -> str:
+        return rf"{prefix}{block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
+
+    single = [Rule(ours(name), theirs(other), layouts.get(name, "")) for name, other in arrays.items()]
+    return [*single, *pytorch_rules({ours(name): theirs(other) for name, other in layers.items()})]
 
 
 def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import Rule, pytorch_rules
+from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
 from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, counts, shape_of, vit_facts
 from vit_jax.weights.names.ours import Shape
 
@@ -28,7 +28,7 @@ STEM = "patch_embed.backbone"
 class Style(NamedTuple):
     """How timm's classes name the parts of a block."""
 
-    scale: str = r"ls\2.gamma"  # of LayerScale
+    scale: str = "ls{}.gamma"  # of LayerScale
     splits_qkv: bool = False  # one array each for queries, keys and values
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
     splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
@@ -42,7 +42,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
     """Return the style of a file; without shapes that of timm's class for a network."""
     if shapes:
         return Style(
-            scale=r"gamma_\2" if "blocks.0.gamma_1" in shapes else Style().scale,
+            scale="gamma_{}" if "blocks.0.gamma_1" in shapes else Style().scale,
             splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
             splits_bias="blocks.0.attn.q_bias" in shapes,
             splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
@@ -53,7 +53,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         )
     assert a is not None
     return Style(
-        scale=Style().scale if a.rope is None else r"gamma_\2",
+        scale=Style().scale if a.rope is None else "gamma_{}",
         splits_qkv=a.mlp == "swiglu_norm",
         splits_bias=a.qkv_bias == "query_value",
         splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
@@ -79,56 +79,50 @@ def radio_rules() -> list[Rule]:
 
 
 def _vit_rules(style: Style) -> list[Rule]:
-    block = r"encoder/blocks/(\d+)"
-    split_biases = {"query": "q_bias", "value": "v_bias"} if style.splits_bias and not style.splits_qkv else {}
+    gate, up = ("fc1_g", "fc1_x") if style.splits_gate else ("fc1", "fc1")
+    pooled = ("qkv", "qkv") if style.joins_pooling else ("q", "kv")
     layers = {
         "embedding": "patch_embed.proj",
         "embedding_norm": style.embedding_norm,
-        f"{block}/attention_norm": r"blocks.\1.norm1",
-        f"{block}/attention/(q|k|v)(?:uery|ey|alue)": r"blocks.\1.attn." + (r"\2_proj" if style.splits_qkv else "qkv"),
-        f"{block}/attention/norm": r"blocks.\1.attn.norm",
-        f"{block}/attention/out": r"blocks.\1.attn.proj",
-        f"{block}/mlp_norm": r"blocks.\1.norm2",
-        f"{block}/mlp/norm": r"blocks.\1.mlp.norm",
-        f"{block}/mlp/gate": r"blocks.\1.mlp." + ("fc1_g" if style.splits_gate else "fc1"),
-        f"{block}/mlp/expand": r"blocks.\1.mlp." + ("fc1_x" if style.splits_gate else "fc1"),
-        f"{block}/mlp/contract": r"blocks.\1.mlp.fc2",
+        ".attention_norm": ".norm1",
+        **{f".attention/{p}": f".attn.{p[0]}_proj" if style.splits_qkv else ".attn.qkv" for p in QKV},
+        ".attention/norm": ".attn.norm",
+        ".attention/out": ".attn.proj",
+        ".mlp_norm": ".norm2",
+        ".mlp/norm": ".mlp.norm",
+        ".mlp/gate": f".mlp.{gate}",
+        ".mlp/expand": f".mlp.{up}",
+        ".mlp/contract": ".mlp.fc2",
         "encoder/norm": "norm",
         "pooled_norm": "fc_norm",
         "head/distillation": "head_dist",
-        "pooling/attention/query": "attn_pool.qkv" if style.joins_pooling else "attn_pool.q",
-        "pooling/attention/(?:key|value)": "attn_pool.qkv" if style.joins_pooling else "attn_pool.kv",
+        "pooling/attention/query": f"attn_pool.{pooled[0]}",
+        "pooling/attention/(?:key|value)": f"attn_pool.{pooled[1]}",
         "pooling/attention/out": "attn_pool.proj",
         "pooling/norm": "attn_pool.norm",
         "pooling/mlp/expand": "attn_pool.mlp.fc1",
         "pooling/mlp/contract": "attn_pool.mlp.fc2",
     }
-    single = {
+    arrays = {
         "class_token": "cls_token",
         "distillation_token": "dist_token",
         "register_tokens": "reg_token",
         "positions/table": "pos_embed",
         "pooling/probe": "attn_pool.latent",
+        ".attention_scale": f".{style.scale.format(1)}",
+        ".mlp_scale": f".{style.scale.format(2)}",
     }
-    scales = [
-        Rule(f"{block}/{part}_scale", rf"blocks.\1.{style.scale}".replace(r"\2", number))
-        for part, number in (("attention", "1"), ("mlp", "2"))
-    ]
-    biases = [
-        Rule(f"{block}/attention/{part}/bias", rf"blocks.\1.attn.{name}", "Th->(Th)")
-        for part, name in split_biases.items()
-    ]
-    flat = [
-        Rule("class_token", "cls_token", "abD->(abD)"),
-        Rule("positions/table", "pos_embed", "aSD->(aS)D"),
-        Rule("head/linear/kernel", "proj"),
-    ]
-    radio = [
-        Rule("class_token", "cls_token", "aPD->(aP)D"),
-        Rule("embedding/kernel", "patch_embed.proj.weight", "hwCD->D(Chw)"),
-    ]
-    biases += (flat if style.is_flat else []) + (radio if style.is_radio else [])
-    return [*scales, *biases, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
+    layouts: dict[str, str] = {}
+    if style.splits_bias and not style.splits_qkv:
+        arrays |= {f".attention/{part}/bias": f".attn.{part[0]}_bias" for part in ("query", "value")}
+        layouts |= {f".attention/{part}/bias": "Th->(Th)" for part in ("query", "value")}
+    if style.is_flat:
+        arrays["head/linear/kernel"] = "proj"
+        layouts |= {"class_token": "abD->(abD)", "positions/table": "aSD->(aS)D"}
+    if style.is_radio:
+        arrays["embedding/kernel"] = "patch_embed.proj.weight"
+        layouts |= {"class_token": "aPD->(aP)D", "embedding/kernel": "hwCD->D(Chw)"}
+    return transformer_rules("blocks.", layers, arrays, layouts)
 
 
 def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callable[[re.Match[str]], str]]:
