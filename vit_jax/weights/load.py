@@ -21,7 +21,7 @@ from vit_jax.weights import description, folding, hub
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
-from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
+from vit_jax.weights.names import stack, stacked_shapes, tokens
 from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
@@ -233,10 +233,10 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
         if known.facts.is_radio:
             with naming(str(path)):
                 normalisation = _arrange_radio(apart, file, known.architecture.grid) or normalisation
-            notes.append(radio.NOTE)
+            notes.append(tokens.RADIO_NOTE)
     if known.facts.is_distilled:
-        apart = distilled.join(apart)
-        notes.append(distilled.NOTE)
+        apart = tokens.join_distilled(apart)
+        notes.append(tokens.DISTILLED_NOTE)
     if known.folded_rows and not known.facts.is_radio:
         rows, apart["positions/table"] = np.split(apart["positions/table"], [known.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows
@@ -267,12 +267,12 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
     """Make C-RADIO's arrays ours; return the normalisation that the file has, if any."""
-    choice = file.read(radio.CHOICE) if radio.CHOICE in file.arrays else np.zeros(1, np.int64)
-    apart |= radio.split_tokens(apart["class_token"], choice)
+    choice = file.read(tokens.CHOICE) if tokens.CHOICE in file.arrays else np.zeros(1, np.int64)
+    apart |= tokens.split_tokens(apart["class_token"], choice)
     apart["positions/table"] = crop_square(apart["positions/table"][0], grid)[None]
-    if not set(radio.NORMALISATION) <= file.arrays.keys():
+    if not set(tokens.NORMALISATION) <= file.arrays.keys():
         return None
-    return folding.parse_normalisation(*(file.read(name).ravel().tolist() for name in radio.NORMALISATION))
+    return folding.parse_normalisation(*(file.read(name).ravel().tolist() for name in tokens.NORMALISATION))
 
 
 def _folded(weights: Weights, normalisation: Normalisation) -> Weights:

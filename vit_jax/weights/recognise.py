@@ -16,7 +16,7 @@ from vit_jax.config.schema import AddedTo, Gelu, Rope
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, radio, released
+from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, released, tokens
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "gelu": get_args(Gelu),
@@ -104,7 +104,7 @@ def recognise(
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
     with _naming_format(name):
         facts = FORMATS[name].facts(shapes)
-        facts = radio.with_tokens(facts, arrays) if facts.is_radio else facts
+        facts = tokens.with_tokens(facts, arrays) if facts.is_radio else facts
     if metadata:
         architecture, assumptions = stored_architecture(metadata), list[str]()
         refuse_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
@@ -115,7 +115,7 @@ def recognise(
         folded = max(0, facts.position_rows - math.prod(architecture.grid))
     entries = FORMATS[name].entries(architecture, shapes, facts.absent, is_distilled=facts.is_distilled)
     entries = with_rows(entries, architecture, folded)
-    entries = radio.with_all_tokens(entries, architecture.prefix_length) if facts.is_radio else entries
+    entries = tokens.with_all_tokens(entries, architecture.prefix_length) if facts.is_radio else entries
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
     return Recognised(label, architecture, entries, names, ignored, folded, facts, assumptions)

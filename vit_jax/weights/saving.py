@@ -19,7 +19,7 @@ from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
-from vit_jax.weights.names import FORMATS, Entry, distilled, radio, refuse_unwritable, require_standard, unstack
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
 from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.recognise import format_defaults, with_rows
 from vit_jax.weights.report import ArrayStatus, Report
@@ -97,10 +97,10 @@ def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, 
     entries = format_.entries(a, absent=absent, is_distilled=is_distilled)
     apart = unstack(weights.parameters, a.num_heads)
     if is_radio:
-        apart = radio.join_tokens(apart)
-        entries = radio.with_all_tokens(entries, a.prefix_length)
+        apart = tokens.join_tokens(apart)
+        entries = tokens.with_all_tokens(entries, a.prefix_length)
     elif is_distilled:
-        apart = distilled.split(apart)
+        apart = tokens.split_distilled(apart)
     elif model and a.position_tokens == "patches":  # the class token has a row there
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         entries = with_rows(entries, a, 1)

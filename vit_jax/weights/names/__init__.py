@@ -12,14 +12,14 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names import bit, distilled, huggingface, radio, released, timm
+from vit_jax.weights.names import bit, huggingface, released, timm, tokens
 from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.names.entry import Entry, Rule, make_entries
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
-__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "distilled", "radio", "refuse_unwritable"]
-__all__ += ["require_standard", "stack", "stacked_shapes", "unstack"]
+__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
+__all__ += ["stack", "stacked_shapes", "tokens", "unstack"]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -51,7 +51,7 @@ class Format(NamedTuple):
           ValueError: a parameter has no name in this format.
         """
         ours = {name: shape for name, shape in unstacked_shapes(a).items() if name not in absent}
-        ours = distilled.split_shapes(ours) if is_distilled else ours
+        ours = tokens.split_shapes(ours) if is_distilled else ours
         return make_entries(self.rules(a, shapes or {}), ours)
 
 

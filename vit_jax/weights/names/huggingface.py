@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names import radio, timm
+from vit_jax.weights.names import timm, tokens
 from vit_jax.weights.names.classes import huggingface_model
 from vit_jax.weights.names.entry import QKV, Rule, invert, pytorch_rules, transformer_rules
 from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, vit_facts
@@ -183,7 +183,7 @@ def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
         return _rules_of_file(family, shapes)
     model = huggingface_model(a)
     if model.family == "radio":
-        return [rule._replace(name=radio.own_name(str(rule.name))) for rule in timm.radio_rules()]
+        return [rule._replace(name=tokens.own_name(str(rule.name))) for rule in timm.radio_rules()]
     token = "distillation_token" if a.num_class_tokens == 2 else "register_tokens" if model.model_type == "deit" else ""
     # ViT and CLIP's vision tower have the prefix without a classifier too.
     prefix = model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
@@ -195,7 +195,7 @@ def added(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray
     """Return arrays of the library's class that hold no parameter of ours: mask tokens, C-RADIO's normalisation."""
     model = huggingface_model(a)
     if model.family == "radio":
-        return radio.added(a, normalisation)
+        return tokens.added(a, normalisation)
     prefix = model.prefix if a.num_classes else ""
     masks: dict[str, Shape] = {"dinov2_with_registers": (1, a.width), "dinov3_vit": (1, 1, a.width)}
     shape = masks.get(model.model_type)
