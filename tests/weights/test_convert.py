@@ -49,11 +49,7 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
 @pytest.mark.parametrize(
     ("destination", "to", "words"),
     [
-        (
-            "out.safetensors",
-            None,
-            "does not determine whose names are wanted. Give --to=timm or --to=huggingface",
-        ),
+        ("out.safetensors", None, "does not determine whose names are wanted. Give --to=timm or --to=huggingface"),
         ("out.npz", "torch", "to='torch': must be one of released, bit, timm, huggingface"),
         ("out.npz", "vit_jax", "our own checkpoints are folders"),
         ("out", "released", "the format released is a file. Give one that ends in .npz"),

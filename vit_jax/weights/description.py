@@ -28,12 +28,12 @@ class TrainingData:
 
     data: str  # as in a config; files by their absolute path
     seed: int  # of the run, which chose the hold-out of files without splits
-    holdout_fraction: float  # of every class of such files
+    holdout_fraction: float  # of every class of files without splits
     train_split: str  # the name of the split that it was trained on
     test_split: str  # and of the one that it was not
     classes: tuple[str, ...]  # those chosen of the data; (): all
     is_multilabel: bool = False  # an image may have any number of the labels, not exactly one
-    # of files without splits, by class: what was held out, from `data.subset.held_up_to`
+    # by class of files without splits: the end of the hold-out, from `data.subset.held_up_to`
     held_up_to: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lora_rank: int | None = None  # of a run with LoRA; its factors are merged into the kernels
 

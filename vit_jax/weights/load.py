@@ -100,8 +100,8 @@ def load_weights(
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
-      **options: what the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and image_size: if
-        the file has another, the network is `resized`.
+      **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and
+        image_size: if the file has another, the network is `resized`.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
@@ -160,9 +160,9 @@ def resized(weights: Weights, image_size: tuple[int, int], position_resize: str 
 def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
     source, classes = weights.source, weights.architecture.num_classes
     if len(class_names) != classes:
-        raise ValueError(f"{len(class_names)} class names are given, {source} has {classes} classes")
+        raise ValueError(f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}.")
     if weights.class_names not in (None, class_names):
-        raise ValueError(f"{source} has class names: leave class_names out")
+        raise ValueError(f"class_names: must not be set, as {source} has class names.")
     return dataclasses.replace(weights, class_names=class_names)
 
 
@@ -177,7 +177,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], 
             shapes, factors = stacked_shapes(architecture_of(metadata)), description.stored_lora(metadata)
             return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
 
-    parameters, metadata, what = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
+    parameters, metadata, kind = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
     statuses, notes = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()], []
     if (factors := description.stored_lora(metadata)) is not None:
         parameters = lora.merge(parameters, factors)
@@ -187,7 +187,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], 
         parameters,
         tuple(metadata.get("class_names") or ()) or None,
         metadata.get("preprocessing"),
-        f"{path} (vit_jax, {what})",
+        f"{path} (vit_jax, {kind})",
         statuses,
         notes,
         description.stored_training_data(metadata),
@@ -209,7 +209,7 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
-    """Return the configuration of a file: its folder's, if the folder is given or the file has the libraries' name."""
+    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name."""
     if source.is_dir() or file.name == WEIGHTS:
         return read_sidecar(file.parent)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():

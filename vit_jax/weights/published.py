@@ -256,5 +256,5 @@ def licence_of(*names: str) -> str:
     Args:
       *names: Hub names, timm's models with their tag, or model types of transformers.
     """
-    found = {family.licence for family in FAMILIES for name in names if name and re.search(family.pattern, name)}
-    return found.pop() if len(found) == 1 else ""
+    licences = {family.licence for family in FAMILIES for name in names if name and re.search(family.pattern, name)}
+    return licences.pop() if len(licences) == 1 else ""

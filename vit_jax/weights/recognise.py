@@ -1,6 +1,6 @@
 """From names, shapes and metadata of a file to its format and the architecture of its network.
 
-The file decides what it can; a format fixes its defaults (GELU form, epsilons); a configuration beside the file and the
+The file decides most fields; a format fixes its defaults (GELU form, epsilons); a configuration beside the file and the
 caller's options give the rest. An unknown value is an error that names the option. No data is read here.
 """
 
@@ -90,7 +90,7 @@ def recognise(
 
     Args:
       arrays: headers of the file.
-      metadata: what we wrote into it; empty for a file from elsewhere.
+      metadata: written by this package; empty for a file from elsewhere.
       stated: fields of the architecture that a configuration beside the file gives, and its `pool`.
       options: fields of the architecture, from `vit_jax.weights.OPTIONS`, that the caller gives; they take precedence
         over `stated`.

@@ -15,7 +15,7 @@ class ArrayStatus(NamedTuple):
     """How one array of a file is used."""
 
     name: str  # in the file, as shape and dtype are
-    ours: tuple[str, ...]  # our names, layers taken apart; empty for what is not a parameter of ours
+    ours: tuple[str, ...]  # our names, layers taken apart; empty if it is not a parameter of ours
     shape: tuple[int, ...]
     dtype: str
     status: str  # "copied", "transposed, stacked", "ignored (optimiser state)", ...

@@ -31,9 +31,8 @@ def changed(content, offset, layout, *values, entry=0):
     at = -1
     for _ in range(entry + 1):
         at = content.index(b"PK\x01\x02", at + 1)
-    found = bytearray(content)
-    struct.pack_into(layout, found, at + offset, *values)
-    return bytes(found)
+    struct.pack_into(layout, content := bytearray(content), at + offset, *values)
+    return bytes(content)
 
 
 def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):

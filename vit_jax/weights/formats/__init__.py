@@ -1,6 +1,6 @@
 """Files of named arrays, `.npz` and `.safetensors`: read without trusting them, written completely or not at all.
 
-A file is arrays by name and a dictionary of metadata; `weights.names` knows what the names mean.
+A file is arrays by name and a dictionary of metadata; `weights.names` knows their meaning.
 """
 
 import contextlib

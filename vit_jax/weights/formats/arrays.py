@@ -82,7 +82,7 @@ class ArrayFile:
 
     path: pathlib.Path
     arrays: Mapping[str, StoredArray]  # by name; no data has been read for it
-    metadata: dict[str, Any]  # what this package wrote the file with; empty for a file from elsewhere
+    metadata: dict[str, Any]  # written by this package; empty for a file from elsewhere
     read_array: Callable[[str], np.ndarray]
 
     def read(self, name: str) -> np.ndarray:

@@ -66,10 +66,10 @@ def count(names: Iterable[str], pattern: str) -> int:
 
 def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     """Return how many values the second group has for each number of the first: the units of every stage."""
-    found: dict[str, set[str]] = {}
+    units: dict[str, set[str]] = {}
     for match in filter(None, (re.match(pattern, name) for name in names)):
-        found.setdefault(match[1], set()).add(match[2])
-    return tuple(len(found[stage]) for stage in sorted(found, key=lambda digits: (len(digits), digits)))
+        units.setdefault(match[1], set()).add(match[2])
+    return tuple(len(units[stage]) for stage in sorted(units, key=lambda digits: (len(digits), digits)))
 
 
 _BLOCK = "encoder/blocks/0"

@@ -245,7 +245,7 @@ def _classic_name(name: str, table: Family, prefix: str) -> str:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return what the file determines; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
+    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
     family = family_of(shapes)
     assert family is not None
     patches = f"{FAMILIES[family].prefixes[0]}{FAMILIES[family].patches}.weight"

@@ -13,8 +13,8 @@ from vit_jax.weights.names.entry import invert
 class Original(NamedTuple):
     """Names of a family in its own code."""
 
-    mark: str  # a name that only this family has, below the prefix; "" for any other file, such as timm's
-    renames: Mapping[str, str]  # regular expression → what takes its place, in this order; all that match
+    mark: str  # a name that only this family has, below the prefix; "" for other files, as timm's
+    renames: Mapping[str, str]  # regular expression → replacement, in this order; all matches apply
     prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these; other names are ignored
     ignored: str = r"(?!)"
 

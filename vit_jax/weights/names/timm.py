@@ -31,7 +31,7 @@ class Style(NamedTuple):
     scale: str = "ls{}.gamma"  # of LayerScale
     splits_qkv: bool = False  # one array each for queries, keys and values
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
-    splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
+    splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
     embedding_norm: str = "norm_pre"
     is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
     is_radio: bool = False  # the patch embedding is a linear layer, and all prefix tokens are one array
@@ -176,7 +176,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         width, numbers = shape_of(shapes, "patch_embed.proj.weight", 2)
         side = math.isqrt(numbers // 3)
         shapes = {**shapes, "patch_embed.proj.weight": (width, 3, side, side)}
-    found = vit_facts(
+    vit = vit_facts(
         shapes,
         _vit_rules(style),
         num_classes=classes_of(shapes, "proj", -1, "")
@@ -188,11 +188,11 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         fixed_positions="none",
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
     )
-    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * found.mlp_dim
-    if found.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
+    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * vit.mlp_dim
+    if vit.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
     changes: dict[str, Any] = (
-        {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+        {"mlp": "gelu"} if vit.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
     )
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
@@ -204,7 +204,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         changes["registers"] = shape_of(shapes, "cls_token", 2)[0] - 1
         absent = frozenset(["register_tokens"])
     return dataclasses.replace(
-        found, parts={**found.parts, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
+        vit, parts={**vit.parts, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
     )
 
 
