@@ -49,15 +49,15 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
 @pytest.mark.parametrize(
     ("destination", "to", "words"),
     [
-        ("out.safetensors", None, "does not determine whose names are wanted: give --to=timm or --to=huggingface"),
-        ("out.npz", "torch", "to='torch' is not a format that is written. Those are: released, bit, timm, huggingface"),
+        ("out.safetensors", None, "does not determine whose names are wanted. Give --to=timm or --to=huggingface"),
+        ("out.npz", "torch", "to='torch': must be one of released, bit, timm, huggingface"),
         ("out.npz", "vit_jax", "our own checkpoints are folders"),
-        ("out", "released", "the format released is a file; give one that ends in .npz"),
-        ("out.npz", "timm", "a file of the format timm ends in .safetensors"),
-        ("out.safetensors", "bit", "a file of the format bit ends in .npz"),
+        ("out", "released", "the format released is a file. Give one that ends in .npz"),
+        ("out.npz", "timm", "a file of the format timm must end in .safetensors"),
+        ("out.safetensors", "bit", "a file of the format bit must end in .npz"),
         ("new/out.npz", "bit", "bit cannot hold"),
-        ("hf://owner/name", None, "name is not a path on this machine: give a local file or folder"),
-        ("gs://bucket/out.npz", None, "out.npz is not a path on this machine"),
+        ("hf://owner/name", None, "name: must be a path on this machine. Give a local file or folder"),
+        ("gs://bucket/out.npz", None, "out.npz: must be a path on this machine"),
     ],
 )
 def test_destinations_that_make_no_sense(destination, to, words, source, tmp_path):

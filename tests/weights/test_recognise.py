@@ -97,13 +97,13 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
         *((a, "released", {}, r"not a square grid of patches: give image_size.*multiples of 4 and 4") for a in POOLS),
         (VIT, "released", {"image_size": (16, 12)}, r"\(16, 12\) has 12 patches of 4x4 pixels, .* positions for 6"),
         (VIT, "timm", {"image_size": (8, 12)}, "width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"),
-        (VIT, "timm", SAID | {"num_heads": 3}, "num_heads=3 does not divide the width: give a divisor of 16"),
+        (VIT, "timm", SAID | {"num_heads": 3}, "num_heads=3: must divide the width. Give a divisor of 16"),
         (NO_TABLE, "released", {}, "does not state the image size: give image_size"),
-        (SQUARE, "released", {"num_heads": 4}, "num_heads=4 is given, but the file says 2"),
-        (SQUARE, "released", {"position_embedding": "sincos2d"}, "'sincos2d' is given, but the file says 'learned_1d'"),
-        (SQUARE, "released", {"group_norm_epsilon": 1e-5}, "group_norm_epsilon would have no effect on a vit"),
-        (SQUARE, "timm", SAID | {"image_size": (14, 15)}, r"\(14, 15\) is not a multiple .* such as 12,12"),
-        (SQUARE, "timm", SAID | {"image_size": (3, 15)}, r"\(3, 15\) is not a multiple .* such as 4,12"),
+        (SQUARE, "released", {"num_heads": 4}, "num_heads=4: must be 2, as the file states"),
+        (SQUARE, "released", {"position_embedding": "sincos2d"}, "'sincos2d': must be 'learned_1d', as the file"),
+        (SQUARE, "released", {"group_norm_epsilon": 1e-5}, "group_norm_epsilon=1e-05: .* no effect on a vit"),
+        (SQUARE, "timm", SAID | {"image_size": (14, 15)}, r"\(14, 15\): must be a multiple .* such as 12,12"),
+        (SQUARE, "timm", SAID | {"image_size": (3, 15)}, r"\(3, 15\): must be a multiple .* such as 4,12"),
     ],
 )
 def test_options_that_are_missing_or_contradict_are_refused(a, format_name, given, words):
@@ -138,7 +138,7 @@ def test_a_configuration_of_another_network_is_refused(wrong, words):
             ({"architecture": dataclasses.asdict(HYBRID) | changes}, "at most|make no hybrid|image")
             for changes in ({"depth": 10**15}, {"units": (1,) * 400}, {"units": (10**15,)}, {"units": (-3,)})
         ),
-        (describe_weights(weights_of(SQUARE)), "gelu='exact' is given, but the file's metadata says 'tanh'"),
+        (describe_weights(weights_of(SQUARE)), "gelu='exact': must be 'tanh', as the file's metadata"),
     ],
 )
 def test_metadata_that_describes_nothing_or_something_else_is_refused(metadata, words):
@@ -184,9 +184,8 @@ def test_families_that_are_not_read_are_refused_in_words(name, words):
 def test_quantised_arrays_and_a_text_tower_alone_are_refused_in_words():
     arrays = headers(VIT, "timm")
     name = "blocks.0.mlp.fc1.weight"
-    with pytest.raises(
-        ValueError, match=rf"quantised network: {name} has integers \(int8\).* take the file in float32"
-    ):
+    words = rf"quantised network: {name} has integers \(int8\).* take the file in float32"
+    with pytest.raises(ValueError, match=words):
         recognise(arrays | {name: StoredArray(arrays[name].shape, np.dtype(np.int8))}, {})
     with pytest.raises(ValueError, match=r"of a text tower alone, .* take the file with both towers"):
         recognise({f"text_model.{name}": array for name, array in arrays.items()}, {})
@@ -236,8 +235,7 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, words):
     """That none is let through unchecked, and none is always refused."""
     possible = {"image_size": (8, 8), "num_heads": 4, "gelu": "exact", "position_embedding": "sincos2d"}
-    possible["rope"] = "grid"
-    possible["standardization_epsilon_added_to"] = "variance"
+    possible |= {"rope": "grid", "standardization_epsilon_added_to": "variance"}
     assert validated_options({option: possible.get(option, 1e-6)})
     assert validated_options({option: None}) == {}
     with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):

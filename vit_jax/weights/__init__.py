@@ -14,7 +14,7 @@ __all__ = ["OPTIONS", "Weights", "load_weights"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use, so that the command line reads its options without JAX."""
+    """Import on first use, so that the command line reads its options without JAX."""
     if name not in ("Weights", "load_weights"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vit_jax.weights import load

@@ -30,11 +30,11 @@ def describe(
     training: TrainingData | None,
     licence: str = "",
 ) -> dict[str, Any]:
-    """The metadata that weights carry.
+    """Return the metadata that weights carry.
 
     Args:
       a: the network.
-      class_names: in the order of the logits; None where they are not known, as for what follows.
+      class_names: in the order of the logits; None if they are not known, as for the next arguments.
       preprocessing: as from `describe_preparation`.
       training: the data of the run that made the weights.
       licence: of the pre-trained weights that they were made of; "" if it is not known.
@@ -77,12 +77,12 @@ def describe_preparation(how: "EvaluationTransform", normalisation: Normalisatio
 
 
 def _counts(a: Architecture) -> dict[str, Any]:
-    """What follows from the network: for readers who do not build it; validated when we read it ourselves."""
+    """Return numbers that follow from the network, for readers who do not build it; we validate them on reading."""
     return {"grid": list(a.grid), "num_class_tokens": a.num_class_tokens}
 
 
 def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture in metadata; ValueError if it is from a newer version, absent, or contradicts itself."""
+    """Return the architecture in metadata; ValueError if it is from a newer version, absent or contradictory."""
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
         raise ValueError(f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax")
@@ -100,7 +100,7 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
-    """The architecture with these fields, bounded before anything is sized by it, since the numbers are not trusted.
+    """Return the architecture with these fields, whose numbers are not trusted but bounded.
 
     Raises:
       CodeNotAllowed: a part of it is code that the caller does not allow.
@@ -118,16 +118,17 @@ def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
 
 
 def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
-    """The training data in metadata; None where there is none, or none that we understand."""
+    """Return the training data in metadata; None if there is none, or none that we understand."""
     stored = metadata.get("training")
     config = metadata.get("config")
     if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):
-        stored = {**config["input"], **config}  # checkpoints of before this was written
+        stored = {**config["input"], **config}  # checkpoints of older versions
     if not isinstance(stored, dict) or not isinstance(stored.get("classes"), list):
         return None
+    # Older checkpoints lack is_multilabel and held_up_to.
     known: dict[str, Any] = {field.name: stored.get(field.name) for field in dataclasses.fields(TrainingData)}
-    known["is_multilabel"] = stored.get("is_multilabel", False)  # and before this
-    held = known["held_up_to"] = known["held_up_to"] or {}  # checkpoints of before this was written
+    known["is_multilabel"] = stored.get("is_multilabel", False)
+    held = known["held_up_to"] = known["held_up_to"] or {}
     if not isinstance(held, dict):
         return None
     texts = [known["data"], known["train_split"], known["test_split"], *known["classes"], *held.values()]

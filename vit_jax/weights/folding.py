@@ -86,7 +86,7 @@ def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisati
 
 
 def describe_normalisation(normalisation: Normalisation) -> dict[str, Any]:
-    """Return what the preprocessing of weights states of it: nothing of ours."""
+    """Return the fields of the preprocessing of weights that state it; none for ours."""
     return {} if normalisation == OURS else {name: list(value) for name, value in normalisation._asdict().items()}
 
 

@@ -14,12 +14,12 @@ _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-
 
 
 def is_hub_address(source: str) -> bool:
-    """Whether a source is on the Hub and not a path."""
+    """Return True for a source on the Hub, False for a path."""
     return source.startswith("hf://")
 
 
 def fetch(source: str) -> pathlib.Path:
-    """Downloads a repository's weights, or finds them where they were downloaded before; returns the local folder.
+    """Download a repository's weights unless they are cached; return the local folder.
 
     Raises:
       ValueError: a malformed address, huggingface_hub is not installed, or it cannot fetch.
@@ -33,14 +33,14 @@ def fetch(source: str) -> pathlib.Path:
 
 
 def require_hub(address: str) -> None:
-    """Raises ValueError if nothing could be uploaded there: before weights are converted for it."""
+    """Raise ValueError if an upload there is impossible, before weights are converted for it."""
     match, _ = _open(address, "upload the folder yourself")
     if match["revision"]:
         raise ValueError(f"{address}: a revision is made by the upload; give hf://owner/name.")
 
 
 def push(folder: pathlib.Path, address: str) -> str:
-    """Uploads a folder of weights as a repository, which is made where there is none; returns its address.
+    """Upload a folder of weights as a repository, which is created if it does not exist; return its address.
 
     Raises:
       ValueError: as `require_hub`, or the Hub refuses; the folder stays.
@@ -56,7 +56,7 @@ def push(folder: pathlib.Path, address: str) -> str:
 
 
 def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
-    """The parts of an address, and the library."""
+    """Return the parts of an address, and the library."""
     match = _REPOSITORY.fullmatch(address)
     if not match:
         raise ValueError(f"{address!r} is not an address of the form hf://owner/name or hf://owner/name@revision.")

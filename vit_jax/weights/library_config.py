@@ -1,4 +1,4 @@
-"""What timm and Hugging Face want to read beside weights, so that they build the network themselves."""
+"""Configurations that timm and Hugging Face read beside weights, so that they build the network themselves."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
 from vit_jax.weights.names.classes import huggingface_class, huggingface_model, timm_model, whole_ratio
-from vit_jax.weights.sidecar import CONFIG, POOLS, PREPROCESSOR
+from vit_jax.weights.sidecar import CONFIG, HUGGINGFACE_SIZES, POOLS, PREPROCESSOR, TIMM_SIZES
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
@@ -26,7 +26,6 @@ _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 _ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # of transformers
-_POOL_NOTE = "Its class in transformers does not pool by {}: take last_hidden_state."
 
 
 def write_library_config(
@@ -36,15 +35,14 @@ def write_library_config(
     class_names: Sequence[str] | None,
     preprocessing: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
-    """Writes the configuration of a network whose weights are in `folder`; returns notes for the report.
+    """Write the configuration of a network whose weights are in `folder`; return notes for the report.
 
-    A configuration of other weights is replaced or removed. Preprocessing that is not known is not written, so that
-    readers of the folder choose it instead of trusting a guess.
+    A configuration of other weights is replaced or removed. Unknown preprocessing is not written, so that readers of
+    the folder choose it instead of trusting a guess.
     """
     is_timm = format_name == "timm"
     config = (timm_config if is_timm else huggingface_config)(a, class_names, preprocessing)
-    preprocessing = preprocessing if is_known(preprocessing) else None
-    processor = None if is_timm or preprocessing is None else _huggingface_processor(a, preprocessing)
+    processor = _huggingface_processor(a, preprocessing) if preprocessing and not is_timm else None
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
         if value is None:
             path.unlink(missing_ok=True)
@@ -52,16 +50,15 @@ def write_library_config(
             write_atomically(path, json.dumps(value, indent=2) + "\n")
     if config is None:
         return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
-    notes = () if is_timm or a.num_classes or a.pool in ("token", "map") else (_POOL_NOTE.format(a.pool),)
-    if preprocessing is None:
+    notes = []
+    if not (is_timm or a.num_classes or a.pool in ("token", "map")):
+        notes.append(f"Its class in transformers does not pool by {a.pool}: take last_hidden_state.")
+    if not is_known(preprocessing):
         where = f"{CONFIG} does not state it" if is_timm else f"there is no {PREPROCESSOR}"
-        return (*notes, f"How images were resized and cropped for this network is not known, so {where}.")
-    if processor is not None and preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
-        return (
-            *notes,
-            "Hugging Face's processor resizes the full image; this network was tested on central crops.",
-        )
-    return notes
+        notes.append(f"How images were resized and cropped for this network is not known, so {where}.")
+    elif preprocessing and processor and preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
+        notes.append("Hugging Face's processor resizes the full image; this network was tested on central crops.")
+    return tuple(notes)
 
 
 def is_known(preprocessing: Mapping[str, Any] | None) -> bool:
@@ -75,59 +72,66 @@ def huggingface_config(
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = list(class_names or [f"LABEL_{number}" for number in range(a.num_classes)])
     model = huggingface_model(a)
+    parts = _huggingface_parts(a, model.model_type, stored_normalisation(preprocessing))
     return {
         "architectures": [huggingface_class(a)],
         "model_type": model.model_type,
         "image_size": _one_or_two(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
         "num_channels": 3,
-        "hidden_size": a.width,
-        "num_hidden_layers": a.depth,
-        "num_attention_heads": a.num_heads,
+        **{theirs: getattr(a, ours) for ours, theirs in HUGGINGFACE_SIZES.items() if ours != "mlp_dim"},
         "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
         "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
-        **_huggingface_parts(a, model.model_type, stored_normalisation(preprocessing)),
+        **({} if "mlp_ratio" in parts else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
+        **parts,
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
 def _huggingface_parts(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, Any]:
-    registers = {"num_register_tokens": a.registers}
+    """Return the arguments of a class that not all classes have; "mlp_ratio" replaces the width of the MLP."""
+    has_qkv_bias = a.qkv_bias == "all"
     match model_type:
         case "dinov2" | "dinov2_with_registers":
-            found = {"mlp_ratio": whole_ratio(a), "use_swiglu_ffn": a.mlp == "swiglu", "qkv_bias": a.qkv_bias == "all"}
-            return found | ({"use_mask_token": False} if model_type == "dinov2" else registers)
+            sizes: dict[str, Any] = {
+                "mlp_ratio": whole_ratio(a),
+                "use_swiglu_ffn": a.mlp == "swiglu",
+                "qkv_bias": has_qkv_bias,
+            }
+            tokens = {"use_mask_token": False} if model_type == "dinov2" else {"num_register_tokens": a.registers}
+            return sizes | tokens
         case "dinov3_vit":
-            biases = {"query_bias": a.qkv_bias != "none", "key_bias": a.qkv_bias == "all"}
-            biases |= {"value_bias": a.qkv_bias != "none", "proj_bias": a.linear_bias, "mlp_bias": a.linear_bias}
-            return {"intermediate_size": a.mlp_dim, "use_gated_mlp": a.mlp == "swiglu", **registers, **biases}
+            biases = {"query_bias": a.qkv_bias != "none", "key_bias": has_qkv_bias, "value_bias": a.qkv_bias != "none"}
+            biases |= {"proj_bias": a.linear_bias, "mlp_bias": a.linear_bias}
+            return {"use_gated_mlp": a.mlp == "swiglu", "num_register_tokens": a.registers, **biases}
         case "clip_vision_model":
-            return {"intermediate_size": a.mlp_dim, "projection_dim": a.num_classes or a.width}
+            return {"projection_dim": a.num_classes or a.width}
         case "siglip_vision_model":
-            return {"intermediate_size": a.mlp_dim}
+            return {}
         case "aimv2_vision_model":
-            return {"intermediate_size": a.mlp_dim, "qkv_bias": False, "mlp_bias": False, "use_head": False}
+            return {"qkv_bias": False, "mlp_bias": False, "use_head": False}
         case "radio":
-            tokens: dict[str, Any] = {"num_cls_tokens": a.num_class_tokens, "num_registers": a.registers}
-            tokens |= {"summary_idxs": [*range(a.num_class_tokens)], "max_img_size": a.image_size[0]}
-            sizes = {"mlp_ratio": a.mlp_dim / a.width, "qkv_bias": a.qkv_bias == "all"}
-            return tokens | sizes | {"norm_mean": [*pixels.mean], "norm_std": [*pixels.std]}
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return {"intermediate_size": a.mlp_dim, "qkv_bias": a.qkv_bias == "all", **dropouts}
+            tokens = {"num_cls_tokens": a.num_class_tokens, "num_registers": a.registers}
+            numbers = {"summary_idxs": [*range(a.num_class_tokens)], "max_img_size": a.image_size[0]}
+            sizes = {"mlp_ratio": a.mlp_dim / a.width, "qkv_bias": has_qkv_bias}
+            return {**tokens, **numbers, **sizes, "norm_mean": [*pixels.mean], "norm_std": [*pixels.std]}
+    return {"qkv_bias": has_qkv_bias, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the `preprocessor_config.json` of known preprocessing; None for other."""
+    if not is_known(preprocessing):
+        return None
     height, width = a.image_size
     pixels = stored_normalisation(preprocessing)
     is_cropped = preprocessing["resize"] == "short_side" and height == width
     edge = math.floor(height / preprocessing["crop_fraction"])
-    size = {"shortest_edge": edge} if is_cropped else {"height": height, "width": width}
     return {
         # Both take pixels as Pillow resizes them; the first can crop.
         "image_processor_type": "BitImageProcessor" if is_cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": size,
+        "size": {"shortest_edge": edge} if is_cropped else {"height": height, "width": width},
         **({"do_center_crop": True, "crop_size": {"height": height, "width": width}} if is_cropped else {}),
         "resample": 3 if preprocessing.get("interpolation") == "bicubic" else 2,  # Pillow's numbers; 2 is bilinear
         "do_rescale": True,
@@ -141,7 +145,8 @@ def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) ->
 def timm_config(
     a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """`config.json` of a model that timm knows by name, every number given; None where there is none."""
+    """Return the `config.json` of a model that timm knows by name, with every number; None if timm has none."""
+    name: str | None
     if a.family == "resnet":
         name, arguments = _TIMM_RESNETS.get((a.units, a.width_factor)), {}
     elif a.family == "hybrid":
@@ -153,19 +158,19 @@ def timm_config(
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
     pretrained: dict[str, Any] = {"input_size": [3, *a.image_size], "mean": [*pixels.mean], "std": [*pixels.std]}
     pretrained["num_classes"] = a.num_classes
-    if is_known(preprocessing):
-        assert preprocessing is not None
-        crop_mode = "squash" if preprocessing["resize"] == "direct" else "center"
-        interpolation = preprocessing.get("interpolation") or "bilinear"
-        pretrained |= {
-            "interpolation": interpolation,
-            "crop_pct": preprocessing["crop_fraction"],
-            "crop_mode": crop_mode,
-        }
-    config: dict[str, Any] = {"architecture": name, "num_classes": a.num_classes, "num_features": a.width}
-    config |= {"model_args": arguments, "pretrained_cfg": pretrained}
-    config |= {} if class_names is None else {"label_names": list(class_names)}
-    return config | ({"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {})
+    if preprocessing and is_known(preprocessing):
+        pretrained["interpolation"] = preprocessing.get("interpolation") or "bilinear"
+        pretrained["crop_pct"] = preprocessing["crop_fraction"]
+        pretrained["crop_mode"] = "squash" if preprocessing["resize"] == "direct" else "center"
+    return {
+        "architecture": name,
+        "num_classes": a.num_classes,
+        "num_features": a.width,
+        "model_args": arguments,
+        "pretrained_cfg": pretrained,
+        **({} if class_names is None else {"label_names": list(class_names)}),
+        **({"global_pool": _TIMM_POOLS[a.pool]} if a.has_transformer else {}),
+    }
 
 
 def _timm_parts(a: Architecture) -> dict[str, Any]:
@@ -211,9 +216,7 @@ def _timm_arguments(a: Architecture) -> dict[str, Any]:
     return {
         "img_size": list(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
-        "embed_dim": a.width,
-        "depth": a.depth,
-        "num_heads": a.num_heads,
+        **{theirs: getattr(a, ours) for ours, theirs in TIMM_SIZES.items()},
         "mlp_ratio": _ratio(a),
         "class_token": a.num_class_tokens > 0,
         **({"no_embed_class": True} if a.position_tokens == "patches" else {}),

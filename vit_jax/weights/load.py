@@ -17,24 +17,11 @@ from vit_jax.config.architecture import Architecture, at_image_size
 from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
 from vit_jax.models import lora
 from vit_jax.references import allowed_code
-from vit_jax.weights import hub
-from vit_jax.weights.description import (
-    TrainingData,
-    stored_architecture,
-    stored_licence,
-    stored_lora,
-    stored_training_data,
-)
-from vit_jax.weights.folding import (
-    OURS,
-    Normalisation,
-    describe_normalisation,
-    fold,
-    parse_normalisation,
-    stored_normalisation,
-)
+from vit_jax.weights import description, folding, hub
+from vit_jax.weights.description import TrainingData
+from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
-from vit_jax.weights.names import distilled, radio, stack, stacked_shapes
+from vit_jax.weights.names import stack, stacked_shapes, tokens
 from vit_jax.weights.options import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
@@ -47,18 +34,18 @@ _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch
 
 
 def class_names_file(path: pathlib.Path) -> pathlib.Path:
-    """Where the class names of a .npz are whose metadata has no room for them."""
+    """Return the file for the class names of a .npz whose metadata has no room for them."""
     return path.with_name(f"{path.name}.classes.txt")
 
 
 def read_class_names(path: pathlib.Path) -> list[str]:
-    """One name a line, in UTF-8; ValueError or OSError for anything else, or a file that is too large."""
+    """Return one name per line, in UTF-8; ValueError or OSError for another encoding, or a file that is too large."""
     return read_bounded(path, MAX_JSON_BYTES).decode().splitlines()
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A network's parameters, and what belongs to them; None is what is not known."""
+    """A network's parameters and their metadata; None is not known."""
 
     architecture: Architecture
     parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
@@ -66,13 +53,13 @@ class Weights:
     preprocessing: Mapping[str, Any] | None = None  # of the images, as checkpoints have it
     source: str = ""  # "PATH (format)"
     statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
-    notes: Sequence[str] = ()  # sentences: what was assumed, and what is odd
+    notes: Sequence[str] = ()  # sentences: assumptions, and odd values
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
 
     def resize_method(self, position_resize: str = "library") -> str:
-        """Return how positions are resized: for "library" as that library whose names the file has, else as given."""
+        """Return how positions are resized: "library" is the method of the library whose names the file has."""
         if position_resize != "library":
             return position_resize
         if self.format == "huggingface":  # whose DINOv2 antialiases if it has registers
@@ -81,8 +68,13 @@ class Weights:
 
     @property
     def is_multilabel(self) -> bool:
-        """Whether each class is a question of its own, as in the run that made them."""
+        """Return True if the run that made them was multi-label."""
         return self.training is not None and self.training.is_multilabel
+
+    def with_network(self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any) -> "Weights":
+        """Return the weights with another network, whose parameters are chosen and ordered by its names."""
+        chosen = {name: parameters[name] for name in stacked_shapes(a)}
+        return dataclasses.replace(self, architecture=a, parameters=chosen, **changes)
 
     def warnings(self) -> list[str]:
         """Return warnings for uses of the head without training."""
@@ -100,7 +92,7 @@ def load_weights(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Weights:
-    """Reads weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
+    """Read weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
@@ -108,8 +100,8 @@ def load_weights(
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
-      **options: what the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and image_size: if
-        the file has another, the network is `resized`.
+      **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and
+        image_size: if the file has another, the network is `resized`.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
@@ -118,12 +110,12 @@ def load_weights(
     """
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
-    allowed = allowed_code(allow_code)
-    path = hub.fetch(str(source)) if hub.is_hub_address(str(source)) else expanded(source)
+    address = str(source)
+    path = hub.fetch(address) if hub.is_hub_address(address) else expanded(source)
     if has_checkpoints(path):
-        weights = _load_workdir(path, polyak, options, allowed)
+        weights = _load_workdir(path, polyak, options, allowed_code(allow_code))
     else:
-        if not path.exists() and str(source) in PUBLISHED:
+        if not path.exists() and address in PUBLISHED:
             raise ValueError(
                 f"{source}: this is the name of a network, not a file or folder of weights. "
                 f"Run `vit-jax models {source} --weights` for addresses of its weights."
@@ -131,12 +123,12 @@ def load_weights(
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), options, allowed)
-        if hub.is_hub_address(str(source)) and not weights.licence:
-            weights = dataclasses.replace(weights, licence=licence_of(str(source).removeprefix("hf://")))
+        weights = _load_file(file, _beside(path, file), options, allowed_code(allow_code))
+        if hub.is_hub_address(address) and not weights.licence:
+            weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
     if options.get("image_size") is not None:
         weights = resized(weights, tuple(options["image_size"]))
-    return _with_class_names(weights, class_names)
+    return weights if class_names is None else _with_class_names(weights, tuple(class_names))
 
 
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
@@ -162,28 +154,32 @@ def resized(weights: Weights, image_size: tuple[int, int], position_resize: str 
     if target.rope_grid != a.rope_grid:
         notes.append("The rotary positions are scaled to the grid of {}x{} patches, as timm.".format(*a.grid))
     preprocessing = weights.preprocessing and {**weights.preprocessing, "image_size": list(image_size)}
-    notes = [*weights.notes, *notes]
-    return dataclasses.replace(
-        weights, architecture=target, parameters=parameters, preprocessing=preprocessing, notes=notes
-    )
+    return weights.with_network(target, parameters, preprocessing=preprocessing, notes=[*weights.notes, *notes])
+
+
+def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
+    source, classes = weights.source, weights.architecture.num_classes
+    if len(class_names) != classes:
+        raise ValueError(f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}.")
+    if weights.class_names not in (None, class_names):
+        raise ValueError(f"class_names: must not be set, as {source} has class names.")
+    return dataclasses.replace(weights, class_names=class_names)
 
 
 def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:
     def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-        with naming(str(path)):
-            architecture = stored_architecture(metadata)
-            refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
-            return architecture
+        architecture = description.stored_architecture(metadata)
+        refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
+        return architecture
 
     def shapes_of(metadata: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-        shapes = stacked_shapes(architecture_of(metadata))
         with naming(str(path)):
-            factors = stored_lora(metadata)
+            shapes, factors = stacked_shapes(architecture_of(metadata)), description.stored_lora(metadata)
             return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
 
-    parameters, metadata, what = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
+    parameters, metadata, kind = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
     statuses, notes = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()], []
-    if (factors := stored_lora(metadata)) is not None:
+    if (factors := description.stored_lora(metadata)) is not None:
         parameters = lora.merge(parameters, factors)
         notes.append(f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged into the kernels.")
     return Weights(
@@ -191,11 +187,11 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], 
         parameters,
         tuple(metadata.get("class_names") or ()) or None,
         metadata.get("preprocessing"),
-        f"{path} (vit_jax, {what})",
+        f"{path} (vit_jax, {kind})",
         statuses,
         notes,
-        stored_training_data(metadata),
-        licence=stored_licence(metadata),
+        description.stored_training_data(metadata),
+        licence=description.stored_licence(metadata),
     )
 
 
@@ -204,14 +200,16 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
     chosen = [file for file in files if file.name == WEIGHTS] or files
     if len(chosen) == 1:
         return chosen[0]
-    found = ", ".join(file.name for file in files) or "none"
-    inside = [parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)]
-    wanted = f"give the workdir, {inside[0]}" if inside else "give a file"
-    raise ValueError(f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {found}): {wanted}.")
+    present = ", ".join(file.name for file in files) or "none"
+    inside = next((parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)), None)
+    wanted = f"give the workdir, {inside}" if inside else "give a file"
+    raise ValueError(
+        f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {present}): {wanted}."
+    )
 
 
 def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
-    """The configuration of a file: that of its folder, if the folder is given or the file has the libraries' name."""
+    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name."""
     if source.is_dir() or file.name == WEIGHTS:
         return read_sidecar(file.parent)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
@@ -223,90 +221,98 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
     with open_arrays(path, allowed=allowed) as file:
         with naming(str(path)):
             sidecar = Sidecar() if file.metadata else sidecar
-            found = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-            shapes = stacked_shapes(found.architecture)
-            _require_all(found, file)
-            class_names, preprocessing, lost = _carried(file, sidecar, found.architecture.image_size)
+            known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+            shapes = stacked_shapes(known.architecture)
+            _require_all(known, file)
+            class_names, preprocessing, lost = _carried(file, sidecar, known.architecture.image_size)
+            normalisation = sidecar.normalisation
             # Only arrays of libraries take normalised pixels in files of ours; the others are folded.
-            is_library = file.metadata and found.format in ("timm", "huggingface")
-            in_file = stored_normalisation(preprocessing) if is_library else OURS
-            normalisation = in_file if file.metadata else sidecar.normalisation
-        apart, statuses, notes = _read(file, found)
-        if found.facts.is_radio:
+            if file.metadata and known.format in ("timm", "huggingface"):
+                normalisation = folding.stored_normalisation(preprocessing)
+        apart, statuses, notes = _read(file, known)
+        if known.facts.is_radio:
             with naming(str(path)):
-                normalisation = _arrange_radio(apart, file, found.architecture.grid) or normalisation
-            notes.append(radio.NOTE)
-    a = found.architecture
-    if found.facts.is_distilled:
-        apart = distilled.join(apart)
-        notes.append(distilled.NOTE)
-    if found.folded_rows and not found.facts.is_radio:
-        rows, apart["positions/table"] = np.split(apart["positions/table"], [found.folded_rows], axis=1)
+                normalisation = _arrange_radio(apart, file, known.architecture.grid) or normalisation
+            notes.append(tokens.RADIO_NOTE)
+    if known.facts.is_distilled:
+        apart = tokens.join_distilled(apart)
+        notes.append(tokens.DISTILLED_NOTE)
+    if known.folded_rows and not known.facts.is_radio:
+        rows, apart["positions/table"] = np.split(apart["positions/table"], [known.folded_rows], axis=1)
         apart["class_token"] = apart["class_token"] + rows
         if rows.any():
             notes.append("The position of the class token was added to it, since registers have none.")
-    if any(name.endswith(".qkv.bias_mask") for name in found.ignored):
+    if any(name.endswith(".qkv.bias_mask") for name in known.ignored):
         apart |= {name: np.zeros_like(array) for name, array in apart.items() if name.endswith("/attention/key/bias")}
         notes.append("The biases of keys are zero, as the file's bias_mask has it.")
-    parameters = stack(apart, shapes)
-    if normalisation != OURS:
-        a, parameters, note = _folded(a, parameters, normalisation)
-        notes.append(note)
-        if not a.has_resnet:  # kept, so that the network can be written with the pixels of its library
-            preprocessing = {**(preprocessing or {}), **describe_normalisation(normalisation)}
-    if class_names and len(class_names) != a.num_classes:
-        notes.append(f"The {len(class_names)} class names beside it are not those of its {a.num_classes} classes.")
-        class_names = None
-    notes = [*found.assumptions, *sidecar.notes, *lost, *notes]
-    source, training = f"{path} ({found.format})", stored_training_data(file.metadata)
-    licence = stored_licence(file.metadata) if file.metadata else licence_of(sidecar.model)
-    return Weights(a, parameters, class_names, preprocessing, source, statuses, notes, training, found.format, licence)
+    weights = Weights(
+        known.architecture,
+        stack(apart, shapes),
+        class_names,
+        preprocessing,
+        source=f"{path} ({known.format})",
+        statuses=statuses,
+        notes=[*known.assumptions, *sidecar.notes, *lost, *notes],
+        training=description.stored_training_data(file.metadata),
+        format=known.format,
+        licence=description.stored_licence(file.metadata) if file.metadata else licence_of(sidecar.model),
+    )
+    weights = weights if normalisation == OURS else _folded(weights, normalisation)
+    classes = weights.architecture.num_classes
+    if class_names and len(class_names) != classes:
+        note = f"The {len(class_names)} class names beside it are not those of its {classes} classes."
+        weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
+    return weights
 
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
     """Make C-RADIO's arrays ours; return the normalisation that the file has, if any."""
-    choice = file.read(radio.CHOICE) if radio.CHOICE in file.arrays else np.zeros(1, np.int64)
-    apart |= radio.split_tokens(apart["class_token"], choice)
+    choice = file.read(tokens.CHOICE) if tokens.CHOICE in file.arrays else np.zeros(1, np.int64)
+    apart |= tokens.split_tokens(apart["class_token"], choice)
     apart["positions/table"] = crop_square(apart["positions/table"][0], grid)[None]
-    if not set(radio.NORMALISATION) <= file.arrays.keys():
+    if not set(tokens.NORMALISATION) <= file.arrays.keys():
         return None
-    return parse_normalisation(*(file.read(name).ravel().tolist() for name in radio.NORMALISATION))
+    return folding.parse_normalisation(*(file.read(name).ravel().tolist() for name in tokens.NORMALISATION))
 
 
-def _folded(
-    a: Architecture, parameters: dict[str, np.ndarray], normalisation: Normalisation
-) -> tuple[Architecture, dict[str, np.ndarray], str]:
-    """Return the network for pixels in [-1, 1], and a note."""
+def _folded(weights: Weights, normalisation: Normalisation) -> Weights:
+    """Return the network for pixels in [-1, 1], with a note."""
+    a = weights.architecture
     mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in normalisation)
     stated = f"mean ({mean}) and standard deviation ({std}) of pixels"
     if a.has_resnet:
         problem = "cannot be folded into convolutions with padding, so accuracy suffers until they are fine-tuned."
-        return a, parameters, f"WARNING: these weights were trained with {stated}, which {problem}"
-    changed, folded = dataclasses.replace(a, patch_bias=True), fold(parameters, normalisation)
-    parameters = {name: folded[name] for name in stacked_shapes(changed)}
-    return changed, parameters, f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
+        note = f"WARNING: these weights were trained with {stated}, which {problem}"
+        return dataclasses.replace(weights, notes=[*weights.notes, note])
+    note = f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
+    return weights.with_network(
+        dataclasses.replace(a, patch_bias=True),
+        folding.fold(weights.parameters, normalisation),
+        notes=[*weights.notes, note],
+        # Kept, so that the network can be written with the pixels of its library.
+        preprocessing={**(weights.preprocessing or {}), **folding.describe_normalisation(normalisation)},
+    )
 
 
-def _require_all(found: Recognised, file: ArrayFile) -> None:
-    """Every name, shape and type is as it must be, and nothing is left over."""
-    given = {name: file.arrays[in_file] for name, in_file in found.names.items()}
-    if lines := pytree.differences({entry.name: entry for entry in found.entries}, given):
-        network = f"{found.architecture.name} in the format {found.format}"
+def _require_all(known: Recognised, file: ArrayFile) -> None:
+    """Raise ValueError unless the file has every name, shape and type, and no other."""
+    stored = {name: file.arrays[in_file] for name, in_file in known.names.items()}
+    if lines := pytree.differences({entry.name: entry for entry in known.entries}, stored):
+        network = f"{known.architecture.name} in the format {known.format}"
         raise ValueError(f"its arrays are not those of {network}:{pytree.listed(lines)}")
-    if odd := [name for name, array in given.items() if array.dtype.kind in "biu"]:
+    if odd := [name for name, array in stored.items() if array.dtype.kind in "biu"]:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd[:10])}")
 
 
 def _carried(
     file: ArrayFile, sidecar: Sidecar, image_size: tuple[int, int]
 ) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
-    """Class names and preprocessing, from the file or beside it; a note where the names were lost."""
+    """Return class names and preprocessing, from the file or beside it; a note if the names were lost."""
     if not file.metadata:
         preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
         return sidecar.class_names, preprocessing, []
     names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
-    beside = class_names_file(file.path)
-    lost = []
+    beside, lost = class_names_file(file.path), []
     if names is None and file.metadata.get("class_names_beside"):
         if beside.exists():
             with naming(str(beside)):
@@ -318,36 +324,23 @@ def _carried(
     return tuple(names) if is_list and names else None, preprocessing, lost
 
 
-def _read(file: ArrayFile, found: Recognised) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
-    """Parameters with layers taken apart, how each array is used, and notes."""
+def _read(file: ArrayFile, known: Recognised) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
+    """Return parameters with layers taken apart, how each array is used, and notes."""
     apart: dict[str, np.ndarray] = {}
     statuses, notes = [], []
-    for entry in found.entries:
-        name = found.names[entry.name]
+    for entry in known.entries:
+        name = known.names[entry.name]
         array = file.read(name)
-        status = entry.status(reading=True) + ("" if array.dtype == np.float32 else ", to float32")
-        with np.errstate(over="ignore"):  # what becomes infinite is reported below
+        with np.errstate(over="ignore"):  # infinite values are reported below
             numbers = array.astype(np.float32, copy=False)
         if not np.isfinite(numbers).all():
             notes.append(f"WARNING: {name} has values that are not finite in float32.")
         apart |= entry.read(numbers)
+        status = entry.status(reading=True) + ("" if array.dtype == np.float32 else ", to float32")
         statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), status))
     if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
-    for name in found.ignored:
-        reason = _IGNORED.get(name.partition("/")[0], "not part of this network")
-        stored = file.arrays[name]
+    for name in known.ignored:
+        reason, stored = _IGNORED.get(name.partition("/")[0], "not part of this network"), file.arrays[name]
         statuses.append(ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})"))
     return apart, statuses, notes
-
-
-def _with_class_names(weights: Weights, class_names: Sequence[str] | None) -> Weights:
-    if class_names is None:
-        return weights
-    if len(class_names) != weights.architecture.num_classes:
-        raise ValueError(
-            f"{len(class_names)} class names are given, {weights.source} has {weights.architecture.num_classes} classes"
-        )
-    if weights.class_names not in (None, tuple(class_names)):
-        raise ValueError(f"{weights.source} has class names of its own: leave class_names out")
-    return dataclasses.replace(weights, class_names=tuple(class_names))

@@ -1,4 +1,4 @@
-"""What a caller may state of weights whose file does not. No jax here: the command line reads it for its help."""
+"""Options for weights whose file does not state everything, without jax: the command line reads them for its help."""
 
 OPTIONS = {
     "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),

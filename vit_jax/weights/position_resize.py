@@ -32,28 +32,34 @@ middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialias
 def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
     """Resize a table of positions to a grid, float32 (rows, columns, D), by one of the methods of `EQUALS`.
 
-    Values are unchanged where the grid is.
+    On the same grid the values are unchanged.
     """
     if method not in EQUALS:
-        raise ValueError(f"Unknown way to resize positions {method!r}: use one of {', '.join(EQUALS)}.")
+        raise ValueError(f"position_resize={method!r}: use one of {', '.join(EQUALS)}.")
     if table_hwD.shape[:2] == tuple(grid):
         return table_hwD
     if method in _WEIGHTS:
-        rows, columns = map(_WEIGHTS[method], table_hwD.shape[:2], grid)
-        resized = np.einsum("Hh,Ww,hwD->HWD", rows, columns, table_hwD.astype(np.float64), optimize=True)
-        return resized.astype(np.float32)
+        return _weighted(table_hwD, *map(_WEIGHTS[method], table_hwD.shape[:2], grid))
     name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
     return np.asarray(jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name))
 
 
-def _corner_weights(old: int, new: int) -> np.ndarray:
-    """Weights (new, old) of samples whose first and last keep their places."""
-    places = np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1)
+def _weighted(table_hwD: np.ndarray, rows_Hh: np.ndarray, columns_Ww: np.ndarray) -> np.ndarray:
+    table_hwD = table_hwD.astype(np.float64)
+    return np.einsum("Hh,Ww,hwD->HWD", rows_Hh, columns_Ww, table_hwD, optimize=True).astype(np.float32)
+
+
+def _linear_weights(places: np.ndarray, old: int) -> np.ndarray:
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
 
 
+def _corner_weights(old: int, new: int) -> np.ndarray:
+    """Return weights (new, old) of samples whose first and last keep their places."""
+    return _linear_weights(np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1), old)
+
+
 def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
-    """Weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
+    """Return weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
 
     Args:
       old: number of samples.
@@ -69,22 +75,17 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     return weights
 
 
-def _bilinear_weights(old: int, new: int) -> np.ndarray:
-    """Weights (new, old) of PyTorch's bilinear without antialiasing: samples are middles, the border is repeated."""
-    centre = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
-    return np.maximum(0.0, 1.0 - np.abs(centre[:, None] - np.arange(old)[None]))
-
-
 def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return positions for a grid from those of a large square, as C-RADIO does: float32 (rows * columns, D).
 
-    The square is resized to the longer side of the grid; the rows and columns at its top left corner are taken.
+    The square is resized to the longer side of the grid, by PyTorch's bilinear without antialiasing (samples are
+    middles of cells, the border is repeated). Then the rows and columns at its top left corner are taken.
     """
-    side = math.isqrt(len(table_SD))
-    weights = _bilinear_weights(side, max(grid))
-    square_hwD = table_SD.reshape(side, side, -1).astype(np.float64)
-    cropped_hwD = np.einsum("Hh,Ww,hwD->HWD", weights[: grid[0]], weights[: grid[1]], square_hwD, optimize=True)
-    return cropped_hwD.reshape(grid[0] * grid[1], -1).astype(np.float32)
+    side, longer = math.isqrt(len(table_SD)), max(grid)
+    centres = np.clip((np.arange(longer) + 0.5) * (side / longer) - 0.5, 0, side - 1)
+    weights = _linear_weights(centres, side)
+    cropped_hwD = _weighted(table_SD.reshape(side, side, -1), weights[: grid[0]], weights[: grid[1]])
+    return cropped_hwD.reshape(grid[0] * grid[1], -1)
 
 
 _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
@@ -102,10 +103,10 @@ def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int]
 
 
 def resize_offsets(table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
-    """Resize relative positions, whose rows are offsets in raster order and then a class token's, which stay.
+    """Resize relative positions: rows are offsets in raster order, then a class token's, which stay unchanged.
 
-    Offsets are resized as the grid of rows by columns that they are. Several of the new ones may be one in raster
-    order: that is their mean, each counted as often as two patches have it.
+    Offsets are resized as a grid of rows by columns. If several new offsets are one in raster order, it gets their
+    mean, weighted by the number of pairs of patches.
     """
     (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
     resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)

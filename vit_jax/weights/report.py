@@ -15,14 +15,14 @@ class ArrayStatus(NamedTuple):
     """How one array of a file is used."""
 
     name: str  # in the file, as shape and dtype are
-    ours: tuple[str, ...]  # our names, layers taken apart; empty for what is not a parameter of ours
+    ours: tuple[str, ...]  # our names, layers taken apart; empty if it is not a parameter of ours
     shape: tuple[int, ...]
     dtype: str
     status: str  # "copied", "transposed, stacked", "ignored (optimiser state)", ...
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, status: str) -> Self:
-        """Of one of our parameters that is called the same on both sides."""
+        """Return the status of one of our parameters that has the same name on both sides."""
         return cls(name, (name,), array.shape, str(array.dtype), status)
 
 
@@ -37,7 +37,7 @@ class Report(NamedTuple):
     notes: Sequence[str]
 
     def text(self, *, is_complete: bool) -> str:
-        """The report for a terminal, with each array or their numbers; notes come last, where they are seen."""
+        """Return the report for a terminal, with each array or their numbers; notes come last, where they are seen."""
         show = table if is_complete else counted
         read, written = f"Read from {printable(self.source)}:", f"Written to {printable(self.destination)}:"
         parts = [read, show(self.read), written, show(self.written), printable(self.network)]
@@ -45,13 +45,13 @@ class Report(NamedTuple):
 
 
 def counted(statuses: Iterable[ArrayStatus]) -> str:
-    """One line for each way in which arrays are used: how many are."""
+    """Return one line for each status: the number of arrays."""
     counts = collections.Counter(status.status for status in statuses)
     return "\n".join(f"  {count:>5,} arrays {status}" for status, count in counts.most_common())
 
 
 def table(statuses: Iterable[ArrayStatus]) -> str:
-    """One line for each status."""
+    """Return one line for each array."""
     rows = [_HEADINGS]
     for status in statuses:
         shape = "x".join(map(str, status.shape)) or "scalar"
@@ -64,7 +64,7 @@ def table(statuses: Iterable[ArrayStatus]) -> str:
 
 
 def joined_names(names: Sequence[str]) -> str:
-    """Names that differ in one place, as one: `attention/{query,key,value}/kernel`, `blocks/{0..11}/norm/scale`."""
+    """Return names that differ in one place as one: `attention/{query,key,value}/kernel`, `blocks/{0..11}/scale`."""
     if len(names) < 2:
         return "".join(names)
     places = list(zip(*(name.split("/") for name in names), strict=True))

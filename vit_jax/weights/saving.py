@@ -1,5 +1,6 @@
 """Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,16 +19,7 @@ from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
-from vit_jax.weights.names import (
-    FORMATS,
-    Entry,
-    distilled,
-    radio,
-    refuse_unwritable,
-    require_standard,
-    stacked_shapes,
-    unstack,
-)
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
 from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.recognise import format_defaults, with_rows
 from vit_jax.weights.report import ArrayStatus, Report
@@ -36,28 +28,27 @@ from vit_jax.weights.sidecar import WEIGHTS
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
 ADDED = "made for the class of the library"
-LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # and what their config.json states
+LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # fields that their config.json states
 
 
 def save_weights(
     weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
 ) -> tuple[list[ArrayStatus], list[str]]:
-    """Writes weights, completely or not at all, over what is there.
+    """Write weights, completely or not at all, replacing existing ones.
 
     Args:
       weights: of any network that the format can hold.
       path: a file; a folder for "vit_jax", and for "timm" and "huggingface" too, which then get config.json.
       format_name: one of `WRITABLE`.
-      without_head: leave classifier and hidden layer out: the network then ends in its features.
+      without_head: omit classifier and hidden layer: the network then ends in its features.
 
     Returns:
       How every parameter is used, and notes.
 
     Raises:
-      ValueError: the format cannot hold this network (all reasons are given), or the system refuses to write.
+      ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
     """
-    into_folder = names_folder(path)
-    path = expanded(path)
+    into_folder, path = names_folder(path), expanded(path)
     without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
     statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
@@ -92,35 +83,29 @@ def save_weights(
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
     """Return the entries of a file, and its arrays by name, with those that only readers need."""
     a, format_ = weights.architecture, FORMATS[format_name]
-    is_huggingface = format_name == "huggingface"
-    is_radio = is_huggingface and huggingface_model(a).family == "radio"
+    model = huggingface_model(a) if format_name == "huggingface" else None
+    is_radio = model is not None and model.family == "radio"
     is_distilled = a.num_class_tokens == 2 and not is_radio
-    absent = ("register_tokens",) if is_radio else _absent_bias(format_name, weights)
+    absent: Collection[str] = ("register_tokens",) if is_radio else ()
+    if model and model.family == "clip" and a.num_classes:
+        absent = ("head/linear/bias",)
+        if weights.parameters[absent[0]].any():
+            raise ValueError(
+                f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
+                "zero. Leave the head out (without_head), or write vit_jax."
+            )
     entries = format_.entries(a, absent=absent, is_distilled=is_distilled)
     apart = unstack(weights.parameters, a.num_heads)
     if is_radio:
-        apart = radio.join_tokens(apart)
-        entries = radio.with_all_tokens(entries, a.prefix_length)
+        apart = tokens.join_tokens(apart)
+        entries = tokens.with_all_tokens(entries, a.prefix_length)
     elif is_distilled:
-        apart = distilled.split(apart)
-    elif is_huggingface and a.position_tokens == "patches":  # the class token has a row there
+        apart = tokens.split_distilled(apart)
+    elif model and a.position_tokens == "patches":  # the class token has a row there
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
         entries = with_rows(entries, a, 1)
     arrays = {entry.name: entry.write(apart) for entry in entries}
     return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
-
-
-def _absent_bias(format_name: str, weights: Weights) -> Collection[str]:
-    """Return the bias of a head that has none in the library; ValueError if it is not zero."""
-    a, name = weights.architecture, "head/linear/bias"
-    if format_name != "huggingface" or not a.num_classes or huggingface_model(a).family != "clip":
-        return ()
-    if weights.parameters[name].any():
-        raise ValueError(
-            f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
-            "zero. Leave the head out (without_head), or write vit_jax."
-        )
-    return (name,)
 
 
 def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
@@ -130,51 +115,51 @@ def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     has_bias = a.embedding_norm != "tokens" and not is_radio
     if normalisation == OURS and a.patch_bias == has_bias:
         return weights
-    architecture = dataclasses.replace(a, patch_bias=has_bias)
     unfolded = unfold(weights.parameters, normalisation, has_bias=has_bias)
-    parameters = {name: unfolded[name] for name in stacked_shapes(architecture)}
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
+    return weights.with_network(dataclasses.replace(a, patch_bias=has_bias), unfolded)
 
 
 def names_folder(path: str | pathlib.Path) -> bool:
-    """Whether weights go into a folder of this name, not into a file: it is one, has no suffix or ends in a slash."""
+    """Return True if weights go into a folder of this name: it exists, has no suffix or ends in a slash."""
     return str(path).endswith("/") or not pathlib.Path(path).suffix or expanded(path).is_dir()
 
 
 def describe_weights(weights: Weights) -> dict[str, Any]:
-    """The metadata that weights carry, in any format."""
+    """Return the metadata that weights carry, in any format."""
     return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
-    metadata = describe_weights(weights)
-    if suffix == ".safetensors" or weights.class_names is None or _has_room(metadata):
-        (write_safetensors if suffix == ".safetensors" else write_npz)(path, arrays, metadata)
+    metadata, names = describe_weights(weights), weights.class_names
+    if suffix == ".safetensors":
+        write_safetensors(path, arrays, metadata)
         return []
-    beside = class_names_file(path)
-    if any(len(name.splitlines()) > 1 for name in weights.class_names):
-        raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
-    write_atomically(beside, "".join(f"{name}\n" for name in weights.class_names))
-    training = None if weights.training and weights.training.classes else metadata["training"]  # as long a list
-    write_npz(path, arrays, {**metadata, "class_names": None, "class_names_beside": True, "training": training})
-    return [
-        f"A .npz has no room for {len(weights.class_names):,} class names: they are in {beside}; keep both together."
-    ]
+    notes = []
+    if names is not None and not _has_room(metadata):
+        beside = class_names_file(path)
+        if any(len(name.splitlines()) > 1 for name in names):
+            raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
+        write_atomically(beside, "".join(f"{name}\n" for name in names))
+        metadata |= {"class_names": None, "class_names_beside": True}
+        if weights.training and weights.training.classes:  # as long a list
+            metadata["training"] = None
+        notes = [f"A .npz has no room for {len(names):,} class names: they are in {beside}; keep both together."]
+    write_npz(path, arrays, metadata)
+    return notes
 
 
 def _has_room(metadata: Mapping[str, Any]) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         to_comment(metadata)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
     """Return notes on differences between this network and readers of the format, except in `stated` fields."""
     shapes = {entry.name: entry.shape for entry in entries}
-    reader, names = next((reader, found) for reader in FORMATS.values() if (found := reader.canonical(shapes)))
-    defaults = format_defaults(reader.facts({name: shapes[given] for name, given in names.items()}))
+    reader, names = next((reader, names) for reader in FORMATS.values() if (names := reader.canonical(shapes)))
+    defaults = format_defaults(reader.facts({name: shapes[in_file] for name, in_file in names.items()}))
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
         fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
@@ -195,7 +180,7 @@ def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, st
 
 
 def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
-    """Of an array of the file; `weights` are as they were given, so a table may be made of other parameters or none."""
+    """Return how an array of the file is made of `weights`, in which positions may have another form."""
     ours, words = entry.ours, entry.status(reading=False)
     if ours == ("positions/table",) and ours[0] not in weights.parameters:
         ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
@@ -218,19 +203,19 @@ def convert(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
-    """Reads weights and writes them in another format.
+    """Read weights and write them in another format.
 
     Args:
       source: as in `load_weights`.
       destination: a .npz or .safetensors file, or a folder.
       to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
         folder is ours. A .safetensors file, and a folder for a library, need it.
-      without_head: leave classifier and hidden layer out.
-      polyak: of a workdir, take the Polyak average where there is one.
-      overwrite: replace what is at the destination.
-      class_names: of a file that does not state them.
+      without_head: omit classifier and hidden layer.
+      polyak: take the Polyak average of a workdir, if there is one.
+      overwrite: replace files at the destination.
+      class_names: for a file that does not state them.
       allow_code: packages whose code the source may name, as in `load_weights`.
-      **options: what the source does not state: image_size, num_heads, gelu, ...
+      **options: fields that the source does not state: image_size, num_heads, gelu, ...
 
     Raises:
       ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
@@ -244,7 +229,7 @@ def convert(
 def save(
     weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
 ) -> Report:
-    """Writes weights in memory; arguments and errors as for `convert`."""
+    """Write weights in memory; arguments and errors as for `convert`."""
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
@@ -261,30 +246,29 @@ def save(
 
 
 def require_destination(destination: str, to: str | None, overwrite: bool) -> pathlib.Path:
-    """Return the path: the format is determined, fits the kind of destination, and nothing would be overwritten.
+    """Return the path of a destination.
 
     Raises:
-      ValueError: otherwise.
+      ValueError: the format is not determined or does not fit the kind of destination, or files would be overwritten.
     """
-    path = expanded(destination)
+    path, is_folder = expanded(destination), names_folder(destination)
+    suffix = FORMATS[to].suffix if to in FORMATS else ""
+    problem = ""
     if to is not None and to not in WRITABLE:
-        raise ValueError(f"to={to!r} is not a format that is written. Those are: {', '.join(WRITABLE)}.")
+        raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
     if "://" in destination:
-        raise ValueError(
-            f"{destination} is not a path on this machine: give a local file or folder, and copy that there."
-        )
-    is_folder = names_folder(destination)
-    if to is None and not is_folder and path.suffix != ".npz":
+        problem = "must be a path on this machine. Give a local file or folder, and copy that there"
+    elif to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)
-        raise ValueError(
-            f"{destination} does not determine whose names are wanted: give {names}; or a .npz or a folder."
-        )
-    if to == OWN and not is_folder:
-        raise ValueError(f"{destination}: our own checkpoints are folders; give one, without a suffix.")
-    if to in FORMATS and is_folder and to not in LIBRARIES:
-        raise ValueError(f"{destination}: the format {to} is a file; give one that ends in {FORMATS[to].suffix}.")
-    if to in FORMATS and not is_folder and path.suffix != FORMATS[to].suffix:
-        raise ValueError(f"{destination}: a file of the format {to} ends in {FORMATS[to].suffix}.")
+        problem = f"does not determine whose names are wanted. Give {names}; or a .npz or a folder"
+    elif to == OWN and not is_folder:
+        problem = "our own checkpoints are folders. Give one, without a suffix"
+    elif suffix and is_folder and to not in LIBRARIES:
+        problem = f"the format {to} is a file. Give one that ends in {suffix}"
+    elif suffix and not is_folder and path.suffix != suffix:
+        problem = f"a file of the format {to} must end in {suffix}"
+    if problem:
+        raise ValueError(f"{destination}: {problem}.")
     files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
     taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
     if taken and not overwrite:
@@ -308,5 +292,4 @@ def _describe(weights: Weights) -> str:
             f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, standardization epsilon "
             f"{a.standardization_epsilon:g} added to {a.standardization_epsilon_added_to}"
         )
-    names = "known" if weights.class_names else "unknown"
-    return "; ".join([*words, f"class names {names}"])
+    return "; ".join([*words, f"class names {'known' if weights.class_names else 'unknown'}"])

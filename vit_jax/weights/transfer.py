@@ -47,47 +47,46 @@ class Fitted:
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
-    """Makes weights fit the network `target`.
+    """Fit weights to the network `target`.
 
-    Where the target has other classes, or no hidden layer in its head, the head is left behind: the last layer
-    begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head
-    with the same classes take it away first (`without_head`). Where the target pools otherwise, attention pooling is
-    left behind, and the last norm moves between the tokens and the pooled features; a norm that was not there begins at
-    a scale of 1.
+    If the target has other classes, or no hidden layer in its head, the head is dropped: the last layer begins at zero
+    (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head with the same
+    classes remove it first (`without_head`). If the target pools otherwise, attention pooling is dropped, and the last
+    norm moves between the tokens and the pooled features; a new norm begins at a scale of 1.
 
     Args:
       weights: of a network that differs from the target in image size, pooling, place of the last norm and head only.
-      target: what the parameters are for.
+      target: the network that gets the parameters.
       position_resize: how learned positions change their grid, a value of `PositionResize`.
 
     Raises:
-      ValueError: names or shapes of parameters differ in anything else; differences are listed. What leaves no
-        trace in them, such as another GELU, is not detected here.
+      ValueError: names or shapes of parameters differ otherwise; differences are listed. Fields without effect on
+        them, such as the GELU form, are not compared.
     """
     source = weights.architecture
-    expected, given = stacked_shapes(target), dict(weights.parameters)
-    of_head = {name for name in (*given, *expected) if name.startswith("head/")}
-    is_new_head = not all(name in given and expected.get(name) == given[name].shape for name in of_head)
+    expected, parameters = stacked_shapes(target), dict(weights.parameters)
+    of_head = {name for name in (*parameters, *expected) if name.startswith("head/")}
+    is_new_head = not all(name in parameters and expected.get(name) == parameters[name].shape for name in of_head)
     statuses = []
-    for name in [name for name in given if name in of_head and is_new_head]:
+    for name in [name for name in parameters if name in of_head and is_new_head]:
         if name not in expected or name.startswith("head/linear/"):
             status = "replaced" if name in expected else "left out"
-            statuses.append(ArrayStatus.of(name, given.pop(name), status))
+            statuses.append(ArrayStatus.of(name, parameters.pop(name), status))
     if is_new_head:
-        given |= {
+        parameters |= {
             name: np.full(shape, target.head_bias_init if name.endswith("bias") else 0, np.float32)
             for name, shape in expected.items()
             if name.startswith("head/linear/")
         }
     if (source.pool, source.final_norm) != (target.pool, target.final_norm):
-        statuses += _fit_pooling(given, expected)
-    given, resized = resize_positions(given, source.grid, target.grid, weights.resize_method(position_resize))
+        statuses += _fit_pooling(parameters, expected)
+    parameters, resized = resize_positions(parameters, source.grid, target.grid, weights.resize_method(position_resize))
     statuses += resized
-    if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, given):
+    if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, parameters):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
         raise ValueError(f"{fault}:{pytree.listed(lines)}")
     reported = {status.name for status in statuses}
-    fitted = {name: given[name] for name in expected}
+    fitted = {name: parameters[name] for name in expected}
     copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
     return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence)
 
@@ -95,18 +94,18 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
 _NORMS = {"encoder/norm/": "pooled_norm/", "pooled_norm/": "encoder/norm/"}
 
 
-def _fit_pooling(given: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> list[ArrayStatus]:
-    """Change attention pooling and the last norm of `given`; return how each changed parameter is used."""
+def _fit_pooling(parameters: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> list[ArrayStatus]:
+    """Change attention pooling and the last norm of `parameters`; return how each changed parameter is used."""
     statuses = []
-    for name in [name for name in given if name not in expected and name.startswith((*_NORMS, "pooling/"))]:
-        array, folder = given.pop(name), f"{name.rpartition('/')[0]}/"
+    for name in [name for name in parameters if name not in expected and name.startswith((*_NORMS, "pooling/"))]:
+        array, folder = parameters.pop(name), f"{name.rpartition('/')[0]}/"
         moved = name.replace(folder, _NORMS.get(folder, folder))
         if moved in expected:
-            given[moved] = array
+            parameters[moved] = array
         statuses.append(ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out"))
-    for name in [name for name in expected if name not in given and name.startswith((*_NORMS,))]:
-        given[name] = np.full(expected[name], name.endswith("scale"), np.float32)
-        statuses.append(ArrayStatus.of(name, given[name], "new"))
+    for name in [name for name in expected if name not in parameters and name.startswith((*_NORMS,))]:
+        parameters[name] = np.full(expected[name], name.endswith("scale"), np.float32)
+        statuses.append(ArrayStatus.of(name, parameters[name], "new"))
     return statuses
 
 
@@ -124,9 +123,8 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
-    return dataclasses.replace(
-        weights, architecture=architecture, parameters=kept | empty, class_names=None, notes=notes
-    )
+    weights = dataclasses.replace(weights, class_names=None, notes=notes)
+    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
 
 
 LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
@@ -149,7 +147,7 @@ def ending_in(weights: Weights, layer: str) -> Weights:
     a = base.architecture
     final_norm = "none" if a.final_norm == "pooled" else None  # it is not part of these layers
     architecture = with_pooling(a, LAYER_POOLS[layer], final_norm)
-    return dataclasses.replace(base, architecture=architecture, parameters=fit(base, architecture).parameters)
+    return base.with_network(architecture, fit(base, architecture).parameters)
 
 
 def with_classifier(
@@ -160,7 +158,7 @@ def with_classifier(
     Args:
       weights: of any network; its classes or patch outputs are replaced.
       kernel_DK: of the linear layer; converted to float32.
-      bias_K: likewise.
+      bias_K: of the same layer; converted to float32.
       class_names: in the order of the logits.
 
     Raises:
@@ -169,11 +167,10 @@ def with_classifier(
     base = without_head(weights)
     architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
     head = {"head/linear/kernel": kernel_DK.astype(np.float32), "head/linear/bias": bias_K.astype(np.float32)}
-    parameters = {**base.parameters, **head}
     shapes = stacked_shapes(architecture)
     if wrong := [name for name, array in head.items() if array.shape != shapes[name]]:
         raise ValueError(f"{wrong[0]} has the shape {head[wrong[0]].shape}: must be {shapes[wrong[0]]}.")
-    return dataclasses.replace(base, architecture=architecture, parameters=parameters, class_names=class_names)
+    return base.with_network(architecture, {**base.parameters, **head}, class_names=class_names)
 
 
 def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weights:
@@ -188,19 +185,18 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
         or (a.rope is not None and a.position_embedding == "none")
     ):
         return weights
-    given = dict(weights.parameters)
+    parameters = dict(weights.parameters)
     if a.position_embedding == "learned_1d":
-        table_1SD = np.pad(given["positions/table"], ((0, 0), (a.prefix_length, 0), (0, 0)))
+        table_1SD = np.pad(parameters["positions/table"], ((0, 0), (a.prefix_length, 0), (0, 0)))
     elif a.position_embedding == "learned_2d":
         half = (*a.grid, a.width // 2)
-        columns_hwD = np.broadcast_to(given["positions/column_table"], half)
-        rows_hwD = np.broadcast_to(given["positions/row_table"][:, None], half)
+        columns_hwD = np.broadcast_to(parameters["positions/column_table"], half)
+        rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half)
         table_ND = np.concatenate([columns_hwD, rows_hwD], axis=-1).reshape(-1, a.width)
-        first_1D = [given["positions/class_row"]] if a.num_class_tokens else []
+        first_1D = [parameters["positions/class_row"]] if a.num_class_tokens else []
         table_1SD = np.concatenate([*first_1D, table_ND])[None]
     else:
         table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length)
-    given["positions/table"] = table_1SD
+    parameters["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
-    parameters = {name: given[name] for name in stacked_shapes(architecture)}
-    return dataclasses.replace(weights, architecture=architecture, parameters=parameters)
+    return weights.with_network(architecture, parameters)

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import struct
+import sys
 import tracemalloc
 import zipfile
 import zlib
@@ -13,7 +14,7 @@ import pytest
 
 from tests.weights.formats.samples import archive, assert_read, every_kind, npy, numbers, read_all, refused, same
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats import open_arrays, write_npz
+from vit_jax.weights.formats import npz, open_arrays, write_npz
 from vit_jax.weights.formats.arrays import BFLOAT16
 
 ONE = numbers(np.arange(4.0))
@@ -30,15 +31,17 @@ def changed(content, offset, layout, *values, entry=0):
     at = -1
     for _ in range(entry + 1):
         at = content.index(b"PK\x01\x02", at + 1)
-    found = bytearray(content)
-    struct.pack_into(layout, found, at + offset, *values)
-    return bytes(found)
+    struct.pack_into(layout, content := bytearray(content), at + offset, *values)
+    return bytes(content)
 
 
 def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
+    moved = f"Python {sys.version} has moved zipfile.{npz.PRIVATE}, which npz.py needs to bound a directory"
+    assert hasattr(zipfile, npz.PRIVATE), moved
     content = archive([(f"{number}.npy", b"") for number in range(50_000)])
     monkeypatch.setattr(zipfile, "ZipFile", None)
-    assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", refused(path, content))
+    message = refused(path, content)
+    assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", message), moved
 
 
 # Others' files.
@@ -150,12 +153,12 @@ ENCRYPTED[6] |= 1
         (archive([("x.npy", npy("{" * 9_000, DATA))]), "member 'x.npy': "),
         (archive([("x.npy", npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), DATA))]), "member 'x.npy': "),
         (archive([("../x.npy", ONE)]), "is not allowed"),
-        (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "its name is ambiguous"),
+        (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "is not allowed"),
         (archive([("readme.txt", ONE)]), "'readme.txt' is not an array: it does not end in .npy"),
         (TWO.replace(b"y.npy", b"x.npy"), "a member is in it twice"),
         (bytes(ENCRYPTED), "is encrypted"),
         (archive([("x.npy", ONE)], zipfile.ZIP_LZMA), "compressed by method 14"),
-        (changed(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes, which its 160"),
+        (changed(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes in 160, "),
         (changed(ALONE, 20, "<2I", 2**30, 2**30), "its directory: it starts at byte 195, and what is before it"),
         (changed(TWO, 42, "<I", 0, entry=1), "it starts at byte 0, and what is before it ends at 195"),
         (bytes(EMPTIED), "its directory: it starts at byte"),

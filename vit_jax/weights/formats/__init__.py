@@ -1,13 +1,14 @@
 """Files of named arrays, `.npz` and `.safetensors`: read without trusting them, written completely or not at all.
 
-A file is arrays by name and a dictionary of metadata; `weights.names` knows what the names mean.
+A file is arrays by name and a dictionary of metadata; `weights.names` knows their meaning.
 """
 
 import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from vit_jax.files import open_regular
 from vit_jax.references import mark_stored
@@ -18,25 +19,28 @@ from vit_jax.weights.formats.safetensors import write_safetensors
 
 __all__ = ["ArrayFile", "StoredArray", "naming", "open_arrays", "write_npz", "write_safetensors"]
 
+T = TypeVar("T")
+Reader = Callable[[pathlib.Path, contextlib.ExitStack], ArrayFile]
+
 _HEAD_BYTES = 512
-_SAFETENSORS = re.compile(rb".{5}\0\0\0\{", re.DOTALL)  # a header length that is not astronomical, and JSON
-_ZIP = re.compile(rb"PK(\x03\x04|\x05\x06)")
-_READ = "Files of plain arrays are read: .npz and .safetensors."
+# The first bytes of a file; .safetensors begins with the length of a header and its JSON.
+_READERS: dict[bytes, Reader] = {
+    rb".{5}\0\0\0\{": safetensors.read_headers,
+    rb"PK(\x03\x04(?!.*/data\.pkl)|\x05\x06)": npz.read_headers,
+}
 _UNPICKLE = (
     "which runs code when it is opened and is therefore not read. If you trust it, load it with its own library "
-    "and save it as .safetensors"
+    'and save it as .safetensors: python -c "import torch, safetensors.torch as s; s.save_file('
+    "{k: v.contiguous().clone() for k, v in torch.load('FILE', 'cpu', weights_only=True).items()}, "
+    "'model.safetensors')\" (if the weights are an entry of the file, such as ['model'] or ['state_dict'], add it "
+    "behind the parenthesis of torch.load)"
 )
-_OF_TORCH = (
-    ': python -c "import torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for k, v in '
-    "torch.load('FILE', 'cpu', weights_only=True).items()}, 'model.safetensors')\" (if the weights are an entry of the "
-    "file, such as ['model'] or ['state_dict'], add it behind the parenthesis of torch.load)"
-)
-# What a file starts with, in order, and what it then is.
-_OTHERS = {
+_OTHERS = {  # the first bytes of other files, in this order: the kind of the file
+    rb"\Z": "empty. Fetch it again",
     rb"\s*<(!doctype|html|\?xml|head)": "a web page, as a failed download leaves it. Fetch the file again",
     rb"version https://git-lfs": "a git-lfs pointer instead of the file it points to. Run git lfs pull",
-    rb"PK\x03\x04.*/data\.pkl": f"a PyTorch file, {_UNPICKLE}{_OF_TORCH}",
-    rb"\x80[\x02-\x05]": f"a Python pickle, perhaps of PyTorch, {_UNPICKLE}{_OF_TORCH}",
+    rb"PK\x03\x04": f"a PyTorch file, {_UNPICKLE}",
+    rb"\x80[\x02-\x05]": f"a Python pickle, perhaps of PyTorch, {_UNPICKLE}",
     rb"\x89HDF": "an HDF5 file, as Keras writes it. Save its arrays with numpy.savez",
     rb"\x93NUMPY": "one array (.npy) without a name. Save arrays by name with numpy.savez",
     rb"[\x81-\x8f][\xa0-\xbf]|[\xde\xdf]": "msgpack, as Flax writes it. Save its arrays with numpy.savez",
@@ -51,7 +55,7 @@ _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.t
 def open_arrays(
     path: str | os.PathLike[str], *, memory_bytes: int | None = None, allowed: tuple[str, ...] = ()
 ) -> Iterator[ArrayFile]:
-    """Opens a file of weights, of whichever format its content is, and reads its headers; closes it at the end.
+    """Open a file of weights, of whichever format its content is, and read its headers; close it at the end.
 
     Args:
       path: the file; its suffix does not matter.
@@ -59,41 +63,37 @@ def open_arrays(
       allowed: packages whose code the metadata may name, from `references.allowed_code`.
 
     Raises:
-      ValueError: it is no such file (the message names what it is), or it is damaged, or too large.
+      ValueError: the file is of another kind (the message names it), damaged or too large.
     """
     path = pathlib.Path(path)
     with contextlib.ExitStack() as resources:
         with naming(str(path)):
-            _require_file(path)
-            with open_regular(path) as file:
-                head = file.read(_HEAD_BYTES)
-            is_safetensors = _SAFETENSORS.match(head)
-            if not is_safetensors and (words := _describe_other(path, head)):
-                raise ValueError(f"this is {words}. {_READ}")
-            opened = (safetensors if is_safetensors else npz).read_headers(path, resources)
+            opened = _find_reader(path)(path, resources)
             check_fits(opened.arrays.values(), memory_bytes)
             mark_stored(opened.metadata, str(path), allowed)
         yield opened
 
 
-def _require_file(path: pathlib.Path) -> None:
+def _find_reader(path: pathlib.Path) -> Reader:
+    """Return the reader of a file; ValueError with the kind of the file if there is none."""
     if path.is_dir():
-        kind = _TENSORFLOW if (path / "saved_model.pb").exists() or (path / "checkpoint").is_file() else "a folder"
-        raise ValueError(f"this is {kind}. {_READ}")
-    if path.with_name(f"{path.name}.index").exists() and not path.exists():
-        raise ValueError(f"this is {_TENSORFLOW}. {_READ}")
-    if not path.exists():
-        raise ValueError("there is no such file or folder.")
-    if not path.is_file():
-        raise ValueError(f"this is a device or a pipe. {_READ}")
+        kind = _TENSORFLOW if any((path / name).is_file() for name in ("saved_model.pb", "checkpoint")) else "a folder"
+    elif not path.exists():
+        if not path.with_name(f"{path.name}.index").exists():
+            raise ValueError("there is no such file or folder.")
+        kind = _TENSORFLOW
+    elif not path.is_file():
+        kind = "a device or a pipe"
+    else:
+        with open_regular(path) as file:
+            head = file.read(_HEAD_BYTES)
+        if reader := _first_match(_READERS, head):
+            return reader
+        kind = _first_match(_OTHERS, head) or f"of no known format: it starts with {head[:16]!r}"
+        if head and re.search(r"\.ckpt.*\.(index|meta|data-\d+-of-\d+)$", path.name):
+            kind = _TENSORFLOW
+    raise ValueError(f"this is {kind}. Files of plain arrays are read: .npz and .safetensors.")
 
 
-def _describe_other(path: pathlib.Path, head: bytes) -> str:
-    """What a file is that is not read; empty for an archive, which may be."""
-    if not head:
-        return "empty. Fetch it again"
-    if re.search(r"\.ckpt.*\.(index|meta|data-\d+-of-\d+)$", path.name):
-        return _TENSORFLOW
-    flags = re.DOTALL | re.IGNORECASE
-    words = next((words for pattern, words in _OTHERS.items() if re.match(pattern, head, flags)), "")
-    return words or ("" if _ZIP.match(head) else f"of no known format: it starts with {head[:16]!r}")
+def _first_match(table: Mapping[bytes, T], head: bytes) -> T | None:
+    return next((value for start, value in table.items() if re.match(start, head, re.DOTALL | re.IGNORECASE)), None)

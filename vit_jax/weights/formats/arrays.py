@@ -1,6 +1,6 @@
-"""What a file of named arrays offers, and what is refused in any format: odd names, other types, more than the memory.
+"""An open file of named arrays, and the rules of every format: plain names, known types, no more than the memory.
 
-Everything that can be wrong with a file becomes a ValueError that names the file and the part.
+Every error in a file becomes a ValueError that names the file and the part.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _PARSERS = (*_BUILT_IN, struct.error, zlib.error, zipfile.BadZipFile, tokenize.T
 
 @contextlib.contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Turns whatever goes wrong inside into a ValueError whose message starts with the subject: a file, or a part."""
+    """Turn any error inside into a ValueError whose message starts with the subject: a file, or a part."""
     try:
         yield
     except CodeNotAllowed:  # it names the file
@@ -60,7 +60,7 @@ def _reason(error: BaseException) -> str:
 
 
 def shown(name: str) -> str:
-    """A name from a file as it can be printed: quoted, escaped and of bounded length."""
+    """Return a name from a file for printing: quoted, escaped and of bounded length."""
     return repr(shortened(name, _SHOWN_CHARACTERS))
 
 
@@ -72,7 +72,7 @@ class StoredArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """Return the number of bytes in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -82,11 +82,11 @@ class ArrayFile:
 
     path: pathlib.Path
     arrays: Mapping[str, StoredArray]  # by name; no data has been read for it
-    metadata: dict[str, Any]  # what this package wrote the file with; empty for a file from elsewhere
+    metadata: dict[str, Any]  # written by this package; empty for a file from elsewhere
     read_array: Callable[[str], np.ndarray]
 
     def read(self, name: str) -> np.ndarray:
-        """One array, in memory of its own: C order, the machine's byte order, bit for bit as stored."""
+        """Return a new array: C order, the machine's byte order, bit for bit as stored."""
         if name not in self.arrays:
             raise ValueError(f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}.")
         with naming(str(self.path)), naming(f"array {shown(name)}"):
@@ -94,13 +94,13 @@ class ArrayFile:
 
 
 def check_number(number: int) -> None:
-    """Raises ValueError for more arrays than any network has."""
+    """Raise ValueError for more arrays than any network has."""
     if number > MAX_ARRAYS:
         raise ValueError(f"{number:,} arrays are more than the {MAX_ARRAYS:,} allowed: is it a file of weights?")
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that could be taken for another place on disk, or garble a terminal."""
+    """Raise ValueError for a name that could be taken for another path, or garble a terminal."""
     odd_parts = {"", ".", ".."}.intersection(name.split("/"))
     if odd_parts or "\\" in name or not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(
@@ -110,7 +110,7 @@ def check_name(name: str) -> None:
 
 
 def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
-    """Raises ValueError if the arrays together exceed the memory; None: the physical memory of this machine."""
+    """Raise ValueError if the arrays together exceed the memory; None: the physical memory of this machine."""
     if memory_bytes is None:
         try:
             memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -125,7 +125,7 @@ def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
 
 
 def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays in name order, each in C order with the lowest byte first; no copy where they are so already."""
+    """Return the arrays in name order, each in C order and little-endian; without a copy if they are so already."""
     check_number(len(arrays))
     for name, array in arrays.items():
         check_name(name)

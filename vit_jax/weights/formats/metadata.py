@@ -19,7 +19,7 @@ _MARKER = re.compile(rb"vit_jax metadata (json|zlib) ([0-9a-f]{8})\n")
 
 
 def encode(metadata: Mapping[str, Any]) -> str:
-    """JSON text in ASCII, equal for equal metadata; ValueError for what is not JSON, or too long."""
+    """Return JSON text in ASCII, equal for equal metadata; ValueError if it is not JSON, or too long."""
     try:
         text = json.dumps(dict(metadata), sort_keys=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -29,33 +29,37 @@ def encode(metadata: Mapping[str, Any]) -> str:
 
 
 def decode(text: str) -> dict[str, Any]:
-    """The inverse of `encode`; ValueError for what is not a JSON object of finite numbers, or too long."""
+    """Return the inverse of `encode`; ValueError if it is not a JSON object of finite numbers, or too long."""
+
+    def reject_constant(constant: str) -> None:
+        raise ValueError(f"{constant} in its JSON is not a number. {DAMAGED}")
+
     _check_length(len(text))
-    value = parse_json(text, parse_constant=_refuse_constant)
+    value = parse_json(text, parse_constant=reject_constant)
     if not isinstance(value, dict):
         raise ValueError(f"JSON in it is not an object but starts with {text[:20]!r}. {DAMAGED}")
     return value
 
 
 def to_comment(metadata: Mapping[str, Any]) -> bytes:
-    """The comment of an archive that carries the metadata, empty for none; ValueError where it has no room."""
+    """Return the comment of an archive that carries the metadata, empty for none; ValueError if it is too long."""
     if not metadata:
         return b""
     plain = encode(metadata).encode()
-    comment = _with_marker(b"json", plain)
-    if len(comment) > MAX_COMMENT_BYTES:
-        # Base85: the bytes that end an archive must not occur in its comment by chance.
-        comment = _with_marker(b"zlib", base64.b85encode(zlib.compress(plain, 9)))
-    if len(comment) > MAX_COMMENT_BYTES:
-        raise ValueError(
-            f"metadata takes {len(plain):,} bytes, {len(comment):,} when compressed; a .npz file holds "
-            f"{MAX_COMMENT_BYTES:,}. Leave out long lists such as class names, or write .safetensors."
-        )
-    return comment
+    # Base85: the bytes that end an archive must not occur in its comment by chance.
+    for packing, pack in ((b"json", bytes), (b"zlib", lambda text: base64.b85encode(zlib.compress(text, 9)))):
+        packed = pack(plain)
+        comment = b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
+        if len(comment) <= MAX_COMMENT_BYTES:
+            return comment
+    raise ValueError(
+        f"metadata takes {len(plain):,} bytes, {len(comment):,} when compressed; a .npz file holds "
+        f"{MAX_COMMENT_BYTES:,}. Leave out long lists such as class names, or write .safetensors."
+    )
 
 
 def from_comment(comment: bytes) -> dict[str, Any]:
-    """The inverse of `to_comment`, empty for any other comment; ValueError for one of ours that is damaged."""
+    """Return the inverse of `to_comment`, empty for any other comment; ValueError if it is damaged."""
     marker = _MARKER.match(comment)
     if not marker:
         return {}
@@ -71,14 +75,6 @@ def from_comment(comment: bytes) -> dict[str, Any]:
     return decode(packed.decode("ascii"))
 
 
-def _with_marker(packing: bytes, packed: bytes) -> bytes:
-    return b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
-
-
 def _check_length(num_characters: int) -> None:
     if num_characters > MAX_TEXT_CHARACTERS:
         raise ValueError(f"metadata takes more than {MAX_TEXT_CHARACTERS:,} characters, which is the most allowed.")
-
-
-def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} in its JSON is not a number. {DAMAGED}")

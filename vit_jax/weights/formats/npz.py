@@ -11,7 +11,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,10 +20,14 @@ from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats.arrays import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
 
-MAX_DEFLATE_RATIO = 1032  # 258 bytes from two bits
+# zipfile has no public name for the record that ends an archive, which is needed before it reads the directory: checked
+# with Python 3.11 to 3.14. Places in its list: size of the directory, size of the comment, position.
+PRIVATE = "_EndRecData"
+_DIRECTORY_SIZE, _COMMENT_SIZE, _POSITION = 5, 7, 9
+
+_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # most bytes from one; deflate: 258 from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
 MAX_DIRECTORY_BYTES = 256 * stored_arrays.MAX_ARRAYS  # zipfile reads it as a whole, 30,000 entries a second
-_DIRECTORY_SIZE = 5  # the place in what zipfile finds at the end of an archive
 _SUFFIX = ".npy"
 _DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
 _LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
@@ -36,18 +40,20 @@ _HEADERS = {
 
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
-    """Opens and checks an archive and reads the headers of its arrays; `resources` close it."""
+    """Open and check an archive and read the headers of its arrays; `resources` close it."""
     file = resources.enter_context(open_regular(path))
-    if (end := zipfile._EndRecData(file)) and end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:  # type: ignore[attr-defined]
-        raise ValueError(f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's.")
+    if end := getattr(zipfile, PRIVATE)(file):  # without it ZipFile raises
+        if end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:
+            raise ValueError(f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's.")
+        if end[_POSITION] + _END_BYTES + end[_COMMENT_SIZE] != os.fstat(file.fileno()).st_size:
+            raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
     archive = resources.enter_context(zipfile.ZipFile(file))
     stored_arrays.check_number(len(archive.infolist()))
     _check_members(archive, file)
     arrays = {member.filename.removesuffix(_SUFFIX): _stored_array(archive, member) for member in archive.infolist()}
 
     def read(name: str) -> np.ndarray:
-        with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers that Python 2 wrote
+        with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings(action="ignore"):  # of Python 2's
             array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
             if stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]:  # the end has the checksum
                 raise ValueError("it has changed since the file was opened.")
@@ -60,12 +66,12 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 def write_npz(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
+    """Write arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
 
     bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
 
     Raises:
-      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
+      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
     """
     with naming(str(path)):
         comment, stored = metadata_texts.to_comment(metadata or {}), stored_arrays.to_stored(arrays)
@@ -80,67 +86,48 @@ def write_npz(
 
 
 def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
-    """Members are side by side from the start of the file to the directory: none hidden, shared or of a false size."""
-    if len(archive.namelist()) != len(set(archive.namelist())):
+    """Raise ValueError unless members fill the file up to the directory, side by side, with possible sizes."""
+    members = sorted(archive.infolist(), key=lambda member: member.header_offset)
+    if len({member.filename for member in members}) < len(members):
         raise ValueError(f"a member is in it twice. {DAMAGED}")
-    file.seek(-_END_BYTES - len(archive.comment), os.SEEK_END)
-    record = file.read(_END_BYTES)
-    if record[:4] != b"PK\x05\x06" or record[-2:] != len(archive.comment).to_bytes(2, "little"):
-        raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
     end, slack = 0, 0
-    for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
-        with naming(f"member {shown(member.orig_filename)}"):
-            ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MAX_DEFLATE_RATIO}.get(member.compress_type)
-            if ratio is None:
-                raise ValueError(f"it is compressed by method {member.compress_type}; only 0 and 8 are read.")
-            if member.file_size > ratio * member.compress_size:
+    for member, start in [*((m, m.header_offset) for m in members), (None, archive.start_dir)]:
+        with naming(f"member {shown(member.orig_filename)}" if member else "its directory"):
+            if not 0 <= start - end <= slack:
+                raise ValueError(f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}")
+            if member is None:
+                return
+            if member.file_size > _RATIOS.get(member.compress_type, -1) * member.compress_size:
                 raise ValueError(
-                    f"it claims to hold {member.file_size:,} bytes, which its {member.compress_size:,} in the file "
-                    f"cannot be. {DAMAGED}"
+                    f"it claims to hold {member.file_size:,} bytes in {member.compress_size:,}, compressed by method "
+                    f"{member.compress_type}: must be method 0 or 8, and possible with it. {DAMAGED}"
                 )
-            if member.orig_filename != member.filename:
-                raise ValueError("its name is ambiguous.")
-            _check_adjacent(member.header_offset, end, slack)
-            file.seek(member.header_offset + _LOCAL_HEADER_BYTES - 4)
-            name_and_extra_bytes = sum(struct.unpack("<2H", file.read(4)))
-            end = member.header_offset + _LOCAL_HEADER_BYTES + name_and_extra_bytes + member.compress_size
+            file.seek(start + _LOCAL_HEADER_BYTES - 4)
+            end = start + _LOCAL_HEADER_BYTES + sum(struct.unpack("<2H", file.read(4))) + member.compress_size
             slack = _MAX_DESCRIPTOR_BYTES if member.flag_bits & _DESCRIPTOR else 0
-    with naming("its directory"):
-        _check_adjacent(archive.start_dir, end, slack)
-
-
-def _check_adjacent(offset: int, end: int, slack: int) -> None:
-    if not 0 <= offset - end <= slack:
-        raise ValueError(f"it starts at byte {offset:,}, and what is before it ends at {end:,}. {DAMAGED}")
 
 
 def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
-    if not member.filename.endswith(_SUFFIX):
-        raise ValueError(f"the member {shown(member.filename)} is not an array: it does not end in {_SUFFIX}.")
-    stored_arrays.check_name(member.filename.removesuffix(_SUFFIX))
-    with naming(f"member {shown(member.filename)}"), archive.open(member) as stream:
-        array = _read_header(stream)
+    name = member.orig_filename  # zipfile cuts `filename` at a zero byte, which no name may have
+    if not name.endswith(_SUFFIX):
+        raise ValueError(f"the member {shown(name)} is not an array: it does not end in {_SUFFIX}.")
+    stored_arrays.check_name(name.removesuffix(_SUFFIX))
+    with naming(f"member {shown(name)}"), archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in _HEADERS:
+            raise ValueError(f"it is of version {version} of the .npy format; versions 1, 2 and 3 are read.")
+        with warnings.catch_warnings(action="ignore"):
+            shape, _, dtype = _HEADERS[version](stream, max_header_size=MAX_HEADER_BYTES)
+        array = StoredArray(tuple(map(int, shape)), _dtype(dtype))
         num_bytes = member.file_size - stream.tell()
         if min(array.shape, default=0) < 0 or array.num_bytes != num_bytes:
-            raise ValueError(
-                f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes, "
-                f"and it has {num_bytes:,}. {DAMAGED}"
-            )
+            stated = f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes"
+            raise ValueError(f"{stated}, and it has {num_bytes:,}. {DAMAGED}")
         return array
 
 
-def _read_header(stream: IO[bytes]) -> StoredArray:
-    version = np.lib.format.read_magic(stream)
-    if version not in _HEADERS:
-        raise ValueError(f"it is of version {version} of the .npy format; versions 1, 2 and 3 are read.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        shape, _, dtype = _HEADERS[version](stream, max_header_size=MAX_HEADER_BYTES)
-    return StoredArray(tuple(map(int, shape)), _dtype(dtype))
-
-
 def _dtype(stored: np.dtype) -> np.dtype:
-    """Two bytes of no kind are how NumPy writes a bfloat16, which it does not know."""
+    """Return the dtype in the machine's byte order; NumPy writes bfloat16, which it does not know, as two bytes."""
     dtype = BFLOAT16 if stored == np.dtype("V2") else stored.newbyteorder("=")
     if dtype not in stored_arrays.DTYPES:
         raise ValueError(f"it is of type {shown(str(stored))}, which is not read. {stored_arrays.ALLOWED}")

@@ -17,19 +17,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from vit_jax.files import open_atomically
+from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import (
-    ALLOWED,
-    DAMAGED,
-    DTYPES,
-    ArrayFile,
-    StoredArray,
-    check_name,
-    check_number,
-    naming,
-    shown,
-    to_stored,
-)
+from vit_jax.weights.formats.arrays import ALLOWED, DAMAGED, DTYPES, ArrayFile, StoredArray, naming, shown
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"
@@ -40,13 +30,13 @@ _DTYPES = {_KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ el
 
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
-    """Opens a file and checks its header; `resources` close it."""
+    """Open a file and check its header; `resources` close it."""
     # Not mapped into memory: a mapped file that another process shortens ends this one.
     file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
     arrays = {}
-    check_number(len(file.keys()))
+    stored_arrays.check_number(len(file.keys()))
     for name in file.keys():  # noqa: SIM118 (it is no dictionary)
-        check_name(name)
+        stored_arrays.check_name(name)
         announced = file.get_slice(name)
         if (code := announced.get_dtype()) not in _DTYPES:
             raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
@@ -57,12 +47,12 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         return ArrayFile(path, arrays, metadata, file.get_tensor)
     digests = metadata_texts.decode(texts[_DIGESTS])
     if digests.get(_METADATA) != hashlib.sha256(texts.get(_OURS, "").encode()).hexdigest():
-        raise ValueError(f"its metadata is not what was written. {DAMAGED}")
+        raise ValueError(f"its metadata was changed. {DAMAGED}")
 
     def read(name: str) -> np.ndarray:
         array = file.get_tensor(name)
         if digests.get(name) != _digest(array):
-            raise ValueError(f"its bytes, type or shape are not what was written. {DAMAGED}")
+            raise ValueError(f"its bytes, type or shape were changed. {DAMAGED}")
         return array
 
     return ArrayFile(path, arrays, metadata, read)
@@ -71,17 +61,17 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes arrays, completely or not at all; equal input gives equal bytes.
+    """Write arrays, completely or not at all; equal input gives equal bytes.
 
     The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt" and the digests.
 
     Raises:
-      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system refuses to write.
+      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
     """
     with naming(str(path)):
         if _METADATA in arrays:
             raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
-        texts, stored = dict(_FORMAT), to_stored(arrays)
+        texts, stored = dict(_FORMAT), stored_arrays.to_stored(arrays)
         if metadata:
             texts[_OURS] = metadata_texts.encode(metadata)
             digests = {name: _digest(array) for name, array in stored.items()}
@@ -103,7 +93,7 @@ def _digest(array: np.ndarray) -> str:
 
 
 def _ordered(header: bytes) -> bytes:
-    """The same header with the texts sorted by name: the library writes them in an order that differs between runs."""
+    """Return the header with texts sorted by name: the library's order differs between runs."""
     fields = json.loads(header)
     fields[_METADATA] = dict(sorted(fields[_METADATA].items()))
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode().ljust(len(header))

@@ -1,7 +1,7 @@
-"""Names of parameters: ours, and those of the formats that people have.
+"""Names of parameters: ours, and those of other formats.
 
-A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its names. What a
-format cannot hold is refused when it is to be written.
+A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its names. Writing a
+network that a format cannot hold is an error.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,15 +12,14 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names import bit, distilled, huggingface, radio, released, timm
+from vit_jax.weights.names import bit, huggingface, released, timm, tokens
 from vit_jax.weights.names.classes import huggingface_model, timm_model
-from vit_jax.weights.names.entry import Entry, Facts, Rule, make_entries
+from vit_jax.weights.names.entry import Entry, Rule, make_entries
+from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
-__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "distilled", "radio"]
-__all__ += ["refuse_unwritable", "require_standard"]
-__all__ += ["stack", "stacked_shapes", "unstack"]
-
+__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
+__all__ += ["stack", "stacked_shapes", "tokens", "unstack"]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -29,10 +28,10 @@ TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relativ
 class Format(NamedTuple):
     """A way to name parameters."""
 
-    # From names in a file to the names of the rules, or None where it is no such file.
+    # Names in a file → names of the rules → names in the file; None for a file of another format.
     canonical: Callable[[Iterable[str]], dict[str, str] | None]
     facts: Callable[[Mapping[str, Shape]], Facts]
-    # For a network, in the style of the file that is read: its shapes by canonical name; empty to write.
+    # For a network, in the style of the file with these shapes by names of the rules; empty to write.
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
     suffix: str  # of a file
     # Arrays that readers demand and that hold no parameter of ours.
@@ -52,7 +51,7 @@ class Format(NamedTuple):
           ValueError: a parameter has no name in this format.
         """
         ours = {name: shape for name, shape in unstacked_shapes(a).items() if name not in absent}
-        ours = distilled.split_shapes(ours) if is_distilled else ours
+        ours = tokens.split_shapes(ours) if is_distilled else ours
         return make_entries(self.rules(a, shapes or {}), ours)
 
 
@@ -88,7 +87,7 @@ def _lacking(name: str, a: Architecture) -> dict[str, Any]:
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
-    """Raises ValueError, with all reasons, where a format cannot hold a network.
+    """Raise ValueError, with all reasons, if a format cannot hold a network.
 
     Every format has room for a table of positions, so their form is no reason.
     """

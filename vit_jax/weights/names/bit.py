@@ -6,31 +6,27 @@ Some files end the names of layers in a number and some lack the leading `resnet
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import Facts, Rule, classes_of, counts, invert, shape_of
+from vit_jax.weights.names.entry import Rule, invert
+from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of
 from vit_jax.weights.names.ours import Shape
 
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _LEAF = {"scale": "gamma", "bias": "beta"}
+_PARTS = {"1": "a", "2": "b", "3": "c", "shortcut": "a/proj"}
 
 
 def _unit(match: re.Match[str]) -> str:
-    return f"resnet/block{match[1]}/unit{int(match[2]):02}"
+    return f"resnet/block{match[1]}/unit{int(match[2]):02}/{_PARTS[match[3]]}"
 
 
 def rules() -> list[Rule]:
-    """The names of pre-activation ResNets."""
+    """Return the names of pre-activation ResNets."""
     unit = r"body/stage(\d+)/unit(\d+)"
     return [
         Rule(r"body/root/conv/kernel", ROOT),
-        Rule(
-            rf"{unit}/conv([123])/kernel",
-            lambda match: f"{_unit(match)}/{' abc'[int(match[3])]}/standardized_conv2d/kernel",
-        ),
-        Rule(
-            rf"{unit}/norm([123])/(\w+)",
-            lambda match: f"{_unit(match)}/{' abc'[int(match[3])]}/group_norm/{_LEAF[match[4]]}",
-        ),
-        Rule(rf"{unit}/shortcut/conv/kernel", lambda match: f"{_unit(match)}/a/proj/standardized_conv2d/kernel"),
+        Rule(rf"{unit}/conv([123])/kernel", lambda match: f"{_unit(match)}/standardized_conv2d/kernel"),
+        Rule(rf"{unit}/norm([123])/(\w+)", lambda match: f"{_unit(match)}/group_norm/{_LEAF[match[4]]}"),
+        Rule(rf"{unit}/(shortcut)/conv/kernel", lambda match: f"{_unit(match)}/standardized_conv2d/kernel"),
         Rule(r"norm/(\w+)", lambda match: f"resnet/group_norm/{_LEAF[match[1]]}"),
         Rule(r"head/linear/kernel", "resnet/head/conv2d/kernel", "io->11io"),
         Rule(r"head/linear/bias", "resnet/head/conv2d/bias"),
@@ -38,14 +34,14 @@ def rules() -> list[Rule]:
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """Names with the prefix and without numbers behind layers → names in the file; None where it is no such file."""
+    """Return names with the prefix, without numbers of layers → names in the file; None for another format."""
     plain = {name: re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+(?=/)", r"\1", name) for name in names}
     full = {name: short if short.startswith("resnet/") else f"resnet/{short}" for name, short in plain.items()}
     return invert(full) if ROOT in full.values() else None
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the image size, since a ResNet takes any. ValueError as for `shape_of`."""
+    """Return the facts of a file, without an image size: a ResNet takes any. ValueError as for `shape_of`."""
     return Facts(
         family="resnet",
         width=shape_of(shapes, "resnet/group_norm/gamma", 1)[0],

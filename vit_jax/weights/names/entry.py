@@ -1,4 +1,4 @@
-"""The parts of a format: rules for names and layouts, the arrays that follow from them, and facts about a network.
+"""Rules for names and layouts of a format, and the arrays of a file that follow from them.
 
 Reading and writing both follow from the entries made of the rules, so neither can drift from the other.
 """
@@ -8,17 +8,14 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.weights.names.ours import Shape, stacked_name
 
-NAFLEX = (
-    "it is a NaFlex model, whose patch embedding is a linear layer over images of any aspect ratio ({}), which our "
-    "networks do not compute: use weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224"
-)
+QKV = ("query", "key", "value")
 STACKED = "stacked"  # a layout: all layers in one array, on a new leading axis
 
 
@@ -39,7 +36,7 @@ class Rule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array of a foreign file."""
+    """An array of a file in another format."""
 
     name: str  # there
     ours: tuple[str, ...]  # the parameters that it holds, in their order along its first axis, layers taken apart
@@ -48,12 +45,12 @@ class Entry:
 
     @property
     def shape(self) -> Shape:
-        """Of the foreign array."""
+        """Shape of the array in the file."""
         piece = self._piece()
         return (len(self.ours) * piece[0], *piece[1:]) if len(self.ours) > 1 else piece
 
     def read(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Our parameters, from the foreign array."""
+        """Return our parameters from the array of the file."""
         order, _ = _parse(self.layout, len(self.part))
         permuted = [self.part[axis] for axis in order]
         pieces = np.split(array, len(self.ours)) if len(self.ours) > 1 else [array]
@@ -61,13 +58,13 @@ class Entry:
         return {name: np.ascontiguousarray(one) for name, one in zip(self.ours, ours, strict=True)}
 
     def write(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The foreign array, from our parameters."""
+        """Return the array of the file from our parameters."""
         order, _ = _parse(self.layout, len(self.part))
         pieces = [parameters[name].transpose(order).reshape(self._piece()) for name in self.ours]
         return np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
 
     def status(self, *, reading: bool) -> str:
-        """What happens to the numbers on their way into or out of our names."""
+        """Return how the array is changed on its way into or out of our parameters."""
         order, _ = _parse(self.layout, len(self.part))
         words = []
         if self.layout != STACKED and len(self.ours) > 1:
@@ -86,23 +83,22 @@ class Entry:
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
-    """The arrays of a file that holds exactly the parameters of `shapes`, ours taken apart, which have elements.
+    """Return the arrays of a file that holds the parameters of `shapes`, ours taken apart, which have elements.
 
-    The first rule that matches counts. ValueError lists all parameters for which the format has no name.
+    Raises:
+      ValueError: parameters have no name in the format; all are listed.
     """
     groups: dict[str, list[str]] = {}
     layouts: dict[str, str] = {}
-    homeless = []
+    nameless = []
     for name in (name for name, shape in shapes.items() if math.prod(shape)):
-        rule = next((rule for rule in rules if re.fullmatch(rule.pattern, name)), None)
-        if rule is None:
-            homeless.append(stacked_name(name)[0])
-            continue
-        foreign = name_of([rule], name)
-        groups.setdefault(foreign, []).append(name)
-        layouts[foreign] = rule.layout
-    if homeless:
-        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(homeless))}")
+        if foreign := name_of(rules, name):
+            groups.setdefault(foreign, []).append(name)
+            layouts[foreign] = next(rule.layout for rule in rules if re.fullmatch(rule.pattern, name))
+        else:
+            nameless.append(stacked_name(name)[0])
+    if nameless:
+        raise ValueError(f"it has no name for {', '.join(dict.fromkeys(nameless))}")
     return [
         Entry(name, tuple(sorted(ours, key=_place_in_projection)), layouts[name], shapes[ours[0]])
         for name, ours in groups.items()
@@ -110,7 +106,7 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
 
 
 def name_of(rules: Sequence[Rule], ours: str) -> str:
-    """Return the foreign name of a parameter, layers taken apart; "" if the format has none."""
+    """Return the name of a parameter by the first rule that matches, layers taken apart; "" if there is none."""
     for rule in rules:
         if match := re.fullmatch(rule.pattern, ours):
             return match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
@@ -118,14 +114,14 @@ def name_of(rules: Sequence[Rule], ours: str) -> str:
 
 
 def _place_in_projection(name: str) -> int:
-    """Queries come before keys before values, gates before what they gate; all else stays in its order."""
+    """Return a number to sort parts of a projection by: query, key, value; gate, expand; others keep their order."""
     parts = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
     return next((place for place, part in enumerate(parts) if part in name), 0)
 
 
 @functools.cache
 def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Our axes in the file's order, and those that make up each of the file's axes."""
+    """Return our axes in the file's order, and our axes that each axis of the file has."""
     axes = tuple(range(ndim))
     if layout in ("", STACKED):
         return axes, (*(((),) if layout else ()), *((axis,) for axis in axes))
@@ -148,7 +144,7 @@ _PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bia
 
 
 def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
-    """Rules for layers as PyTorch keeps them, by pattern and name as in `Rule`; those of one name are joined."""
+    """Return rules for layers in PyTorch's layouts, by pattern and name as in `Rule`; layers of one name are joined."""
     rules = []
     for ours, theirs in layers.items():
         kernel, bias = next(layouts for part, layouts in _PYTORCH.items() if part in ours)
@@ -158,76 +154,38 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
     return rules
 
 
+def transformer_rules(
+    block: str, layers: Mapping[str, str], arrays: Mapping[str, str], layouts: Mapping[str, str], prefix: str = ""
+) -> list[Rule]:
+    """Return rules for a transformer in PyTorch's layouts; a name that begins with a dot is in a block.
+
+    Args:
+      block: the beginning of the names of a block, before its number.
+      layers: our name, a regular expression, → the file's.
+      arrays: the same for single arrays.
+      layouts: of single arrays, by our name; the same as ours if not stated.
+      prefix: of all names in the file.
+    """
+
+    def ours(name: str) -> str:
+        return rf"encoder/blocks/(\d+)/{name[1:]}" if name.startswith(".") else name
+
+    def theirs(name: str) -> str:
+        return rf"{prefix}{block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
+
+    single = [Rule(ours(name), theirs(other), layouts.get(name, "")) for name, other in arrays.items()]
+    return [*single, *pytorch_rules({ours(name): theirs(other) for name, other in layers.items()})]
+
+
 def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Match[str]) -> str:
     return name_of(match) + suffix
 
 
-# What names and shapes determine of a network. A file may contain anything: no shape is trusted.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What names and shapes determine of a network; None is what they do not."""
-
-    family: str = "vit"
-    patch_size: tuple[int, int] = (1, 1)
-    width: int
-    depth: int = 0
-    mlp_dim: int = 0
-    num_heads: int | None = 0
-    units: tuple[int, ...] = ()
-    root_channels: int = 64
-    pool: str
-    head: str = "linear"
-    num_classes: int
-    position_rows: int | None = None  # length of the table of positions; None where there is none
-    fixed_positions: str = "sincos2d"  # what then takes its place, or "none"
-    prefix_rows: tuple[int, ...] | None = None  # how many of the rows may be of prefix tokens; None: any such number
-    # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Fields of the architecture that the arrays decide: registers, biases, norms.
-    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
-    is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
-    is_radio: bool = False  # the arrays are as `radio` describes
-    absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
-
-
-def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
-    """The shape of an array; ValueError where it is missing, has another number of axes, or an empty one."""
-    if name not in shapes:
-        raise ValueError(f"{name} is missing")
-    if len(shapes[name]) != ndim or 0 in shapes[name]:
-        raise ValueError(f"{name} has the shape {shapes[name]}, where {ndim} axes with elements are expected")
-    return shapes[name]
-
-
-def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -> int:
-    """How many classes the head has, on the first or last axis of its kernel; 0 where there is none.
-
-    The bias gives it too, so that a kernel under another name is reported as missing.
-    """
-    return (shapes.get(kernel) or (0,))[axis] or (shapes.get(bias) or (0,))[0]
-
-
-def count(names: Iterable[str], pattern: str) -> int:
-    """How many numbers the one group of `pattern` takes at the beginning of names; gaps are found later, by name."""
-    return len({match[1] for name in names if (match := re.match(pattern, name))})
-
-
-def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """For each number of the first group, how many the second takes: the units of every stage."""
-    found: dict[str, set[str]] = {}
-    for match in filter(None, (re.match(pattern, name) for name in names)):
-        found.setdefault(match[1], set()).add(match[2])
-    return tuple(len(found[stage]) for stage in sorted(found, key=lambda digits: (len(digits), digits)))
-
-
 def invert(names: Mapping[str, str]) -> dict[str, str]:
-    """Name in the file → another name, turned round; ValueError where two names become the same."""
-    found: dict[str, str] = {}
-    for given, name in names.items():
-        if name in found:
-            raise ValueError(f"{found[name]} and {given} are both {name}")
-        found[name] = given
-    return found
+    """Return a dictionary from values to keys; ValueError if two keys have the same value."""
+    inverse: dict[str, str] = {}
+    for key, value in names.items():
+        if value in inverse:
+            raise ValueError(f"{inverse[value]} and {key} are both {value}")
+        inverse[value] = key
+    return inverse

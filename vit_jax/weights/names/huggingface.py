@@ -13,18 +13,15 @@ import numpy as np
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names import radio, timm
+from vit_jax.weights.names import timm, tokens
 from vit_jax.weights.names.classes import huggingface_model
-from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, invert, pytorch_rules
+from vit_jax.weights.names.entry import QKV, Rule, invert, pytorch_rules, transformer_rules
+from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, vit_facts
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.vit import vit_facts
 
 POOLER = "vit.pooler.dense"
-_BLOCK = r"encoder/blocks/(\d+)"
 _CLASSIC = {  # newer → classic, below a layer
-    "attention.q_proj": "attention.attention.query",
-    "attention.k_proj": "attention.attention.key",
-    "attention.v_proj": "attention.attention.value",
+    **{f"attention.{ours[0]}_proj": f"attention.attention.{ours}" for ours in QKV},
     "attention.o_proj": "attention.output.dense",
 }
 _CLASSIC_VIT = {**_CLASSIC, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
@@ -49,13 +46,11 @@ _TOKENS = {
     "positions/table": "embeddings.position_embeddings",
 }
 _ATTENTION = {
-    ".attention/query": ".attention.attention.query",
-    ".attention/key": ".attention.attention.key",
-    ".attention/value": ".attention.attention.value",
+    **{f".attention/{ours}": f".attention.attention.{ours}" for ours in QKV},
     ".attention/out": ".attention.output.dense",
 }
 _SCALES = {".attention_scale": ".layer_scale1.lambda1", ".mlp_scale": ".layer_scale2.lambda1"}
-_PROJECTIONS = {f".attention/{ours}": f".attention.{ours[0]}_proj" for ours in ("query", "key", "value")}
+_PROJECTIONS = {f".attention/{ours}": f".attention.{ours[0]}_proj" for ours in QKV}
 _GATED = {".mlp/gate": "gate_proj", ".mlp/expand": "up_proj", ".mlp/contract": "down_proj"}
 _TWO_LAYERS = {".mlp/expand": ".mlp.fc1", ".mlp/contract": ".mlp.fc2"}
 _NORMS = {".attention_norm": ".norm1", ".mlp_norm": ".norm2"}
@@ -162,23 +157,14 @@ def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: 
       distilled: our name of a distillation token, as `_distillation` gives it.
     """
     names = FAMILIES[family]
-
-    def ours(name: str) -> str:
-        return f"{_BLOCK}/{name[1:]}" if name.startswith(".") else name
-
-    def theirs(name: str) -> str:
-        return rf"{prefix}{names.block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
-
-    layers = dict(names.layers)
+    layers = {"embedding": names.patches, **names.layers}
     if is_packed:
         layers |= {".mlp/expand": layers[".mlp/gate"], ".mlp/contract": ".mlp.weights_out"}
-    singles = {**names.arrays, **({distilled: "embeddings.distillation_token"} if distilled else {})}
-    arrays = [Rule(ours(name), theirs(other), names.layouts.get(name, "")) for name, other in singles.items()]
-    found = {ours(name): theirs(other) for name, other in layers.items()}
+    arrays = {**names.arrays, **({distilled: "embeddings.distillation_token"} if distilled else {})}
     head = {"head/linear": "visual_projection" if family == "clip" else "classifier"}
     if distilled == "distillation_token":
         head = {"head/linear": "cls_classifier", "head/distillation": "distillation_classifier"}
-    return [*arrays, *pytorch_rules({"embedding": f"{prefix}{names.patches}", **found, **head})]
+    return [*transformer_rules(names.block, layers, arrays, names.layouts, prefix), *pytorch_rules(head)]
 
 
 def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
@@ -197,7 +183,7 @@ def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
         return _rules_of_file(family, shapes)
     model = huggingface_model(a)
     if model.family == "radio":
-        return [rule._replace(name=radio.own_name(str(rule.name))) for rule in timm.radio_rules()]
+        return [rule._replace(name=tokens.own_name(str(rule.name))) for rule in timm.radio_rules()]
     token = "distillation_token" if a.num_class_tokens == 2 else "register_tokens" if model.model_type == "deit" else ""
     # ViT and CLIP's vision tower have the prefix without a classifier too.
     prefix = model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
@@ -209,7 +195,7 @@ def added(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray
     """Return arrays of the library's class that hold no parameter of ours: mask tokens, C-RADIO's normalisation."""
     model = huggingface_model(a)
     if model.family == "radio":
-        return radio.added(a, normalisation)
+        return tokens.added(a, normalisation)
     prefix = model.prefix if a.num_classes else ""
     masks: dict[str, Shape] = {"dinov2_with_registers": (1, a.width), "dinov3_vit": (1, 1, a.width)}
     shape = masks.get(model.model_type)
@@ -240,9 +226,9 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             classic = {name: _classic_name(name, table, prefix) for name in names}
             kept = {name: new for name, new in classic.items() if not re.match(table.ignored, new)}
             if family_of(kept.values()) == family:
-                found = invert(kept)
-                has_classifier = "classifier.weight" in found
-                return {n: given for n, given in found.items() if not (has_classifier and n.startswith(POOLER))}
+                inverse = invert(kept)
+                has_classifier = "classifier.weight" in inverse
+                return {new: old for new, old in inverse.items() if not (has_classifier and new.startswith(POOLER))}
     return None
 
 
@@ -259,7 +245,7 @@ def _classic_name(name: str, table: Family, prefix: str) -> str:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return what the file determines; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
+    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
     family = family_of(shapes)
     assert family is not None
     patches = f"{FAMILIES[family].prefixes[0]}{FAMILIES[family].patches}.weight"
@@ -269,7 +255,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     head = "cls_classifier" if distilled == "distillation_token" else "classifier"
     head = "visual_projection" if family == "clip" else head
     epsilon = {"vit": 1e-12, "dinov3": 1e-5, "aimv2": 1e-5}.get(family, 1e-6)
-    found = vit_facts(
+    vit = vit_facts(
         shapes,
         _rules_of_file(family, shapes),
         num_classes=classes_of(shapes, f"{head}.weight", 0, f"{head}.bias"),
@@ -278,7 +264,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         defaults={"gelu": "exact", "layer_norm_epsilon": epsilon},
     )
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
-    pool = "token_gap" if family == "dinov2" and width == 2 * found.width else found.pool
+    pool = "token_gap" if family == "dinov2" and width == 2 * vit.width else vit.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    parts = found.parts | ({"embedding_norm": "patches"} if family == "aimv2" else {})
-    return dataclasses.replace(found, pool=pool, absent=absent, parts=parts)
+    parts = vit.parts | ({"embedding_norm": "patches"} if family == "aimv2" else {})
+    return dataclasses.replace(vit, pool=pool, absent=absent, parts=parts)

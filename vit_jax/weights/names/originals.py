@@ -1,4 +1,4 @@
-"""Names of the authors' own files of CLIP, PE, AIMv2, DINOv3 and C-RADIO (.safetensors), as renames onto timm's names.
+"""Names in the authors' files of CLIP, PE, AIMv2, DINOv3, C-RADIO, DINOv2, Franca and TIPSv2, renamed to timm's names.
 
 Layouts stay as they are in the file: `timm.Style` has them. Text towers and arrays of pre-training are ignored.
 """
@@ -13,8 +13,8 @@ from vit_jax.weights.names.entry import invert
 class Original(NamedTuple):
     """Names of a family in its own code."""
 
-    mark: str  # a name that only this family has, below the prefix
-    renames: Mapping[str, str]  # regular expression → what takes its place, in this order; all that match
+    mark: str  # a name that only this family has, below the prefix; "" for other files, as timm's
+    renames: Mapping[str, str]  # regular expression → replacement, in this order; all matches apply
     prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these; other names are ignored
     ignored: str = r"(?!)"
 
@@ -76,22 +76,31 @@ ORIGINALS = (
         prefixes=("radio_model.model.",),
         ignored=r"patch_generator\.video_embedder\.",
     ),
+    Original(
+        "",
+        {
+            r"^vision_encoder\.": "",
+            r"^blocks\.\d+\.(\d+\.)": r"blocks.\1",  # blocks in chunks count through
+            r"(?<=\.mlp\.)(w12|c_fc)\.": "fc1.",
+            r"(?<=\.mlp\.)(w3|c_proj)\.": "fc2.",
+            r"^register_tokens$": "reg_token",
+        },
+        ignored=r"text_encoder\.|(vision_encoder\.)?mask_token$|temperature$",
+    ),
 )
 
 
-def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """Return timm's names → names in the file; None for a file of another format."""
+def canonical(names: Iterable[str]) -> dict[str, str]:
+    """Return timm's names → names in the file; ValueError if two arrays get the same name."""
     names = set(names)
     prefix, original = next(
-        ((prefix, one) for one in ORIGINALS for prefix in one.prefixes if f"{prefix}{one.mark}" in names), ("", None)
+        (prefix, one) for one in ORIGINALS for prefix in one.prefixes if not one.mark or f"{prefix}{one.mark}" in names
     )
-    if original is None:
-        return None
-    found = {}
+    renamed = {}
     for name in names:
         new = name.removeprefix(prefix)
         if name.startswith(prefix) and not re.match(original.ignored, new):
             for pattern, replacement in original.renames.items():
                 new = re.sub(pattern, replacement, new)
-            found[name] = new
-    return invert(found)
+            renamed[name] = new
+    return invert(renamed)

@@ -1,8 +1,7 @@
 """The names and shapes of our parameters, with layers stacked on an axis, as the models have them, and taken apart.
 
 Taken apart, a layer has a number in its name: `encoder/blocks/3/...`, `body/stage2/unit1/...`, and the heads of an
-attention have an axis of their own, (D, T, h) for (D, T h). Other formats have layers so, hence the tables of names are
-written for this form.
+attention have a separate axis, (D, T, h) for (D, T h). The tables of names use this form, as other formats do.
 """
 
 import functools
@@ -26,7 +25,7 @@ _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 @functools.lru_cache(maxsize=64)
 def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
-    """Name and shape of every parameter as the model has it, computing none; ValueError if no model has these sizes."""
+    """Return name and shape of every parameter of the model, computing none; ValueError if no model has these sizes."""
     try:
         model = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
     except (OverflowError, TypeError) as error:
@@ -35,7 +34,7 @@ def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
 
 
 def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
-    """Name and shape of every parameter, layers taken apart."""
+    """Return name and shape of every parameter, layers taken apart."""
     return {
         apart: _with_heads(name, shape if place is None else shape[1:], a.num_heads)
         for name, shape in stacked_shapes(a).items()
@@ -44,7 +43,7 @@ def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
 
 
 def stacked_name(name: str) -> tuple[str, int | None]:
-    """The model's name of a parameter taken apart, and its place on the layer axis; None where there is no such axis.
+    """Return the model's name of a parameter taken apart, and its place on the layer axis; None without this axis.
 
     The first unit of a stage is alone; the others are stacked, so that unit 2 has place 0.
     """
@@ -57,7 +56,7 @@ def stacked_name(name: str) -> tuple[str, int | None]:
 
 
 def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Parameters taken apart → float32 of the model's names and shapes; those that are not there are zeros."""
+    """Return float32 parameters of the model's names and shapes from those taken apart; missing ones are zeros."""
     parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name, array in apart.items():
         stacked, place = stacked_name(name)
@@ -67,7 +66,7 @@ def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[
 
 
 def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, np.ndarray]:
-    """Parameters as the model has them → taken apart; the arrays are views."""
+    """Return the model's parameters taken apart; the arrays are views."""
     return {
         apart: part.reshape(_with_heads(name, part.shape, num_heads))
         for name, array in parameters.items()
@@ -77,7 +76,7 @@ def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, n
 
 
 def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
-    """The shape of a parameter taken apart, (..., T, h) where it has all heads on one axis."""
+    """Return the shape of a parameter taken apart, (..., T, h) if it has all heads on one axis."""
     match = _PROJECTION.fullmatch(name)
     if match is None:
         return shape

@@ -8,7 +8,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.names.entry import NAFLEX, STACKED, Facts, Rule, classes_of, count, counts, shape_of
+from vit_jax.weights.names.entry import STACKED, Rule
+from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, count, counts, shape_of
 from vit_jax.weights.names.ours import Shape
 
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
@@ -32,7 +33,7 @@ class Style:
 
 
 def rules(style: Style) -> list[Rule]:
-    """The names of ViTs and hybrids."""
+    """Return the names of ViTs and hybrids."""
     norm2, attention, mlp = style.numbers
     layout = STACKED if style.is_stacked else ""
     ours = r"encoder/blocks/(\d+)"
@@ -68,9 +69,9 @@ def rules(style: Style) -> list[Rule]:
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
-    """Names without prefix → names in the file; None where the file is of another format.
+    """Return names without prefix → names in the file; None for another format.
 
-    With a prefix, the state of training and other networks are left out, nothing else.
+    With a prefix, the state of training and other networks are omitted, nothing else.
     """
     names = set(names)
     prefix = next((prefix for prefix in BESIDE if f"{prefix}embedding/kernel" in names), None)
@@ -82,7 +83,7 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def style_of(shapes: Mapping[str, Shape]) -> Style:
-    """The style that names (without prefix) are in."""
+    """Return the style of names without prefix."""
     is_stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
     is_linen = any(re.match(r"Transformer/encoderblock(_0)?/LayerNorm_1/", name) for name in shapes)
     return Style(
@@ -94,7 +95,7 @@ def style_of(shapes: Mapping[str, Shape]) -> Style:
 
 
 def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool:
-    """Whether a file of this family is big_vision's."""
+    """Return True if a file of this family is big_vision's."""
     style = style_of(shapes)
     if names["embedding/kernel"].startswith("params/") or style.is_stacked or BIG_VISION_POSITIONS in shapes:
         return True
@@ -102,7 +103,7 @@ def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; ValueError as for `shape_of`."""
+    """Return the facts of a file; ValueError as for `shape_of`."""
     style = style_of(shapes)
     _, attention, mlp = style.numbers
     block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"

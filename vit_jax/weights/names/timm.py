@@ -13,18 +13,10 @@ from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import NAFLEX, Facts, Rule, classes_of, counts, invert, pytorch_rules, shape_of
+from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
+from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, counts, shape_of, vit_facts
 from vit_jax.weights.names.ours import Shape
-from vit_jax.weights.names.vit import vit_facts
 
-RENAMED = (  # of the original DINOv2, Franca and TIPSv2, which Hugging Face's TIPSv2 keeps in files
-    (r"^vision_encoder\.", ""),
-    (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1"),  # blocks in chunks count through
-    (r"(?<=\.mlp\.)(w12|c_fc)\.", "fc1."),
-    (r"(?<=\.mlp\.)(w3|c_proj)\.", "fc2."),
-    (r"^register_tokens$", "reg_token"),
-)
-IGNORED = r"text_encoder\.|(vision_encoder\.)?mask_token$|temperature$"
 RESNET_DEFAULTS = {
     "group_norm_epsilon": 1e-5,
     "standardization_epsilon": 1e-8,
@@ -36,10 +28,10 @@ STEM = "patch_embed.backbone"
 class Style(NamedTuple):
     """How timm's classes name the parts of a block."""
 
-    scale: str = r"ls\2.gamma"  # of LayerScale
+    scale: str = "ls{}.gamma"  # of LayerScale
     splits_qkv: bool = False  # one array each for queries, keys and values
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
-    splits_gate: bool = False  # one array each for the gate of SwiGLU and what it gates
+    splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
     embedding_norm: str = "norm_pre"
     is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
     is_radio: bool = False  # the patch embedding is a linear layer, and all prefix tokens are one array
@@ -50,7 +42,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
     """Return the style of a file; without shapes that of timm's class for a network."""
     if shapes:
         return Style(
-            scale=r"gamma_\2" if "blocks.0.gamma_1" in shapes else Style().scale,
+            scale="gamma_{}" if "blocks.0.gamma_1" in shapes else Style().scale,
             splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
             splits_bias="blocks.0.attn.q_bias" in shapes,
             splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
@@ -61,7 +53,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         )
     assert a is not None
     return Style(
-        scale=Style().scale if a.rope is None else r"gamma_\2",
+        scale=Style().scale if a.rope is None else "gamma_{}",
         splits_qkv=a.mlp == "swiglu_norm",
         splits_bias=a.qkv_bias == "query_value",
         splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
@@ -87,63 +79,56 @@ def radio_rules() -> list[Rule]:
 
 
 def _vit_rules(style: Style) -> list[Rule]:
-    block = r"encoder/blocks/(\d+)"
-    split_biases = {"query": "q_bias", "value": "v_bias"} if style.splits_bias and not style.splits_qkv else {}
+    gate, up = ("fc1_g", "fc1_x") if style.splits_gate else ("fc1", "fc1")
+    pooled = ("qkv", "qkv") if style.joins_pooling else ("q", "kv")
     layers = {
         "embedding": "patch_embed.proj",
         "embedding_norm": style.embedding_norm,
-        f"{block}/attention_norm": r"blocks.\1.norm1",
-        f"{block}/attention/(q|k|v)(?:uery|ey|alue)": r"blocks.\1.attn." + (r"\2_proj" if style.splits_qkv else "qkv"),
-        f"{block}/attention/norm": r"blocks.\1.attn.norm",
-        f"{block}/attention/out": r"blocks.\1.attn.proj",
-        f"{block}/mlp_norm": r"blocks.\1.norm2",
-        f"{block}/mlp/norm": r"blocks.\1.mlp.norm",
-        f"{block}/mlp/gate": r"blocks.\1.mlp." + ("fc1_g" if style.splits_gate else "fc1"),
-        f"{block}/mlp/expand": r"blocks.\1.mlp." + ("fc1_x" if style.splits_gate else "fc1"),
-        f"{block}/mlp/contract": r"blocks.\1.mlp.fc2",
+        ".attention_norm": ".norm1",
+        **{f".attention/{p}": f".attn.{p[0]}_proj" if style.splits_qkv else ".attn.qkv" for p in QKV},
+        ".attention/norm": ".attn.norm",
+        ".attention/out": ".attn.proj",
+        ".mlp_norm": ".norm2",
+        ".mlp/norm": ".mlp.norm",
+        ".mlp/gate": f".mlp.{gate}",
+        ".mlp/expand": f".mlp.{up}",
+        ".mlp/contract": ".mlp.fc2",
         "encoder/norm": "norm",
         "pooled_norm": "fc_norm",
         "head/distillation": "head_dist",
-        "pooling/attention/query": "attn_pool.qkv" if style.joins_pooling else "attn_pool.q",
-        "pooling/attention/(?:key|value)": "attn_pool.qkv" if style.joins_pooling else "attn_pool.kv",
+        "pooling/attention/query": f"attn_pool.{pooled[0]}",
+        "pooling/attention/(?:key|value)": f"attn_pool.{pooled[1]}",
         "pooling/attention/out": "attn_pool.proj",
         "pooling/norm": "attn_pool.norm",
         "pooling/mlp/expand": "attn_pool.mlp.fc1",
         "pooling/mlp/contract": "attn_pool.mlp.fc2",
     }
-    single = {
+    arrays = {
         "class_token": "cls_token",
         "distillation_token": "dist_token",
         "register_tokens": "reg_token",
         "positions/table": "pos_embed",
         "pooling/probe": "attn_pool.latent",
+        ".attention_scale": f".{style.scale.format(1)}",
+        ".mlp_scale": f".{style.scale.format(2)}",
     }
-    scales = [
-        Rule(f"{block}/{part}_scale", rf"blocks.\1.{style.scale}".replace(r"\2", number))
-        for part, number in (("attention", "1"), ("mlp", "2"))
-    ]
-    biases = [
-        Rule(f"{block}/attention/{part}/bias", rf"blocks.\1.attn.{name}", "Th->(Th)")
-        for part, name in split_biases.items()
-    ]
-    flat = [
-        Rule("class_token", "cls_token", "abD->(abD)"),
-        Rule("positions/table", "pos_embed", "aSD->(aS)D"),
-        Rule("head/linear/kernel", "proj"),
-    ]
-    radio = [
-        Rule("class_token", "cls_token", "aPD->(aP)D"),
-        Rule("embedding/kernel", "patch_embed.proj.weight", "hwCD->D(Chw)"),
-    ]
-    biases += (flat if style.is_flat else []) + (radio if style.is_radio else [])
-    return [*scales, *biases, *(Rule(ours, theirs) for ours, theirs in single.items()), *pytorch_rules(layers)]
+    layouts: dict[str, str] = {}
+    if style.splits_bias and not style.splits_qkv:
+        arrays |= {f".attention/{part}/bias": f".attn.{part[0]}_bias" for part in ("query", "value")}
+        layouts |= {f".attention/{part}/bias": "Th->(Th)" for part in ("query", "value")}
+    if style.is_flat:
+        arrays["head/linear/kernel"] = "proj"
+        layouts |= {"class_token": "abD->(abD)", "positions/table": "aSD->(aS)D"}
+    if style.is_radio:
+        arrays["embedding/kernel"] = "patch_embed.proj.weight"
+        layouts |= {"class_token": "aPD->(aP)D", "embedding/kernel": "hwCD->D(Chw)"}
+    return transformer_rules("blocks.", layers, arrays, layouts)
 
 
 def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callable[[re.Match[str]], str]]:
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
     def theirs(rest: str) -> Callable[[re.Match[str]], str]:
-        """Stages and units count from 0 there."""
         return lambda match: match.expand(rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}")
 
     return {
@@ -162,10 +147,8 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     Raises:
       ValueError: a network of timm's that ours does not compute, or two arrays of one name.
     """
-    names = set(names)
-    original = originals.canonical(names)
-    renamed = {name: _timm_name(name) for name in names if not re.match(IGNORED, name)}
-    names = set(renamed.values()) if original is None else set(original)
+    renamed = originals.canonical(names)
+    names = set(renamed)
     if {"embeds.proj.weight", "embeds.pos_embed"} <= names:
         raise ValueError(NAFLEX.format("embeds.proj.weight"))
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
@@ -178,17 +161,11 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             "it is a distilled DeiT without its heads, whose features in timm are the mean of the class and the "
             "distillation token, which our networks do not compute: bring the file with head and head_dist"
         )
-    return invert(renamed) if original is None else original
-
-
-def _timm_name(name: str) -> str:
-    for pattern, new in RENAMED:
-        name = re.sub(pattern, new, name)
-    return name
+    return renamed
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """What the file determines; not the number of heads. ValueError as for `shape_of`."""
+    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
     if "patch_embed.proj.weight" not in shapes:
         return _resnet_facts(shapes)
     has_stages = f"{STEM}.stem.conv.weight" in shapes
@@ -199,7 +176,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         width, numbers = shape_of(shapes, "patch_embed.proj.weight", 2)
         side = math.isqrt(numbers // 3)
         shapes = {**shapes, "patch_embed.proj.weight": (width, 3, side, side)}
-    found = vit_facts(
+    vit = vit_facts(
         shapes,
         _vit_rules(style),
         num_classes=classes_of(shapes, "proj", -1, "")
@@ -211,11 +188,11 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         fixed_positions="none",
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
     )
-    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * found.mlp_dim
-    if found.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
+    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * vit.mlp_dim
+    if vit.parts["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
     changes: dict[str, Any] = (
-        {"mlp": "gelu"} if found.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+        {"mlp": "gelu"} if vit.parts["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
     )
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
@@ -227,7 +204,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         changes["registers"] = shape_of(shapes, "cls_token", 2)[0] - 1
         absent = frozenset(["register_tokens"])
     return dataclasses.replace(
-        found, parts={**found.parts, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
+        vit, parts={**vit.parts, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
     )
 
 

@@ -1,29 +1,73 @@
-"""C-RADIO's own arrays: all prefix tokens in one, positions of a large square, and the normalisation of pixels.
+"""Arrays that hold several of our parameters, or parts of one: distilled DeiT's and C-RADIO's.
 
-The network's output is a choice of its class tokens, which become the class tokens of ours; the others are registers.
-Prefix tokens have no positions, so their order changes nothing.
+A distilled DeiT has a class and a distillation token, each with a head, whose logits are averaged. In our network these
+are two class tokens, which the pooling concatenates, and one head on both.
+
+C-RADIO has all prefix tokens in one array, positions of a large square, and the normalisation of pixels. The network's
+output is a choice of its class tokens, which become the class tokens of ours; the others are registers. Prefix tokens
+have no positions, so their order changes nothing.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.names.entry import Entry, Facts
+from vit_jax.weights.formats import StoredArray
+from vit_jax.weights.names.entry import Entry
+from vit_jax.weights.names.facts import Facts
+from vit_jax.weights.names.ours import Shape
+
+# Distilled DeiT.
+
+TOKENS = ("class_token", "distillation_token")
+KERNELS, BIASES = (tuple(f"head/{name}/{leaf}" for name in ("linear", "distillation")) for leaf in ("kernel", "bias"))
+DISTILLED_NOTE = (
+    "The heads of the class and the distillation token are one head on both tokens, with the mean of their logits."
+)
+
+
+def split_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the parameters of our network, taken apart, as a file of a distilled one has them."""
+    (_, _, width), (_, classes) = shapes[TOKENS[0]], shapes[KERNELS[0]]
+    token, kernel = (1, 1, width), (width, classes)
+    parts = {TOKENS: token, KERNELS: kernel, BIASES: (classes,)}
+    return {**shapes, **{name: shape for names, shape in parts.items() for name in names}}
+
+
+def split_distilled(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters of a distilled network with the same logits; `join_distilled` inverts it up to biases."""
+    apart = dict(parameters)
+    apart |= zip(TOKENS, np.split(apart[TOKENS[0]], 2, axis=1), strict=True)
+    apart |= zip(KERNELS, np.split(2 * apart[KERNELS[0]], 2), strict=True)
+    return apart | dict.fromkeys(BIASES, apart[BIASES[0]])
+
+
+def join_distilled(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters of our network; the input has the shapes of `split_shapes`."""
+    joined = dict(parameters)
+    joined[TOKENS[0]] = np.concatenate([joined.pop(name) for name in TOKENS], axis=1)
+    if KERNELS[0] in joined:
+        joined[KERNELS[0]] = np.concatenate([joined.pop(name) for name in KERNELS]) / 2
+        first, second = (joined.pop(name) for name in BIASES)
+        joined[BIASES[0]] = (first + second) / 2
+    return joined
+
+
+# C-RADIO.
 
 CHOICE = "radio_model.summary_idxs"  # of class tokens
 NORMALISATION = ("radio_model.input_conditioner.norm_mean", "radio_model.input_conditioner.norm_std")
-NOTE = (
+RADIO_NOTE = (
     "Positions are resized to the longer side (bilinear) and cropped, as transformers and C-RADIOv4 do (align_corners="
     "False). C-RADIOv3 B and H were trained with align_corners=True: take timm's files of these."
 )
 
 
-def with_tokens(facts: Facts, arrays: Mapping[str, Any]) -> Facts:
+def with_tokens(facts: Facts, arrays: Mapping[str, StoredArray]) -> Facts:
     """Return the facts with as many class tokens as the file chooses; the first one if it states no choice."""
     tokens = facts.parts["class_tokens"] + facts.parts["registers"]
     chosen = arrays[CHOICE].shape[0] if CHOICE in arrays and len(arrays[CHOICE].shape) == 1 else 1
