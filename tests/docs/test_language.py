@@ -11,6 +11,7 @@ PAGES = ["README.md", "configs/README.md", "launch/README.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 PLAIN = [page for page in PAGES if page not in ("launch/README.md", "docs/pod.md")]
 RECORDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "vit_jax").rglob("*.md"))
+FOLDERS = ("vit_jax", "configs", "docs", "launch", "tests")
 CODE = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(?:#([^)\s]+))?")
 AVOIDED = [  # phrases with a plain or usual term
@@ -75,3 +76,19 @@ def test_links_resolve(page):
         if not known or (anchor and file.suffix == ".md" and anchor not in headings_of(file)):
             broken.append(f"{target}#{anchor}")
     assert broken == []
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS])
+def test_paths_exist(page, modules):
+    """Modules and folders of the repository that a page names; of a module the end of its path suffices."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
+    missing = [name for name in named if not any(path.endswith(f"/{name}") for path in modules)]
+    below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
+    missing += [path for path in below if not (ROOT / path).exists()]
+    assert set(missing) <= {"my_losses.py", "setup.py"}
