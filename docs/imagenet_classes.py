@@ -1,4 +1,4 @@
-"""Writes vit_jax/evals/imagenet_classes.tsv: the 1,000 classes of ILSVRC-2012 in their order.
+"""Write vit_jax/evals/imagenet_classes.tsv: the 1,000 classes of ILSVRC-2012 in their order.
 
 One line a class: its WordNet id, whether ImageNet-A ("A") and ImageNet-R ("R") have it ("-": neither), and its WordNet
 lemmas. The ids and their order are those of tensorflow_datasets (datasets/imagenet2012/labels.txt); the lemmas and the

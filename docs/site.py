@@ -1,7 +1,7 @@
-"""Hooks of the documentation site (mkdocs.yml): pages that are made of the code, and links that leave docs/.
+"""Hooks of the documentation site (mkdocs.yml): pages generated from code, and links that leave docs/.
 
-The home page is the README. A file outside docs/ that a page links to is a page under repository/, its text as it
-stands, so that every link of the site leads somewhere and is checked.
+The home page is the README. A linked file outside docs/ becomes a page under repository/ with its unchanged text, so
+every link of the site resolves and is checked.
 """
 
 import ast
@@ -25,7 +25,7 @@ LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yaml": "yaml", ".s
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that docs/ has no file for."""
+    """Add the pages without a file in docs/."""
     made = {"commands.md": commands(), "config.md": options(), **python()}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -45,7 +45,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links between files of the repository into links between pages."""
+    """Convert links between files of the repository into links between pages."""
     path = file_of(page.file.src_uri)
 
     def rewrite(match: re.Match[str]) -> str:
@@ -60,17 +60,17 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def target_of(path: str, link: str) -> str:
-    """The file that a link in another file means, from the repository's root."""
+    """Return the target of a link in a file, from the repository's root."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
 def needs_page(path: str) -> bool:
-    """Whether it is outside docs/, or something there that is no page or picture."""
+    """Return True for files outside docs/, and for code and folders in it."""
     return not path.startswith("docs/") or path.endswith((".py", ".ipynb")) or (ROOT / path).is_dir()
 
 
 def page_of(path: str) -> str:
-    """Where a file of the repository is in the site."""
+    """Return the page of a file of the repository."""
     if path == "README.md":
         return "index.md"
     inside = path.removeprefix("docs/")
@@ -82,7 +82,7 @@ def page_of(path: str) -> str:
 
 
 def file_of(page: str) -> str:
-    """The file of the repository that a page shows; of one made of code a file that is not there, in docs/."""
+    """Return the file of a page; for a generated page a path in docs/ that does not exist."""
     if page == "index.md":
         return "README.md"
     inside = page.removeprefix(f"{OUTSIDE}/")
@@ -92,7 +92,7 @@ def file_of(page: str) -> str:
 
 
 def linked_from(path: str) -> Iterator[str]:
-    """Files that a page's links mean; a link to nothing stays, and is reported when the site is built."""
+    """Yield existing targets of a page's links; the build of the site reports others."""
     for part in FENCED.split(text_of(path))[::2]:
         for link in LINK.findall(part):
             target = target_of(path, link)
@@ -103,7 +103,7 @@ def linked_from(path: str) -> Iterator[str]:
 
 
 def text_of(path: str) -> str:
-    """A page's text: of code the file as a block, of a folder the names in it."""
+    """Return the text of a page: code as a block, a folder as a list of names."""
     file = ROOT / path
     if file.is_dir():
         names = sorted(name for name in os.listdir(file) if not name.startswith((".", "__pycache__")))
@@ -133,7 +133,7 @@ def _named_in_nav(nav: Any) -> Iterator[str]:
             yield from _named_in_nav(value) if isinstance(value, list) else [value]
 
 
-# Pages made of code.
+# Generated pages.
 
 
 def commands() -> str:
@@ -143,7 +143,7 @@ def commands() -> str:
     parts = [
         "# Commands",
         "",
-        "What `vit-jax VERB --help` prints. [Config](config.md) lists the fields of a recipe.",
+        "The output of `vit-jax VERB --help`. [Config](config.md) lists the fields of a recipe.",
         "",
     ]
     for name, verb in VERBS.items():
@@ -153,7 +153,7 @@ def commands() -> str:
 
 
 def python() -> dict[str, str]:
-    """A page for each part of the package, made of its docstrings, and one that lists them."""
+    """Return a page of docstrings for each part of the package, and a list of them."""
     rooms = sorted(path for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").is_file())
     rooms += sorted(path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__"))
     lines, pages = list[str](), dict[str, str]()
@@ -163,9 +163,9 @@ def python() -> dict[str, str]:
         about = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
         pages[f"python/{path.stem}.md"] = f"# {module}\n\n::: {module}\n"
         lines.append(f"| [`{module}`](python/{path.stem}.md) | {about} |")
-    public = "What `import vit_jax` has is in [`vit_jax.api`](python/api.md)."
+    public = "`import vit_jax` provides [`vit_jax.api`](python/api.md)."
     table = "\n".join(["| part | holds |", "|---|---|", *lines])
-    pages["python.md"] = f"# Python\n\nMade of the docstrings. {public}\n\n{table}\n"
+    pages["python.md"] = f"# Python\n\n{public}\n\n{table}\n"
     return pages
 
 

@@ -71,13 +71,13 @@ def examples() -> str:
         takes = re.search(r"^(`.+) takes? (.+)\.$", text, re.MULTILINE)
         option, form = takes.groups() if takes else ("–", "–")
         part = re.sub("^An? ", "", part)
-        lines.append([part[0].lower() + part[1:], option, form, f"[`{path.name}`]({path.name}): {example}"])
+        lines.append([part[0].lower() + part[1:], option, form, f"[`{path.name}`](examples/{path.name}): {example}"])
     return table(("part", "option", "it is", "example"), lines)
 
 
 PAGES = {  # page: the functions of its blocks, by name
-    "docs/pretrained.md": {"families": families},
+    "vit_jax/weights/README.md": {"families": families},
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
-    "docs/examples/README.md": {"examples": examples},
+    "docs/extend.md": {"examples": examples},
 }

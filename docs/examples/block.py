@@ -1,4 +1,4 @@
-"""A block: attention and MLP side by side on one norm (as in ViT-22B) instead of one after the other.
+"""A block: parallel attention and MLP on one norm, as in ViT-22B.
 
 `model.block` takes a class `(architecture, rngs)`, called with `(x_BSD, drop_fraction, key)`.
 

@@ -1,4 +1,4 @@
-"""A dataset: squares, discs and crosses, drawn when they are asked for.
+"""A dataset: squares, discs and crosses, generated on access.
 
 `data` takes `(split, config.input, seed) -> source`.
 

@@ -1,8 +1,8 @@
-"""An evaluator: how sure the network is, and how often it is right when it is sure.
+"""An evaluator: fraction and accuracy of confident predictions.
 
 `evaluation.evaluators.NAME.kind` takes `(split, run, **arguments)` with a method `run(state)`.
 
-It has a cadence and a split of its own; its results carry its name ("trust_sure_accuracy") and may be `best_metric`.
+It has its cadence and split. Its results start with its name ("trust_sure_accuracy") and may be `best_metric`.
 
 Run it:
 

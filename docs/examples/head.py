@@ -1,4 +1,4 @@
-"""A head: a cosine classifier (Gidaris and Komodakis, 2018), which compares directions only.
+"""A head: a cosine classifier (Gidaris and Komodakis, 2018).
 
 `model.head` takes a class `(architecture, rngs)`, called with `pooled_BD` for `(logits_BK, features_BD)`.
 

@@ -1,4 +1,4 @@
-"""A loss: focal loss (Lin et al., 2017), which gives less weight to examples that are already right.
+"""A loss: focal loss (Lin et al., 2017), with less weight for confident, correct examples.
 
 `objective.loss` takes `(logits_BK, label_BK) -> loss_B`.
 

@@ -1,4 +1,4 @@
-"""A position embedding: learned weights over a few fixed waves, so that any grid has positions at once.
+"""A position embedding: learned weights of a few fixed waves, for any grid.
 
 `model.position_embedding` takes a class `(architecture, rngs)`, called for (1, S, D).
 

@@ -1,11 +1,11 @@
-"""A training loop: the parts of a run from `assemble`, and forty lines that use them.
+"""A training loop: the parts of a run from `assemble` in a loop of forty lines.
 
 Run it:
 
     python -m docs.examples.training_loop
 
-Everything that makes a run fast and exact is in the parts: the sharded, donated step, the ordered stream of batches,
-the learning-rate schedule, Polyak averaging. What a loop adds is up to it; this one logs and evaluates.
+The parts make a run fast and exact: the sharded, donated step, the ordered stream of batches, the learning-rate
+schedule, Polyak averaging. This loop adds logs and evaluations.
 """
 
 import sys

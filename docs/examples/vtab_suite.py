@@ -1,4 +1,4 @@
-"""Tasks for `vit-jax vtab`: five questions about a handwritten digit, with 100 examples each.
+"""Tasks for `vit-jax vtab`: five tasks on handwritten digits, with 100 examples each.
 
 `--suite` takes a list of `vit_jax.sweeps.suite.Task`.
 

@@ -1,4 +1,4 @@
-"""The list of public weights, against the tables of configs/README.md and the names of networks."""
+"""The list of public weights, against the tables of vit_jax/weights/README.md and the names of networks."""
 
 import re
 
@@ -9,7 +9,7 @@ from vit_jax.config.variants import MODEL_NAMES, parse_name
 from vit_jax.weights.hub import is_hub_address
 from vit_jax.weights.published import FAMILIES, PUBLISHED, RELEASES, expanded, licence_of, releases_of
 
-TABLES = (ROOT / "configs/README.md").read_text().partition("## Released weights")[2]
+TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
 ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]
 
 

@@ -1,4 +1,4 @@
-"""The walk-through of docs/own_images.md, from a folder to predicted labels, as it stands there.
+"""The walk-through of docs/custom_images.md, from a folder to predicted labels, as it stands there.
 
 Its commands are copied. Options at the end of the two trainings make the network tiny and the runs short.
 """
@@ -21,7 +21,7 @@ SHORTER |= {"finetune": flags("total=8 steps", "schedule.warmup=2 steps", "globa
 
 def walk_through():
     """The code under its heading: the program that makes the folder, and the commands as lists of words."""
-    section = (ROOT / "docs/own_images.md").read_text()
+    section = (ROOT / "docs/custom_images.md").read_text()
     code = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
     program = re.search(r"python - <<'END'\n(.*?)\nEND\n", code, re.DOTALL)
     lines = code[program.end() :].replace("\\\n", " ").splitlines()
