@@ -11,7 +11,7 @@ from vit_jax.files import open_regular, write_atomically
 from vit_jax.tables import markdown_code, markdown_text
 from vit_jax.weights.folding import OURS, stored_normalisation
 from vit_jax.weights.load import Weights
-from vit_jax.weights.names.classes import huggingface_class
+from vit_jax.weights.names.library_classes import huggingface_class
 
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "

@@ -10,7 +10,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
-from vit_jax.weights.names.classes import huggingface_class, huggingface_model, timm_model, whole_ratio
+from vit_jax.weights.names.library_classes import huggingface_class, huggingface_model, timm_model, whole_ratio
 from vit_jax.weights.sidecar import CONFIG, HUGGINGFACE_SIZES, POOLS, PREPROCESSOR, TIMM_SIZES
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {

@@ -20,7 +20,7 @@ from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
-from vit_jax.weights.names.classes import huggingface_model, timm_model
+from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.recognise import format_defaults, with_rows
 from vit_jax.weights.report import ArrayStatus, Report
 from vit_jax.weights.sidecar import WEIGHTS

@@ -13,7 +13,7 @@ from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.files import read_json
 from vit_jax.references import mark_stored
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
-from vit_jax.weights.formats.arrays import naming, shown
+from vit_jax.weights.formats.stored import naming, shown
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.weights.formats import open_arrays
-from vit_jax.weights.formats.arrays import BFLOAT16, DTYPES
+from vit_jax.weights.formats.stored import BFLOAT16, DTYPES
 
 SHAPES = {"number": (), "none": (0,), "some/none": (2, 0, 3), "vector": (5,), "weights/日本/é": (2, 3, 4)}
 METADATA = {"class_names": ["cat", "dög", "\U0001f600"], "grid": [3, 5], "model": {"width": 8, "scale": 0.1}}

@@ -193,7 +193,7 @@ def test_other_bytes_than_were_written_are_refused_with_the_name_of_the_array(wr
 def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(write, path, monkeypatch):
     many = {f"a/{number}": np.zeros(1) for number in range(30)}
     write(path, many)
-    monkeypatch.setattr(formats.arrays, "MAX_ARRAYS", 29)
+    monkeypatch.setattr(formats.stored, "MAX_ARRAYS", 29)
     with pytest.raises(ValueError, match="weights: 30 arrays are more than the 29 allowed"):
         write(path, many)
     monkeypatch.setattr(np.lib.format, "read_magic", None)

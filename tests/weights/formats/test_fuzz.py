@@ -16,8 +16,8 @@ import pytest
 
 from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
 from vit_jax.weights.formats import open_arrays, write_safetensors
-from vit_jax.weights.formats.arrays import BFLOAT16
 from vit_jax.weights.formats.metadata import to_comment
+from vit_jax.weights.formats.stored import BFLOAT16
 
 NUM_CASES = 300
 MEMORY_BYTES = 16 * 2**20

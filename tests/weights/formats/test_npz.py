@@ -15,7 +15,7 @@ import pytest
 from tests.weights.formats.samples import archive, assert_read, every_kind, npy, numbers, read_all, refused, same
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import npz, open_arrays, write_npz
-from vit_jax.weights.formats.arrays import BFLOAT16
+from vit_jax.weights.formats.stored import BFLOAT16
 
 ONE = numbers(np.arange(4.0))
 PLAIN = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"

@@ -13,9 +13,9 @@ from typing import TypeVar
 from vit_jax.files import open_regular
 from vit_jax.references import mark_stored
 from vit_jax.weights.formats import npz, safetensors
-from vit_jax.weights.formats.arrays import ArrayFile, StoredArray, check_fits, naming
 from vit_jax.weights.formats.npz import write_npz
 from vit_jax.weights.formats.safetensors import write_safetensors
+from vit_jax.weights.formats.stored import ArrayFile, StoredArray, check_fits, naming
 
 __all__ = ["ArrayFile", "StoredArray", "naming", "open_arrays", "write_npz", "write_safetensors"]
 

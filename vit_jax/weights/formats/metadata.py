@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.files import parse_json
-from vit_jax.weights.formats.arrays import DAMAGED
+from vit_jax.weights.formats.stored import DAMAGED
 
 MAX_TEXT_CHARACTERS = 4 * 2**20
 MAX_COMMENT_BYTES = 65_535

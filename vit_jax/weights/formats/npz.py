@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vit_jax.files import open_atomically, open_regular
-from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
+from vit_jax.weights.formats import stored
+from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
 
 # zipfile has no public name for the record that ends an archive, which is needed before it reads the directory: checked
 # with Python 3.11 to 3.14. Places in its list: size of the directory, size of the comment, position.
@@ -27,7 +27,7 @@ _DIRECTORY_SIZE, _COMMENT_SIZE, _POSITION = 5, 7, 9
 
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # most bytes from one; deflate: 258 from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
-MAX_DIRECTORY_BYTES = 256 * stored_arrays.MAX_ARRAYS  # zipfile reads it as a whole, 30,000 entries a second
+MAX_DIRECTORY_BYTES = 256 * stored.MAX_ARRAYS  # zipfile reads it as a whole, 30,000 entries a second
 _SUFFIX = ".npy"
 _DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
 _LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
@@ -48,7 +48,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         if end[_POSITION] + _END_BYTES + end[_COMMENT_SIZE] != os.fstat(file.fileno()).st_size:
             raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
     archive = resources.enter_context(zipfile.ZipFile(file))
-    stored_arrays.check_number(len(archive.infolist()))
+    stored.check_number(len(archive.infolist()))
     _check_members(archive, file)
     arrays = {member.filename.removesuffix(_SUFFIX): _stored_array(archive, member) for member in archive.infolist()}
 
@@ -74,10 +74,10 @@ def write_npz(
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
     """
     with naming(str(path)):
-        comment, stored = metadata_texts.to_comment(metadata or {}), stored_arrays.to_stored(arrays)
+        comment, ordered = metadata_texts.to_comment(metadata or {}), stored.to_stored(arrays)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
-        for name, array in stored.items():
+        for name, array in ordered.items():
             member = zipfile.ZipInfo(f"{name}{_SUFFIX}")  # dated 1980: equal input, equal bytes
             member.create_system, member.external_attr = _UNIX, _PERMISSIONS
             plain = array.view("V2") if array.dtype == BFLOAT16 else array
@@ -111,7 +111,7 @@ def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredAr
     name = member.orig_filename  # zipfile cuts `filename` at a zero byte, which no name may have
     if not name.endswith(_SUFFIX):
         raise ValueError(f"the member {shown(name)} is not an array: it does not end in {_SUFFIX}.")
-    stored_arrays.check_name(name.removesuffix(_SUFFIX))
+    stored.check_name(name.removesuffix(_SUFFIX))
     with naming(f"member {shown(name)}"), archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
@@ -126,9 +126,9 @@ def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredAr
         return array
 
 
-def _dtype(stored: np.dtype) -> np.dtype:
+def _dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype in the machine's byte order; NumPy writes bfloat16, which it does not know, as two bytes."""
-    dtype = BFLOAT16 if stored == np.dtype("V2") else stored.newbyteorder("=")
-    if dtype not in stored_arrays.DTYPES:
-        raise ValueError(f"it is of type {shown(str(stored))}, which is not read. {stored_arrays.ALLOWED}")
-    return dtype
+    native = BFLOAT16 if dtype == np.dtype("V2") else dtype.newbyteorder("=")
+    if native not in stored.DTYPES:
+        raise ValueError(f"it is of type {shown(str(dtype))}, which is not read. {stored.ALLOWED}")
+    return native

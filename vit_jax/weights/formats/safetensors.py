@@ -17,9 +17,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from vit_jax.files import open_atomically
-from vit_jax.weights.formats import arrays as stored_arrays
 from vit_jax.weights.formats import metadata as metadata_texts
-from vit_jax.weights.formats.arrays import ALLOWED, DAMAGED, DTYPES, ArrayFile, StoredArray, naming, shown
+from vit_jax.weights.formats import stored
+from vit_jax.weights.formats.stored import ALLOWED, DAMAGED, DTYPES, ArrayFile, StoredArray, naming, shown
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"
@@ -34,9 +34,9 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
     # Not mapped into memory: a mapped file that another process shortens ends this one.
     file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
     arrays = {}
-    stored_arrays.check_number(len(file.keys()))
+    stored.check_number(len(file.keys()))
     for name in file.keys():  # noqa: SIM118 (it is no dictionary)
-        stored_arrays.check_name(name)
+        stored.check_name(name)
         announced = file.get_slice(name)
         if (code := announced.get_dtype()) not in _DTYPES:
             raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
@@ -71,13 +71,13 @@ def write_safetensors(
     with naming(str(path)):
         if _METADATA in arrays:
             raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
-        texts, stored = dict(_FORMAT), stored_arrays.to_stored(arrays)
+        texts, ordered = dict(_FORMAT), stored.to_stored(arrays)
         if metadata:
             texts[_OURS] = metadata_texts.encode(metadata)
-            digests = {name: _digest(array) for name, array in stored.items()}
+            digests = {name: _digest(array) for name, array in ordered.items()}
             digests[_METADATA] = hashlib.sha256(texts[_OURS].encode()).hexdigest()
             texts[_DIGESTS] = metadata_texts.encode(digests)
-        content = save(stored, metadata=texts)
+        content = save(ordered, metadata=texts)
     (length,) = _LENGTH.unpack_from(content)
     with open_atomically(path) as file:
         file.write(content[: _LENGTH.size])

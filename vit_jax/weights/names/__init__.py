@@ -13,9 +13,9 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import bit, huggingface, released, timm, tokens
-from vit_jax.weights.names.classes import huggingface_model, timm_model
 from vit_jax.weights.names.entry import Entry, Rule, make_entries
 from vit_jax.weights.names.facts import Facts
+from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
 __all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]

@@ -14,9 +14,9 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import timm, tokens
-from vit_jax.weights.names.classes import huggingface_model
 from vit_jax.weights.names.entry import QKV, Rule, invert, pytorch_rules, transformer_rules
 from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, vit_facts
+from vit_jax.weights.names.library_classes import huggingface_model
 from vit_jax.weights.names.ours import Shape
 
 POOLER = "vit.pooler.dense"
