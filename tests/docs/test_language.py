@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.test_architecture import RANKS
 from tests.tiny import ROOT
 
 MAX_WORDS = 22_000
@@ -90,3 +91,11 @@ def test_paths_exist(page, modules):
     below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
     missing += [path for path in below if not (ROOT / path).exists()]
     assert set(missing) <= {"my_losses.py", "setup.py"}
+
+
+def test_the_architecture_page_has_the_ranks():
+    text = (ROOT / "docs/architecture.md").read_text()
+    ranks = {int(rank): set(names.split()) for rank, names in re.findall(r"^rank (\d) +(.*)$", text, re.MULTILINE)}
+    assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
+    folders = {path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()}
+    assert folders <= set(re.findall(r"`(\w+)/`", text))
