@@ -1,4 +1,4 @@
-"""Fine-tuning as in ViT, Table 4 and App. B.1.1, for weights in any format; BiT-HyperRule for ResNets; own images.
+"""Fine-tuning as in ViT, Table 4 and App. B.1.1, for weights in any format; BiT-HyperRule for ResNets; your images.
 
 The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
 (`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images

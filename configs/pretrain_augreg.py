@@ -1,7 +1,7 @@
 """AugReg, "How to train your ViT" (2106.10270), on ImageNet-21k and ImageNet-1k: augmentation and regularisation.
 
 Networks have a class token and a linear head, as the released weights; big_vision's later configs have mean pooling on
-ImageNet-21k. The test split is ImageNet's validation split; of ImageNet-21k a part is held out (README.md).
+ImageNet-21k. The test split is ImageNet's validation split; a part of ImageNet-21k is held out (configs/README.md).
 """
 
 import re

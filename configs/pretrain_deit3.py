@@ -2,7 +2,7 @@
 
 On ImageNet-1k: binary cross-entropy, inception crops, mixup or CutMix, three copies of each image; B, L and H at a
 lower resolution, then 20 epochs at 224 with AdamW and RandAugment. On ImageNet-21k: softmax, the simple crop, CutMix
-alone, then 50 epochs on ImageNet-1k. README.md lists the differences from the reproduction.
+alone, then 50 epochs on ImageNet-1k. configs/README.md lists differences from the reproduction.
 
   vit-jax pretrain --config=configs/pretrain_deit3.py:B/16 --workdir=A
   vit-jax finetune --config=configs/pretrain_deit3.py:B/16,stage=finetune --workdir=B --config.init_from=A

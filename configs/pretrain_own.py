@@ -1,4 +1,4 @@
-"""Any network from scratch on own images, 1,000 to 100,000 of them; data by `--config.data=folder:PATH`.
+"""Any network from scratch on 1,000 to 100,000 of your images; data by `--config.data=folder:PATH`.
 
 The fewer the images, the longer and the stronger augmented: AugReg (2106.10270) found both to stand in for data.
 The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at a batch that one GPU takes.

@@ -21,8 +21,8 @@ from vit_jax.weights import OPTIONS
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = [
-    *("README.md", "configs/README.md", "launch/README.md", "vit_jax/plan/README.md"),
-    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
+    *("README.md", "configs/README.md", "launch/README.md"),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("vit_jax/*/*.md"))),
 ]
 
 

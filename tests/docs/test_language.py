@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.test_architecture import RANKS
 from tests.tiny import ROOT
 
 MAX_WORDS = 22_000
@@ -12,6 +13,7 @@ PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rg
 PLAIN = [page for page in PAGES if page not in ("launch/README.md", "docs/pod.md")]
 RECORDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "vit_jax").rglob("*.md"))
 FOLDERS = ("vit_jax", "configs", "docs", "launch", "tests")
+GENERATED = re.compile(r"<!-- generated.*?end of generated -->", re.DOTALL)
 CODE = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(?:#([^)\s]+))?")
 AVOIDED = [  # phrases with a plain or usual term
@@ -52,10 +54,9 @@ def headings_of(path):
 
 
 def test_the_pages_are_short():
-    """Words as `wc -w` counts them, without the bars of tables and tables that are generated from code."""
-    texts = [re.sub(r"<!-- generated.*?<!-- end", "", (ROOT / page).read_text(), flags=re.DOTALL) for page in PAGES]
-    words = ([word for word in text.split() if word.strip("|-")] for text in texts)
-    numbers = dict(zip(PAGES, map(len, words), strict=True))
+    """Words as `wc -w` counts them, without the tables that are generated from code."""
+    texts = (GENERATED.sub("", (ROOT / page).read_text()) for page in PAGES)
+    numbers = {page: len(text.split()) for page, text in zip(PAGES, texts, strict=True)}
     assert sum(numbers.values()) <= MAX_WORDS, numbers
 
 
@@ -90,3 +91,11 @@ def test_paths_exist(page, modules):
     below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
     missing += [path for path in below if not (ROOT / path).exists()]
     assert set(missing) <= {"my_losses.py", "setup.py"}
+
+
+def test_the_architecture_page_has_the_ranks():
+    text = (ROOT / "docs/architecture.md").read_text()
+    ranks = {int(rank): set(names.split()) for rank, names in re.findall(r"^rank (\d) +(.*)$", text, re.MULTILINE)}
+    assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
+    folders = {path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()}
+    assert folders <= set(re.findall(r"`(\w+)/`", text))
