@@ -20,7 +20,7 @@ from vit_jax.data.workers import Parallelism, initialize_worker, is_lost_worker,
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least
-_BYTES_AT_ONCE = 2**20  # up to so many pixels it takes more rows: handing over few small images costs more than they do
+_BYTES_AT_ONCE = 2**20  # of images: a thread takes more rows of small ones, whose handover would cost more
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."

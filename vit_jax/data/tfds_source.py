@@ -121,7 +121,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     """
     if re.match(r"[^/:]+:[^\d*]", name):
         raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
-    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
+    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and runs code there
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
     home = tfds_folder(data_dir)
     _require_descriptions(home / re.split("[/:]", name)[0])

@@ -1,4 +1,4 @@
-"""The picture of a study: each of its measures over what varies, with a colour for each series."""
+"""The picture of a study: each measure over an axis, with a colour for each series."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,15 +141,12 @@ def _place_labels(figure: Any) -> None:
             for x, y, horizontal, vertical in _SIDES:
                 label.set(position=(x, y), ha=horizontal, va=vertical)
                 boxes.append(label.get_window_extent(renderer))
-            covered = [sum(map(box.overlaps, taken)) + (not _is_inside(box, axes.bbox)) for box in boxes]
+            inside = [axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes]
+            covered = [sum(map(box.overlaps, taken)) + (not fits) for box, fits in zip(boxes, inside, strict=True)]
             best = covered.index(min(covered))
             x, y, horizontal, vertical = _SIDES[best]
             label.set(position=(x, y), ha=horizontal, va=vertical)
             taken.append(boxes[best])
-
-
-def _is_inside(box: Any, frame: Any) -> bool:
-    return bool(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
 
 
 def _name_ticks(axes: Any, values: Sequence[float]) -> None:
