@@ -86,7 +86,7 @@ class _SharedRows:
             filled.result()
         return batch
 
-    def _lend(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def _lend(self, shape: tuple[int, ...], dtype: type[np.uint8]) -> np.ndarray:
         """Return an array in the memory of an unused earlier batch, because the system clears new memory."""
         try:
             memory = self._free.pop()
@@ -105,7 +105,7 @@ class _SharedRows:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> Any:
+def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> grain.DatasetIterator[HostBatch]:
     """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)

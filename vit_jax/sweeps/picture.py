@@ -1,11 +1,14 @@
 """The picture of a study: each measure over an axis, with a colour for each series."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax import drawing
 from vit_jax.sweeps.catalogue import TABLE_6
 from vit_jax.sweeps.grid import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
 _LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
@@ -21,7 +24,7 @@ _SIDES = (  # of a point where a label may stand: offset in typographic points, 
 FAILED = 0.5  # of the base's accuracy: a run below this share did not learn
 
 
-def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> Any:
+def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> "Figure":
     """Return a figure with a panel for each measure.
 
     The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
