@@ -105,7 +105,7 @@ class _SharedRows:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> grain.DatasetIterator[HostBatch]:
+def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> "grain.DatasetIterator[HostBatch]":
     """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
