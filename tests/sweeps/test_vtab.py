@@ -257,7 +257,7 @@ def test_data_that_is_not_there(pretended, weights, tmp_path):
     assert ran == []
     outcome = run([*words, "--available"])
     assert outcome.code == 0
-    assert "note: absent is left out. There are no such images; run: make images." in outcome.err
+    assert "note: absent is skipped. There are no such images; run: make images." in outcome.err
     assert "3 of 4 tasks" in outcome.out
     assert "Without a result: absent." in outcome.out
     outcome = run(words_of(weights, tmp_path, "--available", suite="WITH_ABSENT", tasks="absent"))

@@ -33,7 +33,7 @@ _OF_DRY_RUN = dict.fromkeys(("num_examples", "num_classes"), "dry_run")
         "[--metric=NAME]": "result that settings are compared by; checkpoint.best_metric by default",
         "[--stop_after=FRACTION]": "compare all settings after this fraction of the steps; only the best go on",
         "[--keep=N]": "number of settings that go on after --stop_after; half of them by default",
-        "[--dry_run]": "list the runs, their state, and what they cost",
+        "[--dry_run]": "list the runs with their states and costs",
         "[--topology=NAME]": "as of `plan`: time and chip-hours of a dry run there",
         **_SIZES,
         **SHARE,
@@ -68,8 +68,8 @@ _AXES = {  # values with commas between them
     "models": "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial",
     "examples": "training images (data_size)",
     "weight_decays": "searched for each part of the images (data_size)",
-    "dropouts": "likewise",
-    "label_smoothings": "likewise",
+    "dropouts": "searched for each part of the images (data_size)",
+    "label_smoothings": "searched for each part of the images (data_size)",
     "epochs": "lengths (scaling)",
     "positions": "none, learned_1d, learned_2d, relative, sincos2d (positions)",
     "layers": "where they are added: stem, every, shared (positions)",
@@ -88,7 +88,7 @@ _AXES = {  # values with commas between them
         "NAME": "data_size, scaling, positions, pooling, shape, optimizer or speed",
         **RECIPE,
         "--workdir=FOLDER": "of the runs, the table and the picture; the same command goes on after an interruption",
-        "[--dry_run]": "list the runs, their state, and what they cost",
+        "[--dry_run]": "list the runs with their states and costs",
         "[--topology=NAME]": "as of `plan`: time and chip-hours of a dry run there; the TPU that speed is planned for",
         **_SIZES,
         "[--measures=A,B,…]": "of summary.json, to be shown",
@@ -207,13 +207,13 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
         "--tasks=TASKS": "all, a group (natural, specialized, structured), or names",
         "--workdir=FOLDER": "of the runs and the table; the same command goes on after an interruption",
         "[--data_dir=FOLDER]": "of TFDS",
-        "[--available]": "leave out tasks whose data are not there",
-        "[--dry_run]": "print what would be run",
+        "[--available]": "skip tasks whose data cannot be opened",
+        "[--dry_run]": "print the plan; run nothing",
         "[--sweep=shared|per_task]": "whether one setting is chosen by the mean over the tasks, or one for each",
         "[--learning_rates=X,…]": "to try",
         "[--lengths=STEPS:WARMUP,…]": "to try",
         **SHARE,
-        "[--suite=package.module:name]": "tasks of one's own",
+        "[--suite=package.module:name]": "custom tasks",
         "[--config=RECIPE]": "of the fine-tuning, finetune:any,vtab by default",
         "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
         **ALLOW_CODE,
@@ -222,7 +222,7 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
     "runs/imagenet --tasks=natural --workdir=runs/vtab --available --index=0 --count=4",
 )
 def vtab(given: Given) -> None:
-    """Fine-tune on the 19 tasks of VTAB-1k, or a suite of one's own: a table beside the paper's.
+    """Fine-tune on the 19 tasks of VTAB-1k, or a custom suite: a table beside the paper's.
 
     Settings are tried on 800 images of a task and compared on 200; then the best is trained on all 1,000 and tested.
     """
@@ -270,7 +270,7 @@ def _tasks(options: Mapping[str, str], overrides: Sequence[str]) -> "Sweep":
     tasks = tuple(task for task in asked if task not in problems)
     if tasks and "available" in options:
         for task, problem in problems.items() if hosts.is_first() else ():
-            print(f"note: {task.name} is left out. {problem}", file=sys.stderr, flush=True)
+            print(f"note: {task.name} is skipped. {problem}", file=sys.stderr, flush=True)
     elif problems:
         lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
         hint = "\nWith --available the other tasks are run." if tasks and "available" not in options else ""

@@ -1,7 +1,7 @@
 """Random crops of training images: boxes, drawn by a random generator.
 
 TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first makes
-smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and is what ViT was trained with.
+smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and ViT was trained with them.
 """
 
 import math

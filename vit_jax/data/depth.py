@@ -22,7 +22,7 @@ ValueRange = tuple[float, float]
 
 MOST_FILES = 256  # that `survey` checks
 CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
-HEADER_BYTES = 4096  # that hold what is read at once
+HEADER_BYTES = 4096  # read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
 _SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
 _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
@@ -126,7 +126,7 @@ def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
     """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
 
-    The PNG specification wants values scaled to all 16 bits, with sBIT for what they were before. Some programs write
+    The PNG specification wants values scaled to all 16 bits, with sBIT for the bits before. Some programs write
     sBIT and do not scale.
     """
     if depth.stated is None or depth.bits != 16 or depth.is_float:
@@ -160,12 +160,12 @@ def survey(
 ) -> list[str]:
     """Return warnings about values and pages that are lost when files are read, with counts.
 
-    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of such formats.
+    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of these formats.
 
     Args:
       paths: of all files.
       value_range: the range that the user gives; with it no values are lost.
-      option: the name of its option in messages, such as "--value_range".
+      option: the name of its option in messages, "--value_range".
       open_file: opens a file by a path that the file system does not know; all such files may be checked.
     """
     paths = [path for path in paths if open_file is not None or path.lower().endswith(CAN_BE_DEEP)]

@@ -137,7 +137,7 @@ def list_images(arguments: Sequence[str]) -> list[str]:
         that is too long.
     """
     if not arguments:
-        raise ValueError("No images are given; name files, folders or patterns such as 'photos/*.jpg'.")
+        raise ValueError("No images are named; give files, folders or patterns such as 'photos/*.jpg'.")
     found: dict[str, str] = {}
     for argument in arguments:
         for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):

@@ -49,7 +49,7 @@ class Folder(Listing):
     def classes(self, split: str | None) -> list[str]:
         names = _subfolders(self._below(split))
         if split is None and len(names) > 1:
-            _refuse_splits(self.path, names)
+            _reject_splits(self.path, names)
         return names
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
@@ -111,7 +111,7 @@ def _require_complete(folder: Path) -> None:
         raise ValueError(f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run: {command}")
 
 
-def _refuse_splits(path: Path, class_names: Sequence[str]) -> None:
+def _reject_splits(path: Path, class_names: Sequence[str]) -> None:
     """Reject folders named like splits that hold the same folders and no images: they are splits, not classes."""
     inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
     is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))

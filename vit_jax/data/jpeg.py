@@ -1,7 +1,7 @@
 """Crops of JPEG files, decoded without the rest of the file if possible.
 
 A decoder has to read a JPEG from its first pixel. Where the file has a restart marker after every row of blocks, the
-rows above and below the crop are left out before; else a smaller height is written into the header, and decoding ends
+rows above and below the crop are removed before; else a smaller height is written into the header, and decoding ends
 below the crop. Both give the very pixels of the complete image. A crop of at least twice the wanted size is decoded at
 a half, a quarter or an eighth of its size, which averages where a later bilinear resize would skip pixels.
 """

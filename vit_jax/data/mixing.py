@@ -54,7 +54,7 @@ def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
     The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha). Its centre is uniform over the image,
-    and what leaves the image is cut off.
+    and parts outside the image are cut off.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """

@@ -43,9 +43,9 @@ class _Groups:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes, self._lock = most_bytes, 0, threading.Lock()
-        self._held = collections.OrderedDict[tuple[_File, int, str], tuple[concurrent.futures.Future[Any], int]]()
+        self._held = collections.OrderedDict[tuple[_File, int, str], tuple[concurrent.futures.Future[pa.Array], int]]()
 
-    def get(self, file: _File, group: int, column: str) -> Any:
+    def get(self, file: _File, group: int, column: str) -> pa.Array:
         """Return the column as an array of bytes; several threads that want the same group read it once."""
         key = file, group, column
         with self._lock:
@@ -90,7 +90,7 @@ def _column_bytes(metadata: pq.FileMetaData, group: int, column: str) -> int:
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
 
 
-def _read_group(file: _File, group: int, column: str) -> Any:
+def _read_group(file: _File, group: int, column: str) -> pa.Array:
     with pq.ParquetFile(file.path, metadata=_metadata(file)) as opened:
         table = opened.read_row_group(group, columns=[column], use_threads=False)
     array = table.column(0).combine_chunks()

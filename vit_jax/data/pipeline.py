@@ -20,7 +20,7 @@ from vit_jax.data.workers import Parallelism, initialize_worker, is_lost_worker,
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least
-_BYTES_AT_ONCE = 2**20  # up to so many pixels it takes more rows: handing over few small images costs more than they do
+_BYTES_AT_ONCE = 2**20  # of images: a thread takes more rows of small ones, whose handover would cost more
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
@@ -86,7 +86,7 @@ class _SharedRows:
             filled.result()
         return batch
 
-    def _lend(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def _lend(self, shape: tuple[int, ...], dtype: type[np.uint8]) -> np.ndarray:
         """Return an array in the memory of an unused earlier batch, because the system clears new memory."""
         try:
             memory = self._free.pop()
@@ -105,7 +105,7 @@ class _SharedRows:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> Any:
+def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> "grain.DatasetIterator[HostBatch]":
     """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)

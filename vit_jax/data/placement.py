@@ -6,7 +6,7 @@ The sharding comes from the caller, so nothing here knows meshes; it shards the 
 import collections
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ from vit_jax.data.pipeline import open_batches
 from vit_jax.data.stream import HostBatch, Stream
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
+
+T = TypeVar("T")
 
 
 def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
@@ -34,9 +36,9 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
         return Batch(image_BHWC=globalize(batch.image), label_B=globalize(batch.label), mask_B=globalize(batch.mask))
 
 
-def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], Any], size: int = 2) -> Iterator[Any]:
+def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], T], size: int = 2) -> Iterator[T]:
     """Yield placed batches in order; `size` of them are in transfer, which `place` starts and does not await."""
-    placed: collections.deque[Any] = collections.deque()
+    placed = collections.deque[T]()
     for batch in batches:
         placed.append(place(batch))
         if len(placed) >= size:

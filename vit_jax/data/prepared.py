@@ -1,7 +1,7 @@
 """Smaller copies of image folders, which are read several times faster: the same files, each with a shorter side.
 
-The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` finds a crop without decoding what is
-above it. A file beside them states their size and quality, and whether the copy is complete.
+The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` skips the rows above a crop.
+A file beside them states their size and quality, and whether the copy is complete.
 """
 
 import functools

@@ -82,7 +82,7 @@ class Source:
 
 
 class WrappedSource(Source):
-    """Another source, `source`, with its class names; a subclass defines `__getitem__`, and what else it changes."""
+    """Another source, `source`, with its class names; a subclass defines `__getitem__`."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.class_names, self.is_multilabel = source, source.class_names, source.is_multilabel

@@ -2,7 +2,7 @@
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
 Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
-epoch; or, balanced, of the classes, each with the next record of a permutation of its own. So the content depends on
+epoch; or, balanced, of the classes, each with the next record of its permutation. So the content depends on
 (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
 """
 
@@ -43,7 +43,7 @@ class HostBatch(NamedTuple):
 
 
 Plan = Callable[[Record, np.ndarray], Callable[[], np.ndarray]]
-"""Takes a record and where its image may stand; returns what decodes it, to uint8 (H, W, 3)."""
+"""Takes a record and memory for its image; returns a function that decodes it to uint8 (H, W, 3)."""
 
 
 class Stream:

@@ -239,7 +239,7 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
         indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
     if training and in_all is not None:
         if len(indices) < in_all:
-            raise ValueError(f"config.input.train_examples={in_all}: there are {len(indices)}; give at most so many.")
+            raise ValueError(f"config.input.train_examples={in_all}: must be at most {len(indices)}.")
         together = np.zeros(len(indices), np.int64)  # classes do not count: as many of each as chance will have
         indices = indices[_first_by_hash(source, indices, together, np.array([in_all]), b"%d/subset/" % seed)]
     return SubsetSource(source, indices, class_names, relabel)

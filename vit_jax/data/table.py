@@ -59,7 +59,7 @@ class Table(Listing):
 
     def require(self) -> None:
         if not self.exists():
-            raise ValueError(f"There is no file {str(self.path)!r}; give one with columns image, label, maybe split.")
+            raise ValueError(f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.")
 
     def splits(self, *names: str) -> list[str]:
         return sorted({row.split for row in self._table.rows if row.split})
@@ -67,7 +67,7 @@ class Table(Listing):
     def require_splits(self, *names: str) -> None:
         known = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)}
         wrong = [row for row in self._table.rows if row.split not in known]
-        self._refuse(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
+        self._reject(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
 
     def advise_without(self, split: str) -> str:
         return "Remove the column 'split'"
@@ -82,7 +82,7 @@ class Table(Listing):
           ValueError: files that do not exist.
         """
         rows, root = self._of(split), self.path.absolute().parent
-        self._refuse([row for row in rows if not os.path.exists(root / row.image)], "name files that do not exist")
+        self._reject([row for row in rows if not os.path.exists(root / row.image)], "name files that do not exist")
         numbers = {name: number for number, name in enumerate(class_names)}
         if self._table.is_multilabel:
             labels = np.zeros((len(rows), len(class_names)), np.uint8)
@@ -127,18 +127,18 @@ class Table(Listing):
             image, label, *split = (cells[place].strip() for place in places)
             labels = [one.strip() for one in label.split(BETWEEN)] if is_multilabel else [label]
             rows.append(Row(line, image and os.path.normpath(image), tuple(filter(None, labels)), "".join(split)))
-        self._refuse([row for row in rows if not row.image], "have no image")
-        self._refuse([row for row in rows if not row.labels and not is_multilabel], "have no label")
-        self._refuse([row for row in rows if not row.split and has_split], "have no split, and others have one")
+        self._reject([row for row in rows if not row.image], "have no image")
+        self._reject([row for row in rows if not row.labels and not is_multilabel], "have no label")
+        self._reject([row for row in rows if not row.split and has_split], "have no split, and others have one")
         files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
         times = collections.Counter(files)
-        self._refuse(
+        self._reject(
             [row for row, file in zip(rows, files, strict=True) if times[file] > 1],
             "name an image that another line names too",
         )
         return _Content(rows, is_multilabel)
 
-    def _refuse(self, wrong: list[Row], words: str, column: str = "image") -> None:
+    def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:
         if wrong:
             cells = [(row.line, printable(getattr(row, column)) or "empty") for row in wrong[:_SHOWN]]
             shown = ", ".join(f"line {line} ({cell})" for line, cell in cells)

@@ -170,8 +170,8 @@ class Member(NamedTuple):
 def members(stream: Stream) -> Iterator[Member]:
     """Yield the members of an archive in their order, without folders.
 
-    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns it, and what is left
-    of it is skipped.
+    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns it, and
+    the rest of it is skipped.
 
     Raises:
       TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data behind its end.

@@ -119,7 +119,7 @@ class Reading:
         self._uncommitted, self._place = 0, Place(*state["place"])
 
     def run(self, archives: Sequence[str]) -> None:
-        """Read what is left of the archives; raises as `tar_dataset.prepare_tars`."""
+        """Read the rest of the archives; raises as `tar_dataset.prepare_tars`."""
         images = read_images(archives, self._place, self._is_wanted)
         with contextlib.closing(_with_checks(images, self._options)) as items:
             for item, checked in items:
@@ -182,7 +182,7 @@ class Reading:
         elif found.folder != classes[number][1] and found.folder is not None:
             raise ValueError(
                 f"{found.source}: class {label} is in the folders {classes[number][1]!r} and {found.folder!r}, as if "
-                "they were splits. Pack each split as an archive and prepare it under a name of its own."
+                "they were splits. Pack each split as an archive and prepare it under another name."
             )
         return number
 

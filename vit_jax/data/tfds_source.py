@@ -42,7 +42,7 @@ def tfds_folder(data_dir: str | None) -> Path:
 class TfdsSource(Source):
     """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
 
-    def __init__(self, builder: Any, split: str, labels: Labels = STORED) -> None:
+    def __init__(self, builder: tfds.core.DatasetBuilder, split: str, labels: Labels = STORED) -> None:
         """Open a split of a TFDS builder.
 
         Raises:
@@ -121,7 +121,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     """
     if re.match(r"[^/:]+:[^\d*]", name):
         raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
-    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and imports what files there name
+    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and runs code there
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
     home = tfds_folder(data_dir)
     _require_descriptions(home / re.split("[/:]", name)[0])
@@ -204,7 +204,7 @@ def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
 
 
-def _require_prepared(builder: Any) -> None:
+def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
     file_format, data_dir = builder.info.file_format, Path(builder.data_dir)
     root = data_dir.parents[len(Path(builder.info.full_name).parts) - 1]
     command = f"vit-jax prepare {builder.info.full_name.replace(f'/{builder.version}', '')} --data_dir={root}"
@@ -224,7 +224,7 @@ def _require_descriptions(dataset: Path) -> None:
             read_json(file)
 
 
-def _require_split(builder: Any, split: str) -> None:
+def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
     try:
         examples = builder.info.splits[split].num_examples
     except (KeyError, ValueError, AssertionError) as error:
@@ -235,7 +235,7 @@ def _require_split(builder: Any, split: str) -> None:
         raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
 
 
-def _require_files(builder: Any, split: str) -> None:
+def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
     """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
         problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
@@ -250,7 +250,7 @@ def _require_files(builder: Any, split: str) -> None:
             raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
 
 
-def _class_names(builder: Any, labels: Labels) -> tuple[str, ...]:
+def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
     features = dict(builder.info.features)
     feature: Any = features.get(labels.feature)
     is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)

@@ -98,7 +98,7 @@ def start_workers(batches: Any) -> None:
     """Start the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves.
 
     They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
-    Python's path of this process is passed on to the workers, so that they find what it has imported.
+    Python's path of this process is passed on to the workers, so that they find its modules.
     """
     if (starter := getattr(batches, _STARTER, None)) is None:
         return
@@ -107,7 +107,7 @@ def start_workers(batches: Any) -> None:
     resource_tracker.ensure_running()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        # Grain starts a worker in a thread of a thread; all of them inherit what is blocked, and so does the worker.
+        # Grain starts a worker in a thread of a thread; all of them and the worker inherit the blocked signals.
         starter.start_prefetch()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -84,7 +84,7 @@ def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[st
         raise ValueError(f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2.")
     a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
     if not a.has_transformer:
-        raise ValueError(f"--shapes={value}: {a.name} has no transformer; only such networks have these numbers.")
+        raise ValueError(f"--shapes={value}: {a.name} has no transformer, whose shape this multiplies.")
     if dimension == "patch":
         name, _, patch = config.model.name.rpartition("/")
         return [f"model.name={name}/{_times(int(patch), float(text), value)}"]

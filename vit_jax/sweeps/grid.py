@@ -1,6 +1,6 @@
 """Studies and sweeps: axes, whose values are overrides of a recipe. No run is started here.
 
-Each run is what `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` would do in the same folder.
+Each run equals `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` in the same folder.
 """
 
 import dataclasses

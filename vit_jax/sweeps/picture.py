@@ -1,11 +1,14 @@
-"""The picture of a study: each of its measures over what varies, with a colour for each series."""
+"""The picture of a study: each measure over an axis, with a colour for each series."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax import drawing
 from vit_jax.sweeps.catalogue import TABLE_6
 from vit_jax.sweeps.grid import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
 _LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
@@ -21,7 +24,7 @@ _SIDES = (  # of a point where a label may stand: offset in typographic points, 
 FAILED = 0.5  # of the base's accuracy: a run below this share did not learn
 
 
-def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> Any:
+def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> "Figure":
     """Return a figure with a panel for each measure.
 
     The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
@@ -141,15 +144,12 @@ def _place_labels(figure: Any) -> None:
             for x, y, horizontal, vertical in _SIDES:
                 label.set(position=(x, y), ha=horizontal, va=vertical)
                 boxes.append(label.get_window_extent(renderer))
-            covered = [sum(map(box.overlaps, taken)) + (not _is_inside(box, axes.bbox)) for box in boxes]
+            inside = [axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes]
+            covered = [sum(map(box.overlaps, taken)) + (not fits) for box, fits in zip(boxes, inside, strict=True)]
             best = covered.index(min(covered))
             x, y, horizontal, vertical = _SIDES[best]
             label.set(position=(x, y), ha=horizontal, va=vertical)
             taken.append(boxes[best])
-
-
-def _is_inside(box: Any, frame: Any) -> bool:
-    return bool(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
 
 
 def _name_ticks(axes: Any, values: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""Suites of tasks: the 19 of VTAB-1k with the paper's results, or a list of one's own."""
+"""Suites of tasks: the 19 of VTAB-1k with the paper's results, or a custom list."""
 
 import dataclasses
 import difflib
@@ -8,7 +8,7 @@ from vit_jax.data.records import few
 from vit_jax.references import resolve
 
 PUBLISHED = ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
-"""What the columns of the paper's Table 9 were pre-trained on."""
+"""Model and pre-training data of the columns of the paper's Table 9."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

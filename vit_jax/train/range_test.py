@@ -6,7 +6,7 @@ A few steps of a recipe, each at a higher rate than the one before, until the lo
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,15 @@ from vit_jax.config import (
     StopEarlyConfig,
 )
 from vit_jax.config.validate import validate
+from vit_jax.data.records import Source
 from vit_jax.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets, open_train_batches
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt, first_state, state_of_parameters
 from vit_jax.train.state import TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEAST_STEPS = 20
 WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
@@ -126,7 +130,7 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
     return test
 
 
-def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Any, TrainState]:
+def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Source, TrainState]:
     """Return the run, its training images, and its first state."""
     data = open_datasets(config)
 
@@ -159,7 +163,7 @@ def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
     )
 
 
-def draw(test: RangeTest, title: str) -> Any:
+def draw(test: RangeTest, title: str) -> "Figure":
     """Return a figure of the losses over the rates, with the suggested rates."""
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
