@@ -180,7 +180,7 @@ def make_report(rng, model, evaluation):
 
 def test_names_stay_text(evaluated, monkeypatch):
     rng = random.Random(0)
-    draw_svg, draw_curves, draw_figures = page._svg, page.draw_curves, page.figures.draw
+    draw_svg, draw_curves, draw_figures = page._svg, page.draw_curves, page.result_figures.draw
     monkeypatch.setattr(page, "KINDS", {})  # of the network; they have no names from files
     for case in range(NUM_CASES):
         is_drawn = case % DRAWN_EVERY == 0

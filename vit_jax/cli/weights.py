@@ -165,7 +165,7 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
 def _open_evaluated(
     options: Mapping[str, str], model: "Model", weights: "Weights"
 ) -> "tuple[dict[str, Labelled], dict[str, str]]":
-    """Return the images by name, "" of a dataset that stands alone; and how those that are not there are made."""
+    """Return the images by name, "" for a single dataset; and how to prepare those that are absent."""
     from vit_jax.evals.imagenet_sets import is_family, open_family
     from vit_jax.evals.splits import SplitChoice, open_labelled
 

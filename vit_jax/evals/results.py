@@ -91,7 +91,7 @@ def to_text(results: Mapping[str, Evaluation], weights: str) -> str:
 def _to_table(results: Mapping[str, Evaluation], weights: str) -> str:
     rows = [("", "images", "top-1", "95 %", "top-5", "calibration error", "images/s")]
     for name, evaluation in results.items():
-        values = evaluation.metrics.figures()
+        values: dict[str, Any] = evaluation.metrics.figures()
         low, high = values["top1_interval"]
         top1, top5, error = (f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error"))
         speed = f"{evaluation.images_per_second:,.0f}"
