@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.records import few
-from vit_jax.evals.classification import wilson
 from vit_jax.evals.features import Extractor, Features, notes_on
 from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
+from vit_jax.evals.single_label import wilson
 from vit_jax.evals.splits import Pair
 from vit_jax.tables import columns
 

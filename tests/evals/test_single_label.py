@@ -14,9 +14,9 @@ import pytest
 from vit_jax.arrays import Batch
 from vit_jax.data.memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
-from vit_jax.evals.classification import BINS, Calibration, ClassMetrics, predict, wilson
 from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.runner import counted, rows_of
+from vit_jax.evals.single_label import BINS, Calibration, ClassMetrics, predict, wilson
 from vit_jax.tables import to_csv
 
 
