@@ -51,7 +51,7 @@ FEATURES = (  # files with at least one fast test
     "train/test_stopping.py",  # training runs, interrupted and resumed
     "train/test_adapt.py",  # fine-tuning
     *(f"models/test_{family}.py" for family in ("vit", "resnet", "blocks", "attention")),
-    *(f"evals/test_{part}.py" for part in ("evaluate", "results")),
+    *(f"evals/test_{part}.py" for part in ("evaluate", "report_folder")),
     *(f"api/test_{part}.py" for part in ("export", "predictions")),
     *(f"weights/test_{step}.py" for step in ("saving", "convert", "transfer")),  # each with all formats
     *(f"cli/test_{family}_verbs.py" for family in ("training", "weight", "frozen")),

@@ -32,7 +32,6 @@ from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.evals.evaluate import make_evaluate
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe
 from vit_jax.weights.saving import save_weights
@@ -208,7 +207,6 @@ def test_a_network_without_classes_gives_features(tmp_path):
     for use in (
         lambda: model.predict(pixels),
         lambda: list(predict(model, ["a.png"], 1)),
-        lambda: make_evaluate(model, global_batch=8, max_unreadable=0),
         lambda: export_stablehlo(model, tmp_path / "program"),
     ):
         with rejects("w.npz", "no classes"):

@@ -25,9 +25,9 @@ from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.memory import MemorySource
-from vit_jax.evals.classification import ClassMetrics
+from vit_jax.evals.evaluate import Evaluation, to_text
 from vit_jax.evals.label_map import Labelled, identity_map
-from vit_jax.evals.results import Evaluation, to_text
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import open_labelled
 from vit_jax.sharding import build_mesh, replicated
 

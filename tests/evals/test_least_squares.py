@@ -67,25 +67,6 @@ def test_dependent_and_constant_features():
     assert_equals_float64(dependent[0], label, dependent[1], 5)
 
 
-def test_products_of_many_examples_in_float32(monkeypatch):
-    """As for more examples than the host multiplies in float64; sums over many parts lose nothing."""
-    monkeypatch.setattr(least_squares, "DOUBLE_PRODUCTS", 0)
-    monkeypatch.setattr(least_squares, "CHUNK", 256)
-    feature, label, test = examples(3000, 32, 7)
-    assert_equals_float64(feature, label, test, 7)
-
-
-def test_a_penalty_below_the_rounding_of_the_products():
-    """A matrix that rounding left indefinite is solved in the directions that it determines."""
-    rng = np.random.default_rng(0)
-    vector = np.linalg.qr(rng.normal(size=(6, 6)))[0]
-    value = np.array([1e5, 3e4, 1e4, 500.0, 100.0, -1e-3])
-    target = vector[:, :5] @ rng.normal(size=(5, 3))
-    found = least_squares._solve(vector @ np.diag(value) @ vector.T, target, 1e-6, float(np.finfo(np.float32).eps))
-    expected = vector[:, :5] @ ((vector[:, :5].T @ target) / value[:5, None])
-    assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max()
-
-
 def test_too_little_memory_says_how_much_and_what_to_lower(monkeypatch):
     monkeypatch.setattr(least_squares, "memory_bytes", lambda: 2**18)
     feature, label, _ = examples(900, 200, 40)

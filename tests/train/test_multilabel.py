@@ -181,7 +181,7 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
     (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
     of_one, cache = f"csv:{tmp_path}/one.csv", f"--cache={tmp_path}/cache"
     evaluation = (["evaluate", str(trained), f"--data={of_one}"], "several labels")
-    features = (["fewshot", str(trained), f"--data={data}", cache], "a classifier of features gives one")
+    features = (["fewshot", str(trained), f"--data={data}", cache], "Classifiers of features need one label")
     for words, message in (evaluation, features):
         outcome = run(words)
         assert outcome.code == 2

@@ -235,8 +235,8 @@ def stored_transform(
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.
     """
     known = {field: value for field, value in (stored or {}).items() if value is not None}
-    given = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
-    for field, value in given.items():
+    stated = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    for field, value in stated.items():
         if value is None:
             continue
         if known.setdefault(field, value) != value:
@@ -256,7 +256,7 @@ def stored_transform(
             value_range=None if values is None else (values[0], values[1]),
             library="timm" if known.get("resize_library") == "timm" else "huggingface",
         )
-    if any(value is not None for value in (*given.values(), exif_orientation, value_range)):
+    if any(value is not None for value in (*stated.values(), exif_orientation, value_range)):
         raise undescribed(source)
     return None
 
@@ -273,6 +273,6 @@ def build_transform(
         raise ValueError(f"{source}: crop_fraction={fraction} has no effect with resize=direct; leave it out.")
     if interpolation not in (None, *INTERPOLATIONS):
         raise ValueError(
-            f"{source}: interpolation={interpolation!r} is unknown; it is {' or '.join(INTERPOLATIONS)}, or not given."
+            f"{source}: interpolation={interpolation!r} is unknown; it is {' or '.join(INTERPOLATIONS)}, or left out."
         )
     return EvaluationTransform(image_size, resize, float(fraction), interpolation=interpolation)

@@ -165,7 +165,7 @@ def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> lis
     paths = [path] if kind == "onnx" else [path, path.with_name(path.name + ".json")]
     for taken in paths:
         if taken.exists() and not overwrite:
-            raise ValueError(f"{taken} exists. Give another --output=, or add --overwrite.")
+            raise ValueError(f"{taken} exists: give another --output=, or add --overwrite.")
     return paths
 
 

@@ -120,8 +120,7 @@ def evaluate(given: Given) -> None:
 def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
     from vit_jax import hosts
     from vit_jax.drawing import require_drawing
-    from vit_jax.evals import results
-    from vit_jax.evals.evaluate import make_evaluate
+    from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
     from vit_jax.evals.report_folder import write_report
 
     folder, table = None, None
@@ -141,31 +140,34 @@ def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
         is_multilabel=model.is_multilabel,
         **numbers,
     )
-    found = {}
+    evaluations = {}
     for name, labelled in opened.items():
         if folder is not None:
             inside = folder / name if len(opened) > 1 else folder
-            found[name] = write_report(inside, labelled, evaluate, transform, model.source)
+            evaluations[name] = write_report(inside, labelled, evaluate, transform, model.source)
         else:
-            found[name] = evaluate(labelled, None)
+            evaluations[name] = evaluate(labelled, None)
     if not hosts.is_first():
         return
     if options.get("csv") != "-":
-        values = results.values(found, absent, model.source)
-        print(results.to_json(values) if "json" in options else results.to_text(found, model.source), flush=True)
-    for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
+        as_json = "json" in options
+        print(
+            to_json(values(evaluations, absent, model.source)) if as_json else to_text(evaluations, model.source),
+            flush=True,
+        )
+    for note in [note for evaluation in evaluations.values() for note in evaluation.labelled.notes]:
         print(f"note: {printable(note)}", file=sys.stderr)
     for name, reason in absent.items():
         print(f"note: imagenet:{name} is not there: {printable(reason)}", file=sys.stderr)
     if "csv" in options:
-        (evaluation,) = found.values()
+        (evaluation,) = evaluations.values()
         _write_csv(table, evaluation.to_csv())
 
 
 def _open_evaluated(
     options: Mapping[str, str], model: "Model", weights: "Weights"
 ) -> "tuple[dict[str, Labelled], dict[str, str]]":
-    """Return the images by name, "" of a dataset that stands alone; and how those that are not there are made."""
+    """Return the images by name, "" for a single dataset; and how to prepare those that are absent."""
     from vit_jax.evals.imagenet_sets import is_family, open_family
     from vit_jax.evals.splits import SplitChoice, open_labelled
 

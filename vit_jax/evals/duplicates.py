@@ -95,24 +95,24 @@ def hash_all(source: Source, max_unreadable: int) -> tuple[np.ndarray, np.ndarra
 def find_by_hashes(source: Source, tests: Sequence[Source], distance: int, max_unreadable: int) -> list[Duplicate]:
     """Return all pairs whose hashes differ in at most `distance` bits; raises as `hash_all`."""
     hash_N2, is_read_N = hash_all(source, max_unreadable)
-    readable, found = np.flatnonzero(is_read_N), list[Duplicate]()
+    readable, pairs = np.flatnonzero(is_read_N), list[Duplicate]()
     for test, opened in enumerate(tests):
         query_Q2, is_read_Q = hash_all(opened, max_unreadable)
         queries = np.flatnonzero(is_read_Q)
         for is_mirrored in (False, True):
-            pairs = near(hash_N2[readable, 0], query_Q2[queries, int(is_mirrored)], distance, available_cores())
-            for index, query, bits in pairs:
-                found.append(Duplicate(int(readable[index]), test, int(queries[query]), bits, None, is_mirrored))
-                if len(found) > MOST_PAIRS:
+            close = near(hash_N2[readable, 0], query_Q2[queries, int(is_mirrored)], distance, available_cores())
+            for index, query, bits in close:
+                pairs.append(Duplicate(int(readable[index]), test, int(queries[query]), bits, None, is_mirrored))
+                if len(pairs) > MOST_PAIRS:
                     raise ValueError(
                         f"More than {MOST_PAIRS:,} pairs differ in at most {distance} bits. Lower --candidates= or "
                         "--distance=."
                     )
-    return merged(found)
+    return merged(pairs)
 
 
 def confirm(
-    found: Sequence[Duplicate],
+    pairs: Sequence[Duplicate],
     source: Source,
     tests: Sequence[Source],
     extractor: Extractor,
@@ -123,9 +123,9 @@ def confirm(
 
     Only images of pairs are read.
     """
-    confirmed, units = list[Duplicate](), _unit_features(source, [one.record for one in found], extractor)
+    confirmed, units = list[Duplicate](), _unit_features(source, [one.record for one in pairs], extractor)
     for (test, is_mirrored), opened in _sides(tests, extractor):
-        group = [one for one in found if (one.test, one.is_mirrored) == (test, is_mirrored)]
+        group = [one for one in pairs if (one.test, one.is_mirrored) == (test, is_mirrored)]
         units_of_test = _unit_features(opened, [one.test_record for one in group], extractor)
         known = (one._replace(cosine=float(units[one.record] @ units_of_test[one.test_record])) for one in group)
         confirmed += [one for one in known if (one.distance or 0) <= distance or (one.cosine or 0) >= cosine]
@@ -134,23 +134,23 @@ def confirm(
 
 def find_by_features(source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float) -> list[Duplicate]:
     """Return the pairs of a test image and one of its `NEIGHBOURS` nearest images with at least this cosine."""
-    feature_ND, found = extractor.extract(source).feature_ND, list[Duplicate]()
+    feature_ND, pairs = extractor.extract(source).feature_ND, list[Duplicate]()
     for (test, is_mirrored), opened in _sides(tests, extractor):
         first = 0
         query_QD = extractor.extract(opened).feature_ND
         for cosine_Ck, index_Ck in nearest(feature_ND, query_QD, min(NEIGHBOURS, len(source))):
             for row, column in np.argwhere(cosine_Ck >= cosine).tolist():
                 pair = int(index_Ck[row, column]), test, first + row
-                found.append(Duplicate(*pair, None, float(cosine_Ck[row, column]), is_mirrored))
+                pairs.append(Duplicate(*pair, None, float(cosine_Ck[row, column]), is_mirrored))
             first += len(cosine_Ck)
-    return merged(found)
+    return merged(pairs)
 
 
 HEAD = ("id", "test_set", "test_id", "distance", "cosine", "is_mirrored")
 
 
 def report(
-    found: Sequence[Duplicate],
+    pairs: Sequence[Duplicate],
     source: Source,
     tests: Mapping[str, Source],
     split: str,
@@ -160,7 +160,7 @@ def report(
     """Write the files "output" and "write" that are asked for, and return a summary as text or JSON.
 
     Args:
-      found: the pairs.
+      pairs: duplicates.
       source: of the images.
       tests: by name.
       split: of the source.
@@ -177,16 +177,16 @@ def report(
             None if one.cosine is None else round(one.cosine, 4),
             one.is_mirrored,
         )
-        for one in found
+        for one in pairs
     ]
-    images = sorted({one.record for one in found})
+    images = sorted({one.record for one in pairs})
     if "output" in files:
         write_atomically(files["output"], to_csv([HEAD, *rows]))
     if "write" in files:
         write_exclusion(files["write"], split, source, images)
-    result: dict[str, Any] = {"images": len(source), "duplicates": len(images), "pairs": len(found)}
+    result: dict[str, Any] = {"images": len(source), "duplicates": len(images), "pairs": len(pairs)}
     for test, (name, of_test) in enumerate(opened):
-        copied = {one.test_record for one in found if one.test == test}
+        copied = {one.test_record for one in pairs if one.test == test}
         result[f"{name}: copied test images"] = f"{len(copied):,} of {len(of_test):,}"
     if as_json:
         return json.dumps(result | {"found": [dict(zip(HEAD, row, strict=True)) for row in rows]}, indent=2)
@@ -211,9 +211,9 @@ def _unit_features(source: Source, indices: Sequence[int], extractor: Extractor)
     return dict(zip(chosen, feature_ND / np.maximum(length_N1, 1e-12), strict=True))
 
 
-def merged(found: Sequence[Duplicate]) -> list[Duplicate]:
+def merged(pairs: Sequence[Duplicate]) -> list[Duplicate]:
     """Return one of several entries of a pair: the one with the least distance, else with the greatest cosine."""
     best = dict[tuple[int, int, int], Duplicate]()
-    for one in sorted(found, key=lambda one: (_BITS if one.distance is None else one.distance, -(one.cosine or 0))):
+    for one in sorted(pairs, key=lambda one: (_BITS if one.distance is None else one.distance, -(one.cosine or 0))):
         best.setdefault(one[:3], one)
     return [best[pair] for pair in sorted(best)]

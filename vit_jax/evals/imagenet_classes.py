@@ -119,8 +119,8 @@ def _matched(names: Sequence[str]) -> np.ndarray:
     output = np.full(COUNT, -1)
     for kind in ("first_lemma", "name", "lemmas", "wordnet_id"):  # of two that match, the later is the more certain
         for spelling, numbers in _grouped([getattr(one, kind) for one in classes()]).items():
-            if len(found := places.get(spelling, [])) == len(numbers):
-                output[numbers] = found
+            if len(named := places.get(spelling, [])) == len(numbers):
+                output[numbers] = named
     return output
 
 

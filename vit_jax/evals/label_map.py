@@ -14,7 +14,7 @@ from vit_jax.data.subset import TrainingData
 
 
 class WeightsInfo(Protocol):
-    """What an evaluation needs to know of weights; `vit_jax.weights.Weights` has it.
+    """Facts about weights that evaluations use; `vit_jax.weights.Weights` has them.
 
     Attributes:
       source: where they come from, for messages.
@@ -64,7 +64,7 @@ class LabelMap:
 
     @property
     def has_loss(self) -> bool:
-        """Whether each image has one right output."""
+        """True if each image has one right output."""
         return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
 

@@ -3,16 +3,15 @@
 Targets are +1 for the class and -1 for the others. Each feature is standardised over the examples that are fitted, and
 a constant feature of 100 is added as bias, which is nearly free of the penalty. Standardised features sum to zero, so
 the bias is known by formula. The other equations are ill conditioned with small penalties, or if there are about as
-many examples as numbers of a feature. NumPy and SciPy solve it in float64 on the host. Only the products of very many
-examples are computed in float32, on the device, with a compensated sum.
+many examples as numbers of a feature: NumPy and SciPy solve them in float64 on the host. The device computes scores in
+float32 where that is precise enough.
 
-Source: the released few-shot evaluator of ViT (big_vision, `fewshot_lsr`).
+Source: the released few-shot evaluation of ViT (big_vision, `fewshot_lsr`).
 
 Legend: N examples, D numbers of a feature, K classes, C examples at a time.
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator
 
@@ -27,9 +26,7 @@ BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
 L2 = 1024.0
 CHUNK = 4096  # examples at a time
-DOUBLE_PRODUCTS = 2**37  # N x D x D; up to here the host computes products of features in float64, in seconds
-SCORE_ERROR = 2e-5  # bound on the rounding of scores; where float32 exceeds it, they are computed in float64
-_precise = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+SCORE_ERROR = 2e-5  # bound on the rounding of float32 scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +47,14 @@ class LinearClassifier:
         """Yield scores (C, K) of parts of the examples; in float64 if float32 is too imprecise."""
         largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
         length = len(self.mean_D) ** 0.5  # of a standardised feature
-        if not largest * length * np.finfo(np.float32).eps < SCORE_ERROR:
-            for part in _parts(feature_ND):
-                yield _in_double(part, self.mean_D, self.scale_D) @ self.weight_DK + self.bias_K
-            return
+        is_precise = largest * length * np.finfo(np.float32).eps < SCORE_ERROR
         weight_DK, bias_K = jnp.asarray(self.weight_DK, jnp.float32), jnp.asarray(self.bias_K, jnp.float32)
         for part in _parts(feature_ND):
-            yield _score(_standardised(part, self.mean_D, self.scale_D), weight_DK, bias_K)
+            standardised = _standardised(part, self.mean_D, self.scale_D)
+            if is_precise:
+                yield _score(standardised.astype(np.float32), weight_DK, bias_K)
+            else:
+                yield standardised @ self.weight_DK + self.bias_K
 
     def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the kernel (D, K) and bias (K,) of a linear layer with these scores, float64."""
@@ -89,46 +87,36 @@ class LeastSquares:
         _require_memory(8 * (2 * side * (side + num_classes) + width * num_classes + features), side, num_classes)
         self._mean_D, self._scale_D = _moments(feature_ND)
         self._counts_K = np.bincount(label_N, minlength=num_classes)
-        self._precision = float(np.finfo(np.float64).eps)
         if self._is_dual:  # the kernel matrix (N, N), and targets (N, K)
-            self._feature_ND = _in_double(feature_ND, self._mean_D, self._scale_D)
+            self._feature_ND = _standardised(feature_ND, self._mean_D, self._scale_D)
             self._matrix = self._feature_ND @ self._feature_ND.T
             # The mean of the targets is the bias. Features cannot fit it: small penalties would amplify its rounding.
             self._target = np.tile(-2.0 * self._counts_K / self._num, (self._num, 1))
             self._target[np.arange(self._num), label_N] += 2.0
-        elif self._num * width**2 <= DOUBLE_PRODUCTS:  # the products of features (D, D), and with targets (D, K)
+        else:  # the products of features (D, D), and with targets (D, K)
             self._matrix, sums_KD = np.zeros((width, width)), np.zeros((num_classes, width))
-            for part, label in self._labelled_parts(feature_ND, label_N):
-                standardised = _in_double(part, self._mean_D, self._scale_D)
+            for part, label in zip(_parts(feature_ND), _parts(label_N), strict=True):
+                standardised = _standardised(part, self._mean_D, self._scale_D)
                 self._matrix += standardised.T @ standardised
                 _add_class_sums(sums_KD, standardised, label)
-            self._target = 2.0 * sums_KD.T
-        else:
-            self._precision = float(np.finfo(np.float32).eps)
-            total = rest = jnp.zeros((width, width), jnp.float32)
-            sums_KD = np.zeros((num_classes, width))
-            for part, label in self._labelled_parts(feature_ND, label_N):
-                device_part = _standardised(part, self._mean_D, self._scale_D)
-                total, rest = _add_products(total, rest, device_part)
-                _add_class_sums(sums_KD, np.asarray(device_part), label)
-            self._matrix = np.asarray(total, np.float64) + np.asarray(rest)
             self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
         """Return the minimiser of the squared error plus `l2` times the squares of the weights."""
-        weight = _solve(self._matrix, self._target, l2, self._precision)
+        weight = _solve(self._matrix, self._target, l2)
         weight_DK = self._feature_ND.T @ weight if self._is_dual else weight
         square = BIAS_FEATURE**2
         bias_K = square * (2.0 * self._counts_K - self._num) / (square * self._num + l2)
         return LinearClassifier(self._mean_D, self._scale_D, weight_DK, bias_K)
 
-    @staticmethod
-    def _labelled_parts(feature_ND: np.ndarray, label_N: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return zip(_parts(feature_ND), _parts(label_N), strict=True)
+
+@jax.jit
+def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> jax.Array:
+    return jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
 
 
 def _add_class_sums(sums_KD: np.ndarray, feature_CD: np.ndarray, label_C: np.ndarray) -> None:
-    """Add the standardised features of each example to the float64 sum of its class."""
+    """Add the standardised features of each example to the sum of its class."""
     order = np.argsort(label_C, kind="stable")
     present, starts = np.unique(label_C[order], return_index=True)
     sums_KD[present] += np.add.reduceat(feature_CD[order], starts, axis=0)
@@ -159,45 +147,20 @@ def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
 
 
-def _in_double(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
+def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
     """Return standardised features in float64."""
     standardised = feature_CD - mean_D
     standardised /= scale_D
     return standardised
 
 
-def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> jax.Array:
-    """Return standardised features in float32. The mean has two parts, for features far from 0 and close together."""
-    near_D = mean_D.astype(np.float32)
-    return _standardise(feature_CD, near_D, (mean_D - near_D).astype(np.float32), scale_D.astype(np.float32))
-
-
-@jax.jit
-def _standardise(feature_CD: jax.Array, near_D: jax.Array, rest_D: jax.Array, scale_D: jax.Array) -> jax.Array:
-    return ((feature_CD - near_D) - rest_D) / scale_D
-
-
-@jax.jit
-def _add_products(total_DD: jax.Array, rest_DD: jax.Array, feature_CD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Add products to a compensated sum; `rest_DD` collects the rounding errors of `total_DD`."""
-    products = _precise(feature_CD.T, feature_CD)
-    new = total_DD + products
-    kept = new - total_DD
-    return new, rest_DD + ((total_DD - (new - kept)) + (products - kept))
-
-
-@jax.jit
-def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> jax.Array:
-    return _precise(feature_CD, weight_DK) + bias_K
-
-
-def _solve(matrix: np.ndarray, target: np.ndarray, l2: float, precision: float) -> np.ndarray:
-    """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to its relative precision."""
+def _solve(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
+    """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
     penalised = matrix.copy()
     penalised.flat[:: len(matrix) + 1] += l2
     try:
         return scipy.linalg.cho_solve(scipy.linalg.cho_factor(penalised, overwrite_a=True), target)
     except scipy.linalg.LinAlgError:  # the penalty is less than the rounding of a dependent feature
         value, vector = scipy.linalg.eigh(matrix)
-        value = np.maximum(value, precision * value[-1]) + l2
+        value = np.maximum(value, np.finfo(np.float64).eps * value[-1]) + l2
         return vector @ ((vector.T @ target) / value[:, None])

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.classification import CONFUSED_SHOWN, nothing_readable
 from vit_jax.evals.runner import Results, Split, counted, results_of
+from vit_jax.evals.single_label import CONFUSED_SHOWN, nothing_readable
 
 THRESHOLD = 0.5  # least probability of a predicted class
 

@@ -12,8 +12,8 @@ from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choos
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
+from vit_jax.evals.single_label import wilson
 from vit_jax.evals.splits import Pair
-from vit_jax.evals.uncertainty import wilson
 from vit_jax.tables import columns
 
 VALIDATION_FRACTION = 0.2

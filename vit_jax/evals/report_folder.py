@@ -14,10 +14,10 @@ import numpy as np
 from vit_jax.data.table import BETWEEN
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals import result_figures
-from vit_jax.evals.classification import ClassMetrics
+from vit_jax.evals.evaluate import Evaluate, Evaluation, Watch, to_json
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import THRESHOLD
-from vit_jax.evals.results import Evaluate, Evaluation, Watch, to_json
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.files import make_folder, open_atomically, write_atomically
 from vit_jax.tables import to_csv, write_csv
 

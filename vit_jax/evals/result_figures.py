@@ -7,8 +7,8 @@ import numpy as np
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, GREY, ORANGE, SKY, TILE_PIXELS, new_figure, short, tile, to_bytes
-from vit_jax.evals.classification import ClassMetrics
 from vit_jax.evals.multilabel import MultilabelMetrics
+from vit_jax.evals.single_label import ClassMetrics
 
 MOST_NAMED = 30  # classes of a matrix with their names
 MOST_CELLS = 250  # on one side of a matrix

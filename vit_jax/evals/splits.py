@@ -64,7 +64,7 @@ RELEASED = {
 
 
 class Plan(NamedTuple):
-    """How data are split; `held_up_to` is of the hold-out in training, see `TrainingData`."""
+    """Splits of data; `held_up_to` describes the hold-out in training, see `TrainingData`."""
 
     data: str
     config: InputConfig

@@ -14,14 +14,14 @@ from vit_jax.api import Model
 from vit_jax.config.load import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures
-from vit_jax.evals.classification import ClassMetrics
-from vit_jax.evals.evaluate import make_evaluate
-from vit_jax.evals.results import Evaluation
+from vit_jax.evals.evaluate import Evaluation, make_evaluate
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import SplitChoice, open_labelled
 from vit_jax.figures.curves import USUAL, RunLog, draw_curves, select_panels
 from vit_jax.figures.network import KINDS, available
 from vit_jax.figures.view import View, read_view
 from vit_jax.files import first_line, printable
+from vit_jax.tables import metric_text
 from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import DIVERGED
@@ -121,10 +121,8 @@ def _results(report: Report) -> dict[str, str]:
     for name, value in found.items():
         if value is None:  # a run that diverged has no results
             continue
-        if name.endswith(SHARES) and report.evaluation is None:
-            cards[_words(name)] = f"{value:.2%}"
-        elif name.endswith("_loss"):
-            cards[_words(name)] = f"{value:.4f}"
+        if name.endswith("_loss") or (name.endswith(SHARES) and report.evaluation is None):
+            cards[_words(name)] = metric_text(name, value)
     if report.evaluation is not None:
         shown = report.evaluation.shown()
         cards |= {_words(name): words for name, words in shown.items() if name != "loss"}  # the summary has it

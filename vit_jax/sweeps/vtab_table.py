@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.evals.uncertainty import wilson
+from vit_jax.evals.single_label import wilson
 from vit_jax.files import write_atomically
 from vit_jax.sweeps.suite import PUBLISHED
 from vit_jax.sweeps.vtab import WEIGHTS_FILE, Sweep

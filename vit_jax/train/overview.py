@@ -22,7 +22,7 @@ from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
-from vit_jax.tables import metric_text
+from vit_jax.tables import columns, metric_text
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -47,11 +47,11 @@ def parameter_table(model: Any, *, is_folded: bool, is_trained: Callable[[str], 
             sizes[name.partition("/")[0]] += leaf.size
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         return f"params   {sizes.total():,}: {parts}{'' if is_trained is None else f'; trained {num_trained:,}'}"
-    rows = [(name, " x ".join(map(str, leaf.shape)) or "scalar", f"{leaf.size:,}") for name, leaf in leaves.items()]
-    rows.append(("total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
-    rows += [] if is_trained is None else [("trained", "", f"{num_trained:,}")]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+    shapes = (" x ".join(map(str, leaf.shape)) or "scalar" for leaf in leaves.values())
+    rows = [(f"  {name}", shape, f"{leaves[name].size:,}") for name, shape in zip(leaves, shapes, strict=True)]
+    rows.append(("  total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
+    rows += [] if is_trained is None else [("  trained", "", f"{num_trained:,}")]
+    return columns(rows, "<<>")
 
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:

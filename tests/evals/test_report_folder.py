@@ -18,8 +18,8 @@ from vit_jax.api import from_weights
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.drawing import BLUE, SKY
 from vit_jax.evals import result_figures as figures
-from vit_jax.evals.classification import ClassMetrics
 from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.extras import install_command
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -178,7 +178,7 @@ def test_bins_with_few_images_are_pale(monkeypatch):
 
 
 def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
-    monkeypatch.setattr("vit_jax.evals.classification.LARGEST_CONFUSION", 48)
+    monkeypatch.setattr("vit_jax.evals.single_label.LARGEST_CONFUSION", 48)
     code, _, err = run([*WORDS, "--report=report"])
     assert code == 0
     assert "note: confusions are not counted: the matrix of 7 classes and 7 answers would take too much memory." in err
