@@ -14,7 +14,7 @@ from vit_jax.backend import BackendError, default_platforms, explained_backend, 
 from vit_jax.cli import analysis, catalogue, frozen, planning, preparation, runs, stop, sweeps, training, weights
 from vit_jax.cli.verb import Verb
 from vit_jax.cli.words import fail
-from vit_jax.config.nearest import did_you_mean
+from vit_jax.nearest import did_you_mean
 
 _TRAINING = (training.pretrain, training.finetune, training.replay, training.lr_range, sweeps.sweep)
 _WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)

@@ -11,8 +11,8 @@ from vit_jax.cli.loading import CHECKPOINT, READING, open_model
 from vit_jax.cli.outputs import output_folder
 from vit_jax.cli.verb import RECIPE, verb
 from vit_jax.cli.words import Given, UsageError, whole
-from vit_jax.config.nearest import did_you_mean
 from vit_jax.files import printable
+from vit_jax.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from vit_jax.api import Model

@@ -24,9 +24,9 @@ def models(given: Given) -> None:
     options = given.options
 
     from vit_jax.config import ModelConfig, build_architecture
-    from vit_jax.config.nearest import did_you_mean
     from vit_jax.config.variants import MODEL_NAMES, list_models
     from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
+    from vit_jax.nearest import did_you_mean
     from vit_jax.tables import aligned
     from vit_jax.weights.published import PUBLISHED, releases_of
 

@@ -1,12 +1,12 @@
 """Parses the words after a verb: options, switches, positional words, and overrides of the config."""
 
-import difflib
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from vit_jax.files import printable_lines, refuse_bucket
+from vit_jax.nearest import closest
 
 LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
 _KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
@@ -102,9 +102,9 @@ def _hint_of_data(name: str, value: str, named: Mapping[str, str], takes_overrid
 
 def _hint(name: str, named: Mapping[str, str], takes_overrides: bool) -> str:
     """Suggests an option of similar spelling, or a field of the config."""
-    close = difflib.get_close_matches(name, named, n=1, cutoff=0.8)
+    close = closest(name, named, cutoff=0.8)
     near = [] if close or not takes_overrides else [f"--config.{field}" for field in _fields_meant_by(name)]
-    close = close if close or near else difflib.get_close_matches(name, named, n=1)
+    close = close if close or near else closest(name, named)
     near += [f"--{match}{'=' if '=' in named[match] else ''}" for match in close]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
@@ -113,11 +113,11 @@ def _fields_meant_by(name: str) -> list[str]:
     """Fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
     from vit_jax.config.load import field_paths
-    from vit_jax.config.nearest import nearest
+    from vit_jax.config.synonyms import fields_meant
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
     fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
-    return [field if "=" in field else f"{field}=" for field in nearest(name, fields)]
+    return [field if "=" in field else f"{field}=" for field in fields_meant(name, fields)]
 
 
 def whole(options: Mapping[str, str], name: str) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.variants import parse_name
+from vit_jax.nearest import did_you_mean
 
 
 def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import durations, schema
-from vit_jax.config.nearest import absent, meant_value, nearest
 from vit_jax.config.recipes import names_in
+from vit_jax.config.synonyms import absent, fields_meant, meant_value
 from vit_jax.files import shortened
 from vit_jax.references import is_reference
 
@@ -146,7 +146,7 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = nearest(name, known)
+    near = fields_meant(name, known)
     hint = f"Did you mean {' or '.join(near)}?" if near else "`vit-jax show --config=RECIPE` prints all fields."
     hint = absent(name) or hint
     return f"There is no field {name!r} in the config. {hint}"

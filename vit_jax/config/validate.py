@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.load import flatten, references, to_dict
-from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,
     MULTILABEL_RESULTS,
@@ -22,6 +21,7 @@ from vit_jax.config.schema import (
     ScheduleConfig,
 )
 from vit_jax.files import refuse_bucket
+from vit_jax.nearest import did_you_mean
 from vit_jax.references import allowed_code, is_reference, resolve
 
 _RANGES = (  # lowest, highest, whether the highest is allowed; of the fields that are set

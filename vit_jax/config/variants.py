@@ -4,10 +4,11 @@ What a name becomes once every number is filled in is `architecture.Architecture
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+
+from vit_jax.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _unknown_name(name: str) -> ValueError:
     elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())  # timm's and Hugging Face's
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         given = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
-    nearest = difflib.get_close_matches(given, vits + resnets + hybrids, n=3, cutoff=0.3)
+    nearest = closest(given, vits + resnets + hybrids, 3, cutoff=0.3)
     return ValueError(
         f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. A name is "
         f"ViT-SIZE/PATCH with SIZE one of {', '.join(VIT_SIZES)}; or RDEPTHxWIDTH with DEPTH one of "
