@@ -43,7 +43,7 @@ import json, pathlib, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"vit_jax", "flax", "optax", "orbax", "cv2", "grain", "ml_collections"}:
+        if name.partition(".")[0] in {"vit_jax", "flax", "optax", "orbax", "cv2", "grain"}:
             raise ImportError(f"{name} is not on this machine")
 
 sys.meta_path.insert(0, Refuse())

@@ -82,8 +82,7 @@ def inspect_data(given: Given) -> None:
     options, overrides, _ = given
     shown, output = whole({"shown": "32"} | options, "shown"), output_folder(options["output"])
 
-    from vit_jax.config import load_recipe
-    from vit_jax.config.validate import validate
+    from vit_jax.config import load_recipe, validate
     from vit_jax.drawing import require_drawing
 
     require_drawing()
