@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.config import EvaluatorConfig, RunSteps, from_dict, load_recipe, resolve, to_dict, validate
+from vit_jax.config import EvaluatorConfig, RunSteps, check, from_dict, load_recipe, resolve, to_dict, validate
 from vit_jax.config.check import Clock
 
 PRETRAINING = load_recipe("configs/digits.py")
@@ -323,6 +323,13 @@ def test_what_does_not_fit_the_dataset_or_the_devices(fields, rule):
 def test_a_mesh_that_does_not_divide_the_devices():
     with rejects("config.sharding", "num_replicas=4.*num_model_shards=4.*divide.*8"):
         steps_of(sharding__num_replicas=4, sharding__num_model_shards=4)
+
+
+def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
+    monkeypatch.setattr(check, "out_of_range", lambda config: pytest.fail("validated again"))
+    assert steps_of().total == 2000
+    with pytest.raises(pytest.fail.Exception):
+        validate(BASE)
 
 
 def test_what_fits():

@@ -22,7 +22,7 @@ Family = Literal["vit", "resnet", "hybrid"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that fixes a network: its parameters, and how it computes. The fields below `units`: `ModelConfig`."""
+    """All numbers and forms of a network. Fields below `units` are as in `ModelConfig`."""
 
     name: str
     family: Family = "vit"
@@ -209,14 +209,14 @@ def _policy(config: ModelConfig | AdaptConfig) -> schema.Policy:
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
-"""Of vision_transformer, configs/models.py; 0 for every other network, and for weights without a hidden layer in the
-head: those are AugReg's, whose config (configs/augreg.py) sets it to 0, or were fine-tuned before."""
+"""Dropout of vision_transformer, configs/models.py. It is 0 for other networks, and for weights without a hidden layer
+in the head: AugReg's, whose config (configs/augreg.py) sets it to 0, and fine-tuned ones."""
 
 
 def adapt_architecture(
     a: Architecture, config: AdaptConfig, *, image_size: tuple[int, int], num_classes: int
 ) -> Architecture:
-    """The network that fine-tunes weights of `a` on images of this height and width.
+    """Return the network that fine-tunes weights of `a` on images of this height and width.
 
     Raises:
       ValueError: `a` is not the network that `config.name` names (every difference is listed), or does not fit the
@@ -321,13 +321,13 @@ def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]
 
 
 def named_architecture(name: str) -> Architecture:
-    """The network of this name, at some size that its patches divide and with one class: what is adapted has others."""
+    """Return the network of this name, for one class and an image size that its patches divide."""
     height, width = parse_name(name).patch
     return build_architecture(ModelConfig(name=name), image_size=(32 * height, 32 * width), num_classes=1)
 
 
 def read_architecture(values: Mapping[str, Any]) -> Architecture:
-    """The architecture that `dataclasses.asdict` was written of, from JSON.
+    """Return an architecture from the JSON of its `dataclasses.asdict`.
 
     Raises:
       ValueError: fields are missing, unknown, or do not fit together.
@@ -341,10 +341,10 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
 
 
 def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Stages and patch of a hybrid, whose number is the total downsampling.
+    """Return stages and patch of a hybrid, whose number is the total downsampling.
 
-    A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
-    stays (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
+    A full ResNet of four stages divides by 32. For less, the units of removed stages join the last remaining
+    one (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
     as the name R+Ti/16 does, though its convolution and its pooling divide by 4.
     """
     height, width = name.patch

@@ -39,7 +39,7 @@ class Range:
 
 
 class When:
-    """A field has an effect only if another one is set, or has one of these values.
+    """A condition: the field has an effect only if another one is set, or has one of these values.
 
     Args:
       field: a path from the config's root such as "schedule.decay"; without a dot, a field of the same section.
@@ -70,7 +70,7 @@ class When:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A field is of one part of a network: "Transformer" or "ResNet"."""
+    """The part of a network that a field describes: "Transformer" or "ResNet"."""
 
     name: str
 
@@ -91,7 +91,7 @@ def rules_of(kind: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def rules_in(hint: Any) -> Iterator[Any]:
-    """Yield what annotates a type, at any depth."""
+    """Yield the annotations of a type, at any depth."""
     yield from getattr(hint, "__metadata__", ())
     inner = [hint.__origin__] if hasattr(hint, "__metadata__") else typing.get_args(hint)
     for part in inner if typing.get_origin(hint) is not typing.Literal else ():

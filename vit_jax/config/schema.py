@@ -157,7 +157,7 @@ class ModelConfig:
     standardization_epsilon: ResNet[Positive | None] = None
     """Added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
     standardization_epsilon_added_to: ResNet[AddedTo | None] = None
-    """What standardization_epsilon is added to. None: variance for preactivation, else std."""
+    """Statistic to which standardization_epsilon is added. None: variance for preactivation, else std."""
 
     def __post_init__(self) -> None:
         parse_name(self.name)  # rejects an unknown one wherever a config is made
@@ -165,7 +165,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
-    """How fine-tuning changes the network of the given weights; all other sizes come with the weights."""
+    """Changes of the network of the weights in fine-tuning; all other sizes come with the weights."""
 
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""
@@ -323,7 +323,7 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimiser, what is done to gradients before it, and which parameters it trains."""
+    """The optimiser, the transformations of gradients before it, and the trained parameters."""
 
     name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
     """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
@@ -434,7 +434,7 @@ FROZEN_ARGUMENTS = {
 
 
 MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
-"""Of evaluations of images that may have several labels, in the place of the accuracy."""
+"""Metrics of multi-label data, in place of the accuracy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -460,13 +460,13 @@ class EvaluatorConfig:
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """Of fewshot the shots, of knn the neighbours, each with results of its own."""
+        """The shots of fewshot or the neighbours of knn; each has its own results."""
         name, usual = ("shots", USUAL_SHOTS) if self.kind == "fewshot" else ("neighbours", USUAL_NEIGHBOURS)
         return as_tuple(self.arguments.get(name, usual))
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Several values, or one alone, as the command line has an argument that may be either."""
+    """Return several values, or one, as a tuple."""
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
@@ -619,7 +619,7 @@ class FinetuneConfig(_AnyRun):
     """A fine-tuning run: the weights of `init_from`, a new head, other images."""
 
     model: AdaptConfig = AdaptConfig()
-    """How the network of the weights changes."""
+    """Changes of the network of the weights."""
     search: SearchConfig = SearchConfig()
     """Search for the learning rate; with it, schedule.learning_rate is 0."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from vit_jax.nearest import closest
 
-_WORDS = {  # what is to be written here, and what others call it
+_WORDS = {  # our field: the words of other systems
     "data": "dataset dataset_name data_path data_set",
     "global_batch": "batch_size batch train_batch_size per_device_train_batch_size bs",
     'total="N epochs"': "epochs num_epochs max_epochs train_epochs num_train_epochs",

@@ -1,6 +1,6 @@
-"""The tables of model sizes, and names as people write them ("ViT-B/16", "R50x1", "R50+ViT-B/16").
+"""Tables of model sizes, and names ("ViT-B/16", "R50x1", "R50+ViT-B/16").
 
-What a name becomes once every number is filled in is `architecture.Architecture`.
+`architecture.Architecture` has all numbers of a name.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
 
 
 def resnet_downsampling(units: Sequence[int]) -> int:
-    """What a ResNet with so many stages divides height and width by: root, pooling, every stage but the first."""
+    """Return the factor by which a ResNet reduces height and width: root, pooling, every stage but the first."""
     return 4 * 2 ** max(len(units) - 1, 0)
 
 
@@ -100,7 +100,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """What a name says."""
+    """The parts of a name."""
 
     size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
     patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling
@@ -109,7 +109,7 @@ class ModelName:
 
 
 def parse_name(name: str) -> ModelName:
-    """Reads "ViT-B/16", "B/16x8", "R50", "R50x2", "R50+ViT-B/16", "R50x1+ViT-B/32" or "R+Ti/16".
+    """Parse "ViT-B/16", "B/16x8", "R50", "R50x2", "R50+ViT-B/16", "R50x1+ViT-B/32" or "R+Ti/16".
 
     Raises:
       ValueError: no such model; the nearest names are offered.
