@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from vit_jax.figures.network import Picture
 
 
-def _read_heads(text: str) -> tuple[tuple[int, int], ...]:
+Heads = tuple[tuple[int, int], ...]  # layer and head, both from 1
+
+
+def _read_heads(text: str) -> Heads:
     if not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}(,[1-9]\d{0,3}:[1-9]\d{0,3})*", text):
         raise ValueError("must be LAYER:HEAD,... such as 1:1,12:3; both count from 1")
     pairs = [pair.split(":") for pair in text.split(",")]
@@ -40,13 +43,9 @@ class Inspect(Reading, Checkpoint):
     images: str | None = option("FILES", "input images: a folder, an image, a pattern, or data as in a recipe")
     split: Annotated[str | None, When("images")] = option("NAME", "of data; default: test")
     data_dir: Annotated[str | None, When("images")] = option("FOLDER", "of TFDS")
-    num_images: Annotated[Count | None, When("images")] = option(
-        "N", "largest number of images, evenly spread; default: 128"
-    )
+    num_images: Annotated[Count | None, When("images")] = option("N", "images at most, evenly spread; default: 128")
     shown: Annotated[Count | None, When("images")] = option("N", "images in a sheet; default: 8")
-    heads: Annotated[tuple[tuple[int, int], ...], _read_heads] = option(
-        "LAYER:HEAD,…", "heads whose attention is drawn, both from 1; default: up to 8 of the last layer", ()
-    )
+    heads: Annotated[Heads, _read_heads] = option("LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ())
 
     def run(self) -> None:
         from vit_jax.drawing import require_drawing

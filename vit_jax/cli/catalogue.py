@@ -13,9 +13,7 @@ _PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
 class Models:
     """List networks by name with parameters, GFLOPs and public weights."""
 
-    pattern: str = argument(
-        "PATTERN", "names that contain this text or match this pattern, such as 'ViT-B/*'; default: all", ""
-    )
+    pattern: str = argument("PATTERN", "text in the names, or a pattern such as 'ViT-B/*'; default: all", "")
     weights: bool = switch("list the addresses of the public weights of each network")
     json: bool = switch("print everything as JSON")
 

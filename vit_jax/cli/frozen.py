@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vit_jax.weights import Weights
 
 _OF_IMAGES = ("resize", "crop_fraction", "interpolation", "exif_orientation")  # of the weights' own preparation
+Preprocessing = Literal["fewshot", "own"]
+Choice = Literal["mean_accuracy", "mean_rank"]
 _CLASSIFIED = ("pre_logits", "pooled", "token", "mean", "token_mean")  # layers that a network can end in
 
 
@@ -129,9 +131,7 @@ class _OfPairs(_Features, Checkpoint):
     train_split: str | None = option("NAME", "to fit on")
     test_split: str | None = option("NAME", "to test on")
     classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
-    preprocessing: Literal["fewshot", "own"] | None = option(
-        "", "of the released protocol (default of fewshot), or as the weights were trained"
-    )
+    preprocessing: Preprocessing | None = option("", "as released (default of fewshot), or as the weights were trained")
 
     @contextlib.contextmanager
     def pairs(self, preprocessing: str = "own") -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
@@ -156,9 +156,7 @@ class Fewshot(_OfPairs):
         "N,…", "random seeds of the choice of images; results are averaged over them; default: 0,1,2"
     )
     l2: tuple[Positive, ...] | None = option("X,…", "penalties; default: 1024")
-    penalty_choice: Literal["mean_accuracy", "mean_rank"] | None = option(
-        "", "rule that selects one of several penalties: ours (default), or scenic's"
-    )
+    penalty_choice: Choice | None = option("", "selects one of several penalties: ours (default), or scenic's")
     sampling: Literal["random", "first"] = option("", "which images of a class to use", "random")
 
     def run(self) -> None:
@@ -181,12 +179,8 @@ class Probe(_OfPairs):
 
     method: Literal["logistic", "least_squares"] = option("", "logistic regression, or closed form", "logistic")
     penalty: Positive | None = option("X", "default: searched on a held-out part")
-    folds: Annotated[int | None, Range("[2, inf)")] = option(
-        "K", "also cross-validate on K parts of the training images: mean and standard deviation"
-    )
-    output: str | None = option(
-        "FOLDER", "write the network with the classifier as its last layer; verbs that take weights take it"
-    )
+    folds: Annotated[int | None, Range("[2, inf)")] = option("K", "also cross-validate on K parts: mean and deviation")
+    output: str | None = option("FOLDER", "write the network with the classifier, for verbs that take weights")
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
 
     def run(self) -> None:
@@ -261,7 +255,7 @@ class Features(_Features, Checkpoint):
     output: str = option("FILE", "of .npz: features, labels and names", REQUIRED)
     split: str | None = option("NAME", "default: test")
     classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
-    preprocessing: Literal["fewshot", "own"] = option("", "of the released protocol, or as in training", "own")
+    preprocessing: Preprocessing = option("", "of the released protocol, or as in training", "own")
 
     def run(self) -> None:
         output = output_file(self.output)
@@ -301,20 +295,14 @@ class Duplicates(_Features):
     against: str = option("DATA,…", "test sets", REQUIRED)
     split: str | None = option("NAME", "of DATA; default: train, or all without splits")
     against_split: str | None = option("NAME", "of all test sets; default: test, or all without splits")
-    distance: Number = option(
-        "N", "pairs whose perceptual hashes differ in at most this number of 64 bits are duplicates", 6
-    )
+    distance: Number = option("N", "largest number of different bits of 64 in the hashes of duplicates", 6)
     weights: str | None = option("CHECKPOINT", "any weights, whose features confirm further pairs")
     candidates: Annotated[str | int | None, When("weights"), _read_candidates] = option(
         "N", "further pairs: those that differ in at most this number of bits, or all; default: 16"
     )
-    cosine: Annotated[PositiveShare | None, When("weights")] = option(
-        "X", "least cosine of the features of further pairs; default: 0.95"
-    )
+    cosine: Annotated[PositiveShare | None, When("weights")] = option("X", "least cosine of these pairs; default: 0.95")
     output: str | None = option("FILE", "the pairs as CSV")
-    write: str | None = option(
-        "FILE", "ids of the images of DATA, which --config.input.exclude=FILE keeps out of training"
-    )
+    write: str | None = option("FILE", "ids of the images of DATA, for --config.input.exclude=FILE")
 
     def run(self) -> None:
         of_weights = [field.name for field in dataclasses.fields(Reading)]

@@ -100,13 +100,9 @@ class Reading(OfWeights):
     """Facts about weights and the preparation of their images."""
 
     resize: Literal["direct", "short_side"] | None = option("", "resize of images; default: of the weights")
-    crop_fraction: PositiveShare | None = option(
-        "X", "fraction of both sides that a central crop keeps, after --resize=short_side"
-    )
+    crop_fraction: PositiveShare | None = option("X", "fraction of both sides that a central crop keeps")
     interpolation: Interpolation | None = option("", "antialiased filter; default: of the weights")
-    exif_orientation: Literal["applied", "ignored"] | None = option(
-        "", "turn photographs upright, or not; default: as in training"
-    )
+    exif_orientation: Literal["applied", "ignored"] | None = option("", "turn photographs upright; default: as trained")
     value_range: Annotated[tuple[float, float] | None, _read_range] = option(
         "LOW,HIGH", "values of files of more than 8 bits that become 0 and 255; default: as in training"
     )

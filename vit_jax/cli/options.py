@@ -12,7 +12,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
 from vit_jax.config.load import check_value, parse_text
@@ -98,10 +98,8 @@ class Recipe(Overrides):
 class Share:
     """The part of several runs that this machine does."""
 
-    index: Annotated[int | None, Range("[0, inf)"), When("count")] = option(
-        "I", "number of this machine, from 0, among those that share the runs"
-    )
-    count: Annotated[int | None, Range("[1, inf)")] = option("N", "number of these machines")
+    index: Annotated[int | None, Range("[0, inf)"), When("count")] = option("I", "number of this machine, from 0")
+    count: Annotated[int | None, Range("[1, inf)")] = option("N", "number of machines that share the runs")
 
     @property
     def share(self) -> tuple[int, int]:
@@ -194,10 +192,12 @@ class Verb:
         for field in words:
             number: Any = "+" if typing.get_origin(hints[field.name]) is tuple else None if _is_required(field) else "?"
             default = None if _is_required(field) else field.default
-            parser.add_argument(field.name, metavar=_form(field), help=_meaning(field), nargs=number, default=default)
+            parser.add_argument(
+                field.name, metavar=_form(field), help=_meaning(field, ()), nargs=number, default=default
+            )
         for name, field in _named(self.options).items():
             hint, default = hints[field.name], None if _is_required(field) else default_of_field(field)
-            common: dict[str, Any] = {"dest": field.name, "default": default, "help": _meaning(field)}
+            common: dict[str, Any] = {"dest": field.name, "default": default, "help": _meaning(field, rules_in(hint))}
             if _plain(hint) is bool:
                 parser.add_argument(f"--{name}", action="store_true", **common)
                 continue
@@ -240,11 +240,12 @@ def _form(field: "dataclasses.Field[Any]") -> str:
     return f"[{form}]" if is_optional else form
 
 
-def _meaning(field: "dataclasses.Field[Any]") -> str:
+def _meaning(field: "dataclasses.Field[Any]", rules: Iterable[Any]) -> str:
+    needed = "".join(f"; {_reason(rule, 'not with', 'needs')}" for rule in rules if isinstance(rule, When))
     default = default_of_field(field)
     is_shown = default is not REQUIRED and type(default) in (int, float, str) and default != ""
     suffix = f" (default: {default:g})" if type(default) is float else f" (default: {default})" if is_shown else ""
-    return (field.metadata["meaning"] + suffix).replace("%", "%%")
+    return (field.metadata["meaning"] + needed + suffix).replace("%", "%%")
 
 
 # Values.
@@ -341,10 +342,10 @@ def _require_effect(options: Any) -> None:
                 raise UsageError(f"{shown}: has no effect {_reason(rule)}. Leave it out.")
 
 
-def _reason(rule: When) -> str:
+def _reason(rule: When, excluded: str = "with", needed: str = "without") -> str:
     if rule.values == (False,):
-        return f"with --{rule.field}"
-    return f"without --{rule.field}" + (f"={' or '.join(map(str, rule.values))}" if rule.values else "")
+        return f"{excluded} --{rule.field}"
+    return f"{needed} --{rule.field}" + (f"={' or '.join(map(str, rule.values))}" if rule.values else "")
 
 
 # Output.

@@ -9,6 +9,8 @@ from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch, ve
 from vit_jax.cli.outputs import output_file
 from vit_jax.config.rules import Count, NotNegative, When
 
+SEARCHING, COMPILING = When("search"), When("arithmetic", False)
+
 
 @verb(
     "--config=pretrain_imagenet1k:ViT-B/16 --topology=v5e:16x16 --price=1.2",
@@ -30,13 +32,9 @@ class Plan(Recipe):
     num_classes: Count | None = option("N", "of data that the recipe does not name")
     arithmetic: bool = switch("compile nothing")
     search: bool = switch("find the fastest layout that fits: rematerialisation, sharding and micro-batches")
-    batches: Annotated[bool, When("search")] = switch("with --search: other batches, too")
-    tries: Annotated[Count | None, When("search"), When("arithmetic", False)] = option(
-        "N", "with --search: how many of the best layouts are compiled; default: 4"
-    )
-    hlo: Annotated[str | None, When("search", False), When("arithmetic", False)] = option(
-        "FILE", "write the compiled program"
-    )
+    batches: Annotated[bool, SEARCHING] = switch("search other batches, too")
+    tries: Annotated[Count | None, SEARCHING, COMPILING] = option("N", "best layouts to compile; default: 4")
+    hlo: Annotated[str | None, When("search", False), COMPILING] = option("FILE", "write the compiled program")
     json: bool = switch("print all figures as JSON")
 
     def run(self) -> None:

@@ -16,6 +16,7 @@ _OPTIONS = {  # by kind of dataset
     "folder": ("output", "short_side", "quality"),
     "TFDS": ("data_dir", "manual_dir", "check"),
 }
+Rule = Literal["reject", "skip"]
 _NEEDED = {"tar": {"name": "my_images"}, "folder": {"short_side": "256", "output": "FOLDER"}, "TFDS": {}}
 
 
@@ -39,28 +40,16 @@ class Prepare:
     manual_dir: str | None = option("FOLDER", "TFDS: files of a dataset that it cannot download")
     output: str | None = option("FOLDER", "folder: where the copy is written")
     short_side: Count | None = option("N", "folder, tar: resize larger images to this shorter side in pixels")
-    quality: Annotated[int, Range("[1, 100]"), When("short_side")] = option(
-        "N", "folder, tar: of the JPEGs of resized images", 90
-    )
+    quality: Annotated[int, Range("[1, 100]"), When("short_side")] = option("N", "folder, tar: of resized JPEGs", 90)
     name: str | None = option("NAME", "tar: of the dataset, which is read as tfds:NAME")
     seed: Number = option("N", "tar: of the order of the records", 0)
-    classes: str | None = option(
-        "FILE", "tar: class names in the order of their numbers, one a line; default: the sorted names in the tars"
-    )
-    number_names: str | None = option(
-        "FILE", "tar: class names that numbers in .cls and .json files mean; default: those of --classes"
-    )
-    other_classes: Annotated[Literal["reject", "skip"], When("classes")] = option(
-        "", "tar: rule for classes that are not in the file of --classes", "reject"
-    )
+    classes: str | None = option("FILE", "tar: class names, one a line; default: the sorted names in the tars")
+    number_names: str | None = option("FILE", "tar: class names of numbers in .cls and .json; default: of --classes")
+    other_classes: Annotated[Rule, When("classes")] = option("", "tar: rule for classes not in --classes", "reject")
     min_side: Count = option("N", "tar: skip images with a shorter side than this, in pixels", 32)
     min_class_images: Count = option("N", "tar: skip classes with fewer images", 1)
-    holdout_per_class: Count | None = option(
-        "N", "tar: images of each class, at most half of it, for a split validation; default: none"
-    )
-    shards: Count | None = option(
-        "N", "tar: files of each split; default: one for each GiB of the tars, 1,024 for standard input"
-    )
+    holdout_per_class: Count | None = option("N", "tar: images of each class, at most half, for a split validation")
+    shards: Count | None = option("N", "tar: files of a split; default: one for each GiB, 1,024 for standard input")
     check: bool = switch("NAME of a dataset made of tars: compare it with its manifest, and change nothing")
 
     def run(self) -> None:

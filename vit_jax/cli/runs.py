@@ -21,9 +21,7 @@ class Status:
     """
 
     workdirs: tuple[str, ...] = argument("WORKDIR…", "of runs, or folders of workdirs; also on shared file systems")
-    follow: Annotated[Positive | None, When("json", False)] = option(
-        "SECONDS", "print the table again after this time, until no run is running"
-    )
+    follow: Annotated[Positive | None, When("json", False)] = option("SECONDS", "repeat until no run is running")
     json: bool = switch("print a list of objects, for programs")
 
     def run(self) -> None:
@@ -49,7 +47,7 @@ class Plot:
     output: str = option("FILE", ".png, .svg or .pdf", "curves.png")
     axis: Literal["steps", "images", "exaflops", "time"] = option("", "horizontal axis", "steps")
     metrics: tuple[str, ...] | None = option(
-        "NAME,…", "loss,accuracy,learning_rate by default; precision, speed, norms or any metric"
+        "NAME,…", "also precision, speed, norms or any; default: loss,accuracy,learning_rate"
     )
 
     def run(self) -> None:

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from vit_jax.sweeps.grid import Grid
     from vit_jax.sweeps.runs import Halving
 
+PLANNING = When("dry_run")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Runs(Share, Recipe):
     workdir: str = option("FOLDER", "of the runs and the results; the same command resumes them", REQUIRED)
     dry_run: bool = switch("list the runs, their state, and what they cost")
-    num_examples: Annotated[Count | None, When("dry_run")] = option(
-        "N", "for a dry run, of data that the recipe does not name"
-    )
-    num_classes: Annotated[Count | None, When("dry_run")] = option(
-        "N", "for a dry run, of data that the recipe does not name"
-    )
+    num_examples: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
+    num_classes: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
 
 
 @verb(
@@ -48,15 +46,9 @@ class Sweep(_Runs):
     random: Count | None = option("N", "number of random settings, in place of all combinations")
     seed: Annotated[Number, When("random")] = option("N", "of the random settings", 0)
     metric: str | None = option("NAME", "result that settings are compared by; default: checkpoint.best_metric")
-    stop_after: Annotated[float | None, Range("(0, 0.99]")] = option(
-        "FRACTION", "compare all settings after this fraction of the steps; only the best continue"
-    )
-    keep: Annotated[Count | None, When("stop_after")] = option(
-        "N", "number of settings that continue after --stop_after; default: half of them"
-    )
-    topology: Annotated[str | None, When("dry_run")] = option(
-        "NAME", "as of `plan`: time and chip-hours of a dry run there"
-    )
+    stop_after: Annotated[float | None, Range("(0, 0.99]")] = option("FRACTION", "then only the best continue")
+    keep: Annotated[Count | None, When("stop_after")] = option("N", "settings that continue; default: half of them")
+    topology: Annotated[str | None, PLANNING] = option("NAME", "time and chip-hours there, as `plan` prints them")
 
     def run(self) -> None:
         if self.dry_run:
@@ -82,13 +74,11 @@ class Study(_Runs):
     """
 
     name: str = argument("NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed")
-    topology: str | None = option(
-        "NAME", "as of `plan`: time and chip-hours of a dry run there; the TPU that speed is planned for"
-    )
+    topology: str | None = option("NAME", "for a dry run, as of `plan`; the TPU that speed is planned for")
     measures: str | None = option("A,B,…", "metrics of summary.json to show")
     paper: bool = switch("draw the paper's Table 6 too (scaling)")
     models: str | None = option(
-        "A,B,…", "arguments of the recipe, with more fields: ViT-B/32,epochs=7,R50x1,ViT-B/32,model.block=axial"
+        "A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1"
     )
     examples: str | None = option("A,B,…", "numbers of training images (data_size)")
     weight_decays: str | None = option("A,B,…", "searched for each number of images (data_size)")
@@ -99,9 +89,7 @@ class Study(_Runs):
     layers: str | None = option("A,B,…", "where they are added: stem, every, shared (positions)")
     pools: str | None = option("A,B,…", "token, gap, map (pooling)")
     learning_rates: str | None = option("A,B,…", "at the peak (pooling)")
-    shapes: str | None = option(
-        "A,B,…", "base, and depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)"
-    )
+    shapes: str | None = option("A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)")
     optimizers: str | None = option("A,B,…", "adam, sgd (optimizer)")
     rate_factors: str | None = option("A,B,…", "of the learning rate, searched for each optimiser (optimizer)")
     image_sizes: str | None = option("A,B,…", "sides in pixels (speed)")
@@ -232,9 +220,7 @@ class Vtab(Share, Overrides):
     data_dir: str | None = option("FOLDER", "of TFDS")
     available: bool = switch("skip tasks without data")
     dry_run: bool = switch("print the plan")
-    sweep: Literal["shared", "per_task"] = option(
-        "", "choose one setting by the mean over the tasks, or one for each task", "shared"
-    )
+    sweep: Literal["shared", "per_task"] = option("", "one setting for all tasks, or one for each", "shared")
     learning_rates: tuple[Positive, ...] | None = option("X,…", "to try")
     lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option("STEPS:WARMUP,…", "to try")
     suite: str | None = option("package.module:name", "custom tasks")

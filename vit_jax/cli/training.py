@@ -34,24 +34,17 @@ The device has too little memory. Remedies, the cheapest first: optimizer.accumu
 sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (recompute), a smaller \
 global_batch. The error of JAX:"""
 
+CHECKING = When("check")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run(Recipe):
     workdir: str = option("FOLDER", "checkpoints and results; the same command resumes after an interruption", REQUIRED)
     parameters: bool = switch("list every parameter of the network first, not only its parts")
-    check: bool = switch(
-        "build the abstract network, optimiser and sharding, open data and weights, print one line and end; no device "
-        "is used"
-    )
-    devices: Annotated[Count | None, When("check")] = option(
-        "N", "with --check: devices of all machines of the run; default: the smallest possible number"
-    )
-    slices: Annotated[Count | None, When("check")] = option(
-        "N", "with --check: TPU slices, or nodes of GPUs, that these devices form"
-    )
-    remote: Annotated[str | None, When("check")] = option(
-        "FOLDER", "with --check: a folder that only the machines of the run have; its paths are only printed"
-    )
+    check: bool = switch("check the recipe, data and weights, print one line and end; no device is used")
+    devices: Annotated[Count | None, CHECKING] = option("N", "devices of all machines; default: the smallest number")
+    slices: Annotated[Count | None, CHECKING] = option("N", "TPU slices, or nodes of GPUs, of these devices")
+    remote: Annotated[str | None, CHECKING] = option("FOLDER", "that only the machines of the run have")
     doctor: bool = switch("examine the machines first, as the verb doctor does, and start only if all is well")
 
     def train(self, verb: str, other: str, kind: type[Any]) -> None:
@@ -285,9 +278,7 @@ class Doctor(Overrides):
 
     workdir: str | None = option("FOLDER", "write a checkpoint there, too, and report the free space")
     config: str | None = option("RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too")
-    hardware: bool = switch(
-        "examine the devices, too, in minutes: numerics, determinism, speed and memory beside a plan"
-    )
+    hardware: bool = switch("examine the devices in minutes: numerics, determinism, speed and memory")
     json: bool = switch("print the findings of each process as JSON")
 
     def run(self) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vit_jax.evals.label_map import Labelled
     from vit_jax.weights import Weights
 
+Library = Literal["timm", "huggingface"]
+Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Conversion(OfWeights, Names):
@@ -51,9 +54,7 @@ class Convert(_Conversion):
     )
     without_head: bool = switch("remove the classifier")
     verbose: bool = switch("list every array and how it is used")
-    push: str | None = option(
-        "hf://OWNER/NAME", "upload the folder, in the form of timm or huggingface, to the Hugging Face Hub"
-    )
+    push: str | None = option("hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub")
 
     def run(self) -> None:
         from vit_jax.weights import hub
@@ -209,13 +210,9 @@ class Predict(Reading, Names, Checkpoint):
     classified.
     """
 
-    images: tuple[str, ...] = argument(
-        "IMAGE…", "image files, folders with images, or patterns; - for names on standard input, one a line"
-    )
+    images: tuple[str, ...] = argument("IMAGE…", "images, folders, patterns, or - for names on standard input")
     top: Count | None = option("N", "classes to print for each image; default: 3, all of multi-label weights")
-    threshold: PositiveShare | None = option(
-        "X", "least probability of a printed class of multi-label weights; default: 0.5"
-    )
+    threshold: PositiveShare | None = option("X", "least probability of a class of multi-label weights; default: 0.5")
     json: bool = switch("print them as JSON")
     csv: str | None = option("FILE", "write them as a table too, a line for each image; - prints only this table")
 
@@ -253,13 +250,9 @@ class Predict(Reading, Names, Checkpoint):
 class Export(_Conversion, Reading, Checkpoint):
     """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
 
-    to: Literal["npz", "safetensors", "stablehlo", "onnx"] = option(
-        "", "weights, or a program that takes uint8 images", REQUIRED
-    )
+    to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
     output: str | None = option("PATH", "default: the name of the weights")
-    names: Annotated[Literal["timm", "huggingface"] | None, When("to", "safetensors")] = option(
-        "", "library whose names the file has; default: timm"
-    )
+    names: Annotated[Library | None, When("to", "safetensors")] = option("", "names of parameters; default: timm")
 
     def run(self) -> None:
         name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
