@@ -89,7 +89,7 @@ def finetuning() -> FinetuneConfig:
 
 
 def inputs(**options: object) -> InputConfig:
-    """What all stages have in common."""
+    """Return the config that all stages share."""
     return InputConfig(
         train_split="train",
         test_split="test",

@@ -94,7 +94,7 @@ def finetuning(stage: str) -> FinetuneConfig:
 
 
 def inputs(classes: tuple[str, ...], **options: object) -> InputConfig:
-    """What both halves of the digits have in common."""
+    """Return the config that both halves of the digits share."""
     return InputConfig(
         train_split="train",
         test_split="test",

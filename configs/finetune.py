@@ -104,7 +104,7 @@ TEST_RESIZES = ("direct", "short_side")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """How weights of a kind of pre-training are fine-tuned; the first values are those on ImageNet."""
+    """Fine-tuning of weights from one kind of pre-training; the first values are for ImageNet."""
 
     learning_rate: float
     global_batch: int = 1024

@@ -20,7 +20,7 @@ from vit_jax.config import (
 )
 from vit_jax.config.variants import parse_name
 
-# Up to so many images: epochs, batch, magnitude of RandAugment (of two layers), alpha of mixup.
+# By largest number of images: epochs, batch, magnitude of RandAugment (of two layers), alpha of mixup.
 ROWS = ((3_000, 600, 64, 15, 0.5), (20_000, 300, 128, 15, 0.5), (100_000, 200, 256, 10, 0.2))
 
 

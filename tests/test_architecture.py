@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
+    ("nearest",),
     ("backend", "extras", "references", "files"),
     ("config", "arrays", "drawing", "pytree", "hosts", "tables"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
@@ -32,6 +33,7 @@ VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one 
 LOOP = "vit_jax.train.loop"
 REPEATS = "vit_jax.train.replay"  # steps up to one, with nothing that is due between them
 VERB_LINES = 99
+RAISES = 17.0  # per thousand lines of vit_jax/; lower it with the code
 NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
 BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
@@ -163,6 +165,20 @@ def foreign_violations(sources: Sources) -> list[str]:
     return found
 
 
+def second_spelling_helpers(sources: Sources) -> list[str]:
+    """Modules beside vit_jax/nearest.py that compare spellings."""
+    others = {path: source for path, source in sources.items() if path != "vit_jax/nearest.py"}
+    return [f"{path}: imports difflib" for path, source in others.items() if "difflib" in set(imports(path, source))]
+
+
+def too_many_raises(sources: Sources) -> list[str]:
+    """More `raise` statements per thousand lines than the code base has had."""
+    lines = sum(len(source.splitlines()) for source in sources.values())
+    raises = sum(isinstance(node, ast.Raise) for source in sources.values() for node in ast.walk(ast.parse(source)))
+    density = 1000 * raises / lines
+    return [f"{density:.1f} raises per thousand lines, at most {RAISES}"] if density > RAISES else []
+
+
 def unbounded_reads(sources: Sources) -> list[str]:
     """Reads that do not go through vit_jax/files.py: of a device they have no end, and for a pipe they wait."""
     found = []
@@ -255,6 +271,8 @@ COMPLAINTS = {
     "circles": lambda: import_cycles(PACKAGE),
     "recipes": lambda: recipe_violations(read_sources("configs/**/*.py")),
     "reads": lambda: unbounded_reads(PACKAGE),
+    "spelling": lambda: second_spelling_helpers(PACKAGE),
+    "raises": lambda: too_many_raises(PACKAGE),
     "foreign": lambda: foreign_violations(PACKAGE),
     "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
@@ -356,6 +374,13 @@ CASES = [  # a check, sources, and how many complaints
         },
         5,
     ),
+    (
+        second_spelling_helpers,
+        {"vit_jax/data/x.py": "def f():\n    import difflib", "vit_jax/nearest.py": "import difflib"},
+        1,
+    ),
+    (too_many_raises, {"vit_jax/x.py": "raise ValueError\n" + "x = 1\n" * 49}, 1),
+    (too_many_raises, {"vit_jax/x.py": "raise ValueError\n" + "x = 1\n" * 99}, 0),
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (

@@ -4,7 +4,6 @@ A name is the path with "/" between its parts, without the `value` that Flax var
 `blocks/attention/query/kernel`.
 """
 
-import difflib
 import functools
 import hashlib
 import re
@@ -14,6 +13,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from vit_jax.nearest import closest
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")
@@ -87,7 +88,7 @@ def _with_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple
     kinds: dict[str, list[str]] = {}
     for other in sorted(others):
         kinds.setdefault(_kind(other), []).append(other)
-    nearest_kind = functools.cache(lambda kind: difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5))
+    nearest_kind = functools.cache(lambda kind: closest(kind, kinds, cutoff=0.5))
     for name in names:
         near = [other for kind in nearest_kind(_kind(name)) for other in kinds[kind]]
         same_layer = [other for other in near if _NUMBER.findall(other) == _NUMBER.findall(name)]

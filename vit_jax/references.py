@@ -7,7 +7,6 @@ of weights is not, unless the caller allows its package: readers of metadata mar
 """
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,6 +16,8 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from vit_jax.nearest import did_you_mean
 
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -147,9 +148,8 @@ def resolve(text: str, field: str) -> Any:
 def _names_instead(name: str, module_name: str) -> str:
     """Return the end of a sentence with the nearest names of a module, or with all where they are few."""
     public = [word for word in vars(sys.modules[module_name]) if not word.startswith("_")]
-    near = difflib.get_close_matches(name, public, n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else "."
-    if near and len(public) > _FEW_NAMES:
+    hint = f".{did_you_mean(name, public)}"
+    if hint != "." and len(public) > _FEW_NAMES:
         return hint
     return f"; it has {', '.join(public[:_FEW_NAMES]) or 'nothing'}{', ...' * (len(public) > _FEW_NAMES)}{hint}"
 

@@ -12,7 +12,7 @@ import sys
 
 import jax
 
-from vit_jax.config import load_recipe
+from vit_jax.config import load_recipe, validate
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.train.assemble import (
@@ -28,6 +28,7 @@ from vit_jax.train.state import TrainState
 def main(recipe: str = "digits", *overrides: str) -> dict[str, float]:
     """Trains from scratch and returns the accuracy and loss on the test split."""
     config = load_recipe(recipe, overrides)
+    validate(config)
     data = open_datasets(config)
     architecture = architecture_of(config, data.train.num_classes)
     run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())

@@ -56,8 +56,8 @@ def test_all_pictures_and_their_numbers(here):
     code, out, err = run(["inspect", "vit", "--images=images", "--output=new/pictures", "--num_images=6", "--shown=2"])
     assert code == 0, err
     assert out.split() == [f"new/pictures/{name}.{form}" for name in DRAWN for form in ("png", "npz")]
-    assert "note: gradcam is left out: ViT-custom/4 has no ResNet." in err
-    assert "note: reconstructions is left out" in err
+    assert "note: gradcam is skipped: ViT-custom/4 has no ResNet." in err
+    assert "note: reconstructions is skipped" in err
     for name in DRAWN:
         assert (here / f"new/pictures/{name}.png").read_bytes().startswith(b"\x89PNG")
     with np.load(here / "new/pictures/similar.npz") as numbers:
@@ -70,13 +70,13 @@ def test_all_pictures_and_their_numbers(here):
 def test_without_images_what_needs_none(here, quick):
     code, out, err = run(["inspect", "vit", "all", "--output=o"])
     assert (code, out.split()) == (0, ["o/filters.png", "o/filters.npz", "o/positions.png", "o/positions.npz"])
-    assert "note: distance is left out: it needs --images=." in err
+    assert "note: distance is skipped: it needs --images=." in err
 
 
 def test_one_image_is_enough_for_all_but_similar(here, quick):
     code, out, err = run(["inspect", "vit", "--images=images/000.png", "--output=o"])
     assert code == 0
-    assert "note: similar is left out: it needs at least 2 images, and --images=images/000.png has 1." in err
+    assert "note: similar is skipped: it needs at least 2 images, and --images=images/000.png has 1." in err
     assert "o/pca.png" in out.split()
     code, out, err = run(["inspect", "vit", "similar", "--images=images/000.png", "--output=p"])
     assert (code, out) == (2, "")
@@ -118,11 +118,11 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
 MISTAKES = [
     (["vit", "filter", "--output=o"], "Did you mean 'filters'?"),
     (["vit", ",", "--output=o"], "','"),
-    (["vit", "rollout", "--output=o"], "rollout: give images"),
+    (["vit", "rollout", "--output=o"], "WHAT=rollout: must have images"),
     (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: without effect on files"),
-    (["vit", "filters", "--images=images", "--output=o"], "--images: without effect on filters"),
-    (["vit", "filters", "--shown=3", "--output=o"], "--shown: without effect without --images="),
-    (["vit", "filters", "--heads=1:1", "--output=o"], "--heads: without effect on filters"),
+    (["vit", "filters", "--images=images", "--output=o"], "--images: has no effect on filters"),
+    (["vit", "filters", "--shown=3", "--output=o"], "--shown=3: has no effect without --images"),
+    (["vit", "filters", "--heads=1:1", "--output=o"], "--heads: has no effect on filters"),
     (["vit", "heads", "--heads=0:1", "--images=images", "--output=o"], "LAYER:HEAD"),
     (["vit", "heads", "--heads=2:3", "--images=images", "--output=o"], "layers 1 to 2 and heads 1 to 2"),
     (["vit", "gradcam", "--images=images", "--output=o"], "gradcam: ViT-custom/4 has no ResNet"),
@@ -179,7 +179,7 @@ def test_a_sheet_has_the_size_of_the_first_phase(tmp_path):
 def test_data_without_a_dataset_is_rejected(tmp_path):
     code, _, err = run(["inspect", "data", "--config=pretrain_own", f"--output={tmp_path}/o"])
     assert code == 2
-    assert "config.data is not set" in err
+    assert "config.data=None: must be set" in err
     assert not (tmp_path / "o").exists()
 
 

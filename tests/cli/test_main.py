@@ -13,10 +13,10 @@ import pytest
 
 import vit_jax
 from vit_jax import cli
-from vit_jax.cli.words import split
-from vit_jax.config import load_recipe
+from vit_jax.cli.options import Recipe
 from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
+from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.weights import OPTIONS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -31,10 +31,6 @@ def shown(capsys, *words):
     return capsys.readouterr().out
 
 
-def forms_of(verb):
-    return [form[1:-1] if form.startswith("[") else form for form in cli.VERBS[verb].arguments]
-
-
 def test_help_is_a_short_list_of_verbs(capsys):
     text = shown(capsys)
     assert text == shown(capsys, "--help") == shown(capsys, "help") == shown(capsys, "-h")
@@ -46,8 +42,9 @@ def test_help_is_a_short_list_of_verbs(capsys):
 def test_a_limit_has_one_default():
     """The same number of images at a time, and of images that may be unreadable, in every verb that has them."""
     for name in ("global_batch", "max_unreadable"):
-        forms = {form for verb in cli.VERBS for form in forms_of(verb) if form.startswith(f"--{name}=")}
-        assert len(forms) == 1
+        pattern = rf"^  --{name}\b.*$"
+        lines = {line for verb in cli.VERBS.values() for line in re.findall(pattern, verb.help(), re.MULTILINE)}
+        assert len({" ".join(line.split()) for line in lines}) == 1
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -55,27 +52,26 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
     text = shown(capsys, verb, "--help")
     assert text == shown(capsys, "help", verb) == shown(capsys, verb, "word", "-h")
     lines, examples = text.partition("\n\nFields of a recipe")[0].split("Examples:\n")
-    entries = [line.split()[0] for line in lines.splitlines() if re.match(r"  \S", line)]
-    assert entries == forms_of(verb)
+    usage, _, entries = lines.partition("\n\n")
+    assert re.findall(r"^  --([\w.]+)", entries, re.MULTILINE) == cli.VERBS[verb].flags
+    first_line = usage.partition("\n")[0]
+    positional = re.findall(r"(?<= )\[?[A-Z]+…?\]?(?= )", re.split(" --| \\[OPTION", first_line)[0] + " ")
+    assert re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE) == positional
     assert max(map(len, lines.splitlines())) <= 120
-    usage = [word for word in lines.splitlines()[0].split()[2:] if not word.startswith(("--", "[--", "[OPTION", "…]"))]
-    assert usage == [form for form in cli.VERBS[verb].arguments if not form.startswith(("--", "[--"))]
     assert len(examples.splitlines()) == 2
     for line in examples.splitlines():
         name, given_verb, *words = shlex.split(line)
-        given = split(words, cli.VERBS[verb].arguments, verb)
+        options = cli.VERBS[verb].parse(words)
         assert (name, given_verb) == ("vit-jax", verb)
-        if "config" in given.options:
-            load_recipe(given.options["config"], given.overrides)
+        if isinstance(options, Recipe):
+            options.load()
 
 
-def test_every_argument_is_read_and_none_that_is_not_declared():
+def test_every_option_is_read():
     code = "".join(path.read_text() for path in (ROOT / "vit_jax/cli").glob("*.py"))
-    declared = {form.strip("-").partition("=")[0] for verb in cli.VERBS for form in forms_of(verb)}
-    read = set(re.findall(r'options(?:\.get\(|\[)"(\w+)"|"(\w+)" (?:not )?in options', code))
-    assert {one or other for one, other in read} <= declared
-    single = declared - {"config.SECTION.FIELD", "IMAGE…"} - set(OPTIONS)
-    assert not [name for name in single if f'"{name}"' not in code]
+    declared = {flag for verb in cli.VERBS.values() for flag in verb.flags} - {"config.SECTION.FIELD"} - set(OPTIONS)
+    declared -= {axis.option for study in STUDIES.values() for axis in study.all_axes} | {"measures"}
+    assert not [name for name in declared if not re.search(rf'[.]{name}\b|"{name}"', code)]
 
 
 def test_choices_of_weights_are_those_of_the_schema():
@@ -97,7 +93,12 @@ def test_commands_of_the_documents_are_taken(document):
         if not line.startswith("vit-jax ") or re.search(r"…|\[OPTIONS\]", line):
             continue
         verb, *words = cli.join_verb(shlex.split(line, comments=True)[1:])
-        split(words, cli.VERBS[verb].arguments, verb)
+        cli.VERBS[verb].parse(words)
+
+
+def test_a_verb_of_two_words(capsys):
+    text = cli.VERBS["inspect-data"].help()
+    assert shown(capsys, "help", "inspect", "data") == shown(capsys, "inspect", "data", "--help") == text
 
 
 def test_version_and_unknown_verbs(capsys):
@@ -147,6 +148,7 @@ def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch, capsys)
 IN_A_CALLBACK = """
 import gc, os, signal, sys, time
 from vit_jax import cli
+from vit_jax.cli.options import Recipe
 
 def callback(*_):
     gc.callbacks.clear()

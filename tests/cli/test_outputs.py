@@ -36,12 +36,7 @@ CASES = [(verb, words, option) for verb, (words, options) in OUTPUTS.items() for
 
 def test_every_output_of_every_verb_is_listed_here():
     names = ("output", "csv", "report", "hlo")
-    declared = {
-        (name, option)
-        for name, verb in cli.VERBS.items()
-        for form in verb.arguments
-        if (option := form.strip("[-]").partition("=")[0]) in names and "=" in form
-    }
+    declared = {(name, option) for name, verb in cli.VERBS.items() for option in verb.flags if option in names}
     assert declared == {(verb, option.partition("=")[0]) for verb, _, option in CASES}
 
 

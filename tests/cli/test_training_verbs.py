@@ -81,10 +81,10 @@ def test_check(tmp_path, capsys):
     line = capsys.readouterr().out
     assert "1,437 training and 360 test images of 10 classes" in line
     assert "on 8 devices (2 replica x 4 data x 1 model)" in line
-    for override, rule in (("data=None", "config.data is not set"), ("model.num_heads=7", "num_heads=7")):
+    for override, rule in (("data=None", "config.data=None: must be set"), ("model.num_heads=7", "num_heads=7")):
         assert rule in rejected(["pretrain", *words, f"--config.{override}"])
     assert "--devices=6: must be divisible by --slices=4" in rejected(["pretrain", *words, "--devices=6", "--slices=4"])
-    assert "--devices= has no effect without --check" in rejected(["pretrain", *words[:2], "--devices=6"])
+    assert "--devices=6: has no effect without --check" in rejected(["pretrain", *words[:2], "--devices=6"])
     assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
     assert "config.init_from" in rejected(["finetune", *words])

@@ -76,15 +76,15 @@ def contents(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("predict", "CHECKPOINT IMAGE…"),
+        ("predict", "CHECKPOINT, IMAGE…"),
         ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt"),
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png"),
-        ("predict w.npz a.png --num_heads=two", "'two'"),
+        ("predict w.npz a.png --num_heads=two", "--num_heads=two: must be int"),
         ("predict w.npz a.png --image_size=9", "do not divide the image height of 9"),
         ("predict w.npz a.png --raw", "w.npz has no Polyak average"),
         ("evaluate nowhere --data=digits", "nowhere: "),
         ("export w.npz --to=npz", "w.npz exists: "),
-        ("export w.npz --to=stablehlo --output=a.png", "a.png exists: "),
+        ("export w.npz --to=stablehlo --output=a.png", "a.png exists"),
         ("export w.npz --to=npz --output=out", "--output=out: "),
         ("export w.npz --to=npz --output=o.npz --names=timm", "--names=timm: "),
         ("export w.npz --to=npz --output=o.npz --resize=direct", "--resize: "),
@@ -280,7 +280,7 @@ def test_numbers_that_stand_for_names_are_told(here):
     save_weights(sample_weights(class_names=None), here / "w.npz", "released")
     write_pngs(here, sample_pixels(1))
     (here / "names.txt").write_text("\n".join(NAMES))
-    note = "note: the weights do not name their classes: their numbers stand for them; --class_names=FILE gives names"
+    note = "note: the weights do not name their classes: their numbers are used; --class_names=FILE gives names"
     for words in (("predict", "w.npz", "000.png"), ("export", "w.npz", "--to=stablehlo", "--overwrite")):
         code, _, err = run(*words)
         assert (code, err) == (0, f"{note}, one a line.\n")
@@ -304,7 +304,7 @@ def test_classes_of_imagenet_have_readable_names(here):
     words = ("predict", "w.npz", "000.png", "--num_heads=2", "--resize=direct", "--top=1")
     code, out, err = run(*words)
     assert (code, out) == (0, "000.png   tench 100.0%\n")
-    assert "note: the weights do not name their classes: they are taken to be ImageNet's 1,000; --class_names=" in err
+    assert "note: the weights do not name their classes: ImageNet's 1,000 names are used; --class_names=" in err
 
 
 def write_run(folder):

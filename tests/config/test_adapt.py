@@ -66,11 +66,15 @@ SINCOS = {"position_embedding": "sincos2d"}
 @pytest.mark.parametrize(
     ("a", "options", "rule"),
     [
-        (network("R50x1"), {"dropout_fraction": 0.1}, "transformer.*dropout.*no effect"),
-        (network("R50x1"), {"stochastic_depth_fraction": 0.1}, "transformer.*stochastic depth.*no effect"),
-        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic'.*no effect.*'corners'"),
+        (network("R50x1"), {"dropout_fraction": 0.1}, "dropout_fraction=0.1.*no effect.*Transformer.*Use 0"),
+        (
+            network("R50x1"),
+            {"stochastic_depth_fraction": 0.1},
+            "stochastic_depth_fraction=0.1.*no effect.*Transformer.*Use 0",
+        ),
+        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic'.*no effect.*Use corners"),
         (network("ViT-B/16", **SINCOS), {"position_resize": "lanczos3"}, "position_resize='lanczos3'.*no effect"),
-        (network("R50x1"), {"head": "zero_keep_hidden"}, "head='zero_keep_hidden'.*hidden layer.*'zero'"),
+        (network("R50x1"), {"head": "zero_keep_hidden"}, "head='zero_keep_hidden'.*hidden layer.*Use zero"),
     ],
 )
 def test_an_option_without_effect_is_rejected(a, options, rule):
@@ -94,12 +98,12 @@ def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
 @pytest.mark.parametrize(
     ("a", "options", "rule"),
     [
-        (network("R50x1"), {"pool": "token"}, "pool='token'.*no effect.*no transformer"),
+        (network("R50x1"), {"pool": "token"}, "pool='token'.*no effect.*no built-in transformer"),
         (network("ViT-B/16"), {"pool": "map"}, "pool='map'.*no attention pooling.*gap"),
         (network("ViT-B/16", pool="map"), {"pool": "token_gap"}, "pool='token_gap'.*no class token.*gap"),
         (network("ViT-B/16", pool="map"), {"final_norm": "pooled"}, "final_norm='pooled'.*pool=gap"),
-        (network("ViT-B/16"), {"pool": "gap", "head": "keep"}, "head='keep'.*not kept.*head=zero"),
-        (network("ViT-B/16"), {"rope_rescale": True}, "rope_rescale=True has no effect.*Use False"),
+        (network("ViT-B/16"), {"pool": "gap", "head": "keep"}, "head='keep'.*must be zero.*'pool': 'gap'"),
+        (network("ViT-B/16"), {"rope_rescale": True}, "rope_rescale=True.*no effect.*Use False"),
     ],
 )
 def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):

@@ -33,7 +33,7 @@ def test_values_by_position_and_by_name(argument, changed):
         ("epoch=14", "'epoch'", "did you mean 'epochs'.*model, epochs, rate, average"),
         ("zzz=14", "'zzz'", "model, epochs, rate, average"),
         ("a,1,2,true,extra", "'extra'", "too many"),
-        ("epochs=1.5", "epochs='1.5'", "int"),
+        ("epochs=1.5", "epochs=1.5", "int"),
         ("rate=fast", "rate='fast'", "float"),
         ("average=yes", "average='yes'", "true or false"),
         ("epochs=7,epochs=14", "epochs", "twice"),

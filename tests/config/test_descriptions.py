@@ -45,7 +45,14 @@ def test_types_and_defaults_are_those_of_the_schema():
     assert fields["ScheduleConfig"]["timescale"].default == "'10000 steps'"
     assert fields["OptimizerConfig"]["arguments"].default == "{}"
     assert fields["ModelConfig"]["gelu"].type == "'tanh' | 'exact' | 'quick'"
-    classes = [kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind)]
+    assert fields["OptimizerConfig"]["momentum"].description.endswith(" Needs name='sgd'.")
+    assert fields["ModelConfig"]["depth"].description.startswith("Transformer: number of blocks.")
+    assert fields["ModelConfig"]["depth"].type == "int >= 1 | None"
+    assert fields["OptimizerConfig"]["beta1"].type == "float in [0, 1)"
+    assert fields["OptimizerConfig"]["learning_rate_multipliers"].type == "Mapping[str, float > 0]"
+    classes = [
+        kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind) and kind.__module__ == schema.__name__
+    ]
     assert len(SECTIONS) == len(classes)
 
 

@@ -125,7 +125,7 @@ def test_a_hybrid_has_use_for_all_options():
         ({"image_size": (8, 8)}, "name='ViT-B/16'.*height.*8.*image_size of 16"),
         ({"width": 770}, "width=770.*divisible by.*num_heads=12"),
         *(({f: 0}, f"{f}=0.*at least 1") for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")),
-        ({"num_classes": -1}, "num_classes=-1.*at least 0"),
+        ({"num_classes": -1}, "num_classes=-1.*negative"),
         *(({f: 0.0}, f"{f}=0.0.*positive") for f in ("layer_norm_epsilon", "position_stddev")),
         ({"name": "R50x0.3"}, "name='R50x0.3'.*multiple of 0.5"),
         ({"name": "R50+B/7"}, r"name='R50\+B/7'.*total downsampling.*4, 8, 16, 32"),
@@ -160,7 +160,7 @@ def test_architecture_survives_json(name):
     ("changes", "rule"),
     [
         ({"colour": 3}, "architecture.colour"),
-        ({"name": None}, "given.*architecture.name"),
+        ({"name": None}, "must have.*architecture.name"),
         ({"units": None}, "units"),
         ({"family": "cnn"}, "architecture.family='cnn'"),
         ({"units": [3, 0]}, r"\(3, 0\).*no hybrid"),

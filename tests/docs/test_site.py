@@ -39,7 +39,7 @@ def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
     config = html.unescape(words_of(site / "config.html"))
-    assert "position_stddev float default 0.02 Transformer: standard deviation of learned positions" in config
+    assert "position_stddev float > 0 default 0.02 Transformer: standard deviation of learned positions" in config
     assert "The network to train: name selects its sizes" in config
     assert "config.model: ModelConfig" in config
     assert "config.evaluation.evaluators.NAME: EvaluatorConfig" in config

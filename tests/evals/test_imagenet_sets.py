@@ -104,7 +104,7 @@ def test_the_whole_family(here, logits, labels):
     real = found["sets"]["real"]
     assert (real["top1_accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
     assert list(found["absent"]) == ["objectnet"]
-    assert "note: imagenet:objectnet is not there: unpack its archive, so that objectnet-1.0/images is in" in notes
+    assert "note: imagenet:objectnet is missing: unpack its archive, so that objectnet-1.0/images is in" in notes
     assert "imagenet:a has 23 images here, and 7,500 were released." in notes
     out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
     names = [line.split()[0] for line in out.splitlines()[4:]]
@@ -306,8 +306,8 @@ def test_nothing_is_there(here, unnamed):
     [
         (["--data=imagenet:sketsh"], "Did you mean 'sketch'? Known: validation, real, v2/"),
         (["--data=imagenet:a", "--real=r.json"], "--real=r.json: without effect on imagenet:a"),
-        (["--data=imagenet:a", "--split=test", "--seed=1"], "--split, --seed: without effect on imagenet:a"),
-        (["--data=digits", "--real=r.json"], "--real=r.json: without effect on digits"),
+        (["--data=imagenet:a", "--split=test", "--seed=1"], "--split, --seed: has no effect on imagenet:a"),
+        (["--data=digits", "--real=r.json"], "--real=r.json: has no effect on digits"),
         (["--data=imagenet:a,r", "--csv=x.csv"], "--csv="),
     ],
 )

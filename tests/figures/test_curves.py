@@ -106,9 +106,9 @@ def test_the_verb(here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Expected RUN…, given nothing"),
+        ([], "Missing: RUN…"),
         (["nowhere"], "nowhere: there is no metrics.jsonl in it or below: give workdirs of runs."),
-        (["study/a", "--axis=epochs"], "--axis=epochs: choose steps, images, exaflops or time."),
+        (["study/a", "--axis=epochs"], "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'."),
         (["study/a", "--output=x.bmp"], "must end in one of .png, .svg, .pdf"),
         (["study/a", "--metrics=losss"], "no run has written it. Did you mean loss?"),
         (["study/old", "--axis=time"], "old has not written wall_seconds, so use --axis=steps or images."),

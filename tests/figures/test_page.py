@@ -107,10 +107,10 @@ def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Expected WORKDIR, given nothing"),
+        ([], "Missing: WORKDIR"),
         (["."], "has no metrics (metrics.jsonl, config.json): give the workdir of a run."),
-        ([".", "--without_data", "--data_dir=x"], "--data_dir: without effect with --without_data; leave it out."),
-        ([".", "--global_batch=0"], "--global_batch=0: must be a whole number from 1."),
+        ([".", "--without_data", "--data_dir=x"], "--data_dir=x: has no effect with --without_data. Leave it out."),
+        ([".", "--global_batch=0"], "--global_batch=0: must be at least 1."),
     ],
 )
 def test_refusals(tmp_path, monkeypatch, words, message):

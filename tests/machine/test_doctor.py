@@ -96,7 +96,7 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
 
 def test_overrides_need_a_recipe():
     outcome = run(["doctor", "--config.seed=1"])
-    assert (outcome.code, "without effect without --config=" in outcome.err) == (2, True)
+    assert (outcome.code, "has no effect without --config=" in outcome.err) == (2, True)
 
 
 def test_a_plugin_of_another_version(tmp_path, monkeypatch):

@@ -102,10 +102,10 @@ def test_coordinates_of_rotary_positions():
     ("options", "words"),
     [
         ({"class_tokens": 0}, "class_tokens=0: pool='token' needs a class token"),
-        ({"registers": -1}, "registers=-1: must be at least 0"),
+        ({"registers": -1}, "registers=-1: must not be negative"),
         ({"registers": 2, "pool": "gap", "block": "axial"}, "class token or register has no place"),
         ({"registers": 2, "position_embedding": "learned_2d"}, "has a place for one class token alone"),
-        ({"layer_scale": -0.1}, "layer_scale=-0.1: must be at least 0"),
+        ({"layer_scale": -0.1}, "layer_scale=-0.1: must not be negative"),
         ({"rope": "grid", "width": 12, "num_heads": 2, "position_embedding": "none"}, "divisible by 4"),
         ({"rope": "grid", "position_embedding": "relative"}, "have no rotary positions"),
         ({"position_tokens": "patches", "pool": "gap"}, "position_tokens='patches': needs"),
@@ -122,7 +122,7 @@ def test_parts_that_do_not_fit_are_rejected(options, words):
 
 def test_a_resnet_has_no_such_parts():
     for options in ({"registers": 1}, {"layer_scale": 0.1}, {"rope": "grid"}, {"qkv_bias": "none"}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))}=.* has no effect: R26x1 has no transformer"):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}=.* has no effect on R26x1, without a Transformer"):
             build_architecture(ModelConfig(name="R26x1", **options), image_size=(32, 32), num_classes=3)
 
 

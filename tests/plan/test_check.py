@@ -101,5 +101,5 @@ def test_devices():
     assert "on 8 devices (2 replica x 2 data x 2 model)" in line
     with pytest.raises(ValueError, match=r"--devices=3: must be divisible by --slices=2"):
         check(num_devices=3, num_slices=2)
-    with pytest.raises(ValueError, match="does not divide the 3 device"):
+    with pytest.raises(ValueError, match="must divide the 3 device"):
         check("sharding.num_model_shards=2", num_devices=3)

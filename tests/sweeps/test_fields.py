@@ -65,7 +65,7 @@ def test_all_combinations_can_be_drawn():
     ("words", "overrides", "options", "start", "rule"),
     [
         (["schedule.rate=1,2"], [], {}, "schedule.rate=1: ", "There is no field.*schedule"),
-        ([f"{RATE}=fast"], [], {}, f"{RATE}=fast: ", "wrong type"),
+        ([f"{RATE}=fast"], [], {}, f"{RATE}=fast: ", "must be float"),
         ([RATE], [], {}, f"--grid={RATE}: ", "FIELD=VALUE"),
         ([f"{RATE}=1,,2"], [], {}, f"--grid={RATE}=1,,2: ", "empty"),
         ([f"{RATE}=1,1"], [], {}, f"--grid={RATE}=1,1: ", "twice"),

@@ -112,7 +112,7 @@ def test_images_are_as_large_as_patches_cover():
         ("pooling", DIGITS, [], {"models": ["ViT-48"]}, "pooling has no --models=; it has --pools=, --learning"),
         ("pooling", DIGITS, ["model.pool=gap"], {}, r"sets this for each of its runs\. Use --pools="),
         ("pooling", DIGITS, [], {"pools": ["gap", "gap"]}, "a value occurs twice"),
-        ("pooling", DIGITS, [], {"pools": ["mean"]}, "pool=mean.*config.model.pool='mean' is not allowed"),
+        ("pooling", DIGITS, [], {"pools": ["mean"]}, "pool=mean.*config.model.pool='mean': must be one of"),
         ("pooling", "finetune:ViT-B/16,pets", [], {}, "a recipe for FinetuneConfig; studies pre-train"),
         ("shape", DIGITS, [], {"shapes": ["heads:2"]}, "give base, or depth, width, mlp, patch or all"),
         ("shape", DIGITS, [], {"shapes": ["width:1.3"]}, "48 times 1.3 is no whole number"),

@@ -280,14 +280,14 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--learning_rates=0.1,0.1", "--learning_rates=0.1,0.1: a value occurs twice"),
+        ("--learning_rates=0.1,0.1", "--learning_rates: must be different values, and has 0.1, 0.1"),
         ("--lengths=500", "--lengths=500: "),
         ("--lengths=500:x", "--lengths=500:x: "),
         ("--lengths=500:500", "--lengths=500:500: "),
-        ("--lengths=500:100,500:50", "--lengths=500:100,500:50: a value occurs twice"),
+        ("--lengths=500:100,500:50", "--lengths: must be different values, and has 500, 500"),
         ("--config.total=5 steps", "Use --lengths="),
         ("--config.data=digits", "Use --tasks= and --suite="),
-        ("--config=digits", "recipe for PretrainConfig"),
+        ("--config=digits", "--config=digits: must be a recipe for fine-tuning"),
         ("--config.model.name=ViT-B/16", "config.model.name='ViT-B/16'"),  # once the weights are read
     ],
 )

@@ -16,7 +16,7 @@ from tests.train.test_layouts import assert_same_parameters, layout
 from vit_jax import pytree
 from vit_jax.arrays import normalise
 from vit_jax.config import load_recipe
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.models import build_model
 from vit_jax.models.lora import Lora, factor_shapes, lora_of, merge, require_adaptable
 from vit_jax.train.assemble import architecture_of, assemble, schedule_of

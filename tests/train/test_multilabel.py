@@ -18,7 +18,7 @@ from tests.train import small_runs as runs
 from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config import load_recipe
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.sweeps.suite import Task
 from vit_jax.sweeps.vtab import unavailable
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
@@ -163,7 +163,7 @@ def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
 def test_what_asks_for_the_one_class_is_rejected(data, fields, named):
     config = load_recipe(str(RECIPE), flags(f"data={data}", *fields))
     validate(config)
-    with rejects(f"config.{named}", "several labels"):
+    with rejects(f"config.{named}", "single-label|multi-label"):
         open_datasets(config)
 
 
@@ -188,7 +188,7 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
         assert message in outcome.err
     config = load_recipe(str(RECIPE), flags(f"data={of_one}", SIGMOID, "checkpoint.best_metric=test_f1_macro"))
     validate(config)
-    with rejects("config.checkpoint.best_metric='test_f1_macro'", "one label"):
+    with rejects("config.checkpoint.best_metric='test_f1_macro'", "single-label"):
         open_datasets(config)
 
 

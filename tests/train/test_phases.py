@@ -13,9 +13,7 @@ from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.architecture import at_image_size
-from vit_jax.config.durations import Clock
-from vit_jax.config.resolve import Phase, lengths
-from vit_jax.config.validate import validate
+from vit_jax.config.check import Clock, Phase, lengths, validate
 from vit_jax.models import build_model
 from vit_jax.train.assemble import open_train_batches
 from vit_jax.train.phases import make_view

@@ -189,7 +189,7 @@ def test_mistakes(copy, tmp_path):
     with rejects("config.objective.loss", "names code of tests, which is not an allowed package"):
         replay(str(copy), allow_code="another")
     outcome = commands.run(["replay", str(copy), "--step=0"])
-    assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be a whole number from 1.\n")
+    assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be at least 1.\n")
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
     with rejects("divergence.json", "config must be an object"):
         replay(str(copy))

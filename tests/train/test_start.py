@@ -9,7 +9,7 @@ from tests import tiny
 from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.checkpoint import CheckpointReader
-from vit_jax.config.resolve import lengths
+from vit_jax.config.check import lengths
 from vit_jax.train import start
 
 FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from vit_jax import pytree
 from vit_jax.api.model import Model, numbers_of, undescribed
 from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
+from vit_jax.config.check import is_value_range
 from vit_jax.config.schema import INTERPOLATIONS
-from vit_jax.config.validate import is_value_range
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.least_squares import LinearClassifier

@@ -8,21 +8,21 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax import __version__
 from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
 from vit_jax.cli import analysis, catalogue, frozen, planning, preparation, runs, stop, sweeps, training, weights
-from vit_jax.cli.verb import Verb
-from vit_jax.cli.words import fail
-from vit_jax.config.nearest import did_you_mean
+from vit_jax.cli.options import Verb, fail
+from vit_jax.nearest import did_you_mean
 
-_TRAINING = (training.pretrain, training.finetune, training.replay, training.lr_range, sweeps.sweep)
-_WEIGHTS = (weights.evaluate, weights.predict, weights.export, weights.convert)
-_TRANSFER = (frozen.fewshot, frozen.probe, frozen.knn, frozen.features, frozen.duplicates, sweeps.vtab)
-_PICTURES = (sweeps.study, runs.status, runs.plot, runs.report, analysis.inspect, analysis.inspect_data)
-_LISTS = (catalogue.models, catalogue.weights, catalogue.recipes, training.show)
-_OTHERS = (planning.plan, preparation.prepare, training.bench, training.doctor)
-_ALL = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS
+_TRAINING = (training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep)
+_WEIGHTS = (weights.Evaluate, weights.Predict, weights.Export, weights.Convert)
+_TRANSFER = (frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab)
+_PICTURES = (sweeps.Study, runs.Status, runs.Plot, runs.Report, analysis.Inspect, analysis.InspectData)
+_LISTS = (catalogue.Models, catalogue.Weights, catalogue.Recipes, training.Show)
+_OTHERS = (planning.Plan, preparation.Prepare, training.Bench, training.Doctor)
+_ALL: Any = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}
 _HELP = ("help", "--help", "-h")
 
@@ -70,7 +70,7 @@ def _run(words: Sequence[str]) -> None:
     elif verb in _HELP and not rest:
         print(_overview(), end="")
     elif verb in _HELP:
-        print(_find(rest[0]).help(), end="")
+        print(_find(join_verb(rest)[0]).help(), end="")
     elif not {"--help", "-h"}.isdisjoint(rest):
         print(_find(verb).help(), end="")
     else:

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from vit_jax.cli.words import UsageError
+from vit_jax.cli.options import UsageError
 from vit_jax.files import expanded, target_of
 
 

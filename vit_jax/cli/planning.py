@@ -1,103 +1,74 @@
 """The verb plan: memory, time and cost of a recipe on a machine that need not be available."""
 
-import math
+import json
 import os
 import sys
-from collections.abc import Mapping
+from typing import Annotated
 
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch, verb
 from vit_jax.cli.outputs import output_file
-from vit_jax.cli.verb import RECIPE, verb
-from vit_jax.cli.words import Given, UsageError, whole
+from vit_jax.config.rules import Count, NotNegative, When
+
+SEARCHING, COMPILING = When("search"), When("arithmetic", False)
 
 
 @verb(
-    RECIPE
-    | {
-        "--topology=NAME": "v4, v5e, v5p or v6e:16x16; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs",
-        "[--slices=N]": "of this topology",
-        "[--price=N]": "of one chip for one hour",
-        "[--num_examples=N]": "of data that the recipe does not name",
-        "[--num_classes=N]": "of data that the recipe does not name",
-        "[--arithmetic]": "compile nothing",
-        "[--search]": "find the fastest layout that fits: rematerialisation, sharding and micro-batches",
-        "[--batches]": "search other batches too",
-        "[--tries=4]": "how many of the best layouts are compiled",
-        "[--hlo=FILE]": "write the compiled program",
-        "[--json]": "print all figures as JSON",
-    },
     "--config=pretrain_imagenet1k:ViT-B/16 --topology=v5e:16x16 --price=1.2",
     "--config=pretrain_imagenet1k:ViT-L/16 --topology=h100:8 --search",
 )
-def plan(given: Given) -> None:
+class Plan(Recipe):
     """Memory, time and cost of a recipe on TPUs or GPUs that you do not have.
 
     The run's own step is compiled where the compiler is installed (extras tpu and plan-gpu). Without one, memory and
     time come from arithmetic.
     """
-    options, overrides, _ = given
-    _check_combination(options)
-    target = output_file(options["hlo"], "--hlo=") if "hlo" in options else None
-    os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
-    from vit_jax.config import load_recipe
-    from vit_jax.files import write_atomically
-    from vit_jax.plan.aot import Executable
-    from vit_jax.plan.dataset import choose_dataset
-    from vit_jax.plan.estimate import make_plan
-    from vit_jax.plan.report import found_to_json, found_to_text, to_json, to_text
-    from vit_jax.plan.search import search
-    from vit_jax.plan.topology import parse_topology
 
-    counts = ("slices", "num_examples", "num_classes", "tries")
-    numbers = {name: whole(options, name) for name in counts if name in options}
-    topology = parse_topology(options["topology"], num_slices=numbers.pop("slices", None))
-    num_tries = numbers.pop("tries", 4)
-    price, can_compile = _price(options), "arithmetic" not in options
-    config = load_recipe(options["config"], overrides)
-    dataset = choose_dataset(options["config"], config, **numbers)
-    if "search" in options:
-        found = search(
-            config,
-            topology,
-            dataset,
-            price_per_chip_hour=price,
-            num_tries=num_tries,
-            other_batches="batches" in options,
-            can_compile=can_compile,
-            report=lambda text: print(text, file=sys.stderr, flush=True),
-        )
-        _print("json" in options, found_to_json(found), found_to_text(found))
-        return
-    result = make_plan(config, topology, dataset, price_per_chip_hour=price, can_compile=can_compile)
-    _print("json" in options, to_json(result), to_text(result))
-    if target is None:
-        return
-    if not isinstance(result.compiled, Executable):
-        raise UsageError(f"--hlo={target}: there is no program to write: {result.reason.splitlines()[0]}.")
-    write_atomically(target, result.compiled.text)
+    topology: str = option(
+        "NAME", "v4, v5e, v5p or v6e:16x16; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs", REQUIRED
+    )
+    slices: Count | None = option("N", "of this topology")
+    price: NotNegative | None = option("N", "of one chip for one hour")
+    num_examples: Count | None = option("N", "of data that the recipe does not name")
+    num_classes: Count | None = option("N", "of data that the recipe does not name")
+    arithmetic: bool = switch("compile nothing")
+    search: bool = switch("find the fastest layout that fits: rematerialisation, sharding and micro-batches")
+    batches: Annotated[bool, SEARCHING] = switch("search other batches, too")
+    tries: Annotated[Count | None, SEARCHING, COMPILING] = option("N", "best layouts to compile; default: 4")
+    hlo: Annotated[str | None, When("search", False), COMPILING] = option("FILE", "write the compiled program")
+    json: bool = switch("print all figures as JSON")
 
+    def run(self) -> None:
+        target = output_file(self.hlo, "--hlo=") if self.hlo is not None else None
+        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+        from vit_jax.files import write_atomically
+        from vit_jax.plan.aot import Executable
+        from vit_jax.plan.dataset import choose_dataset
+        from vit_jax.plan.estimate import make_plan
+        from vit_jax.plan.report import found_to_json, found_to_text, to_json, to_text
+        from vit_jax.plan.search import search
+        from vit_jax.plan.topology import parse_topology
 
-def _print(as_json: bool, values: Mapping[str, object], text: str) -> None:
-    import json
-
-    print(json.dumps(values, indent=2) + "\n" if as_json else text, end="")
-
-
-def _check_combination(options: Mapping[str, str]) -> None:
-    if "search" in options and "hlo" in options:
-        raise UsageError("--hlo= writes the program of one plan: leave --search out.")
-    for name in ("tries", "batches"):
-        if name in options and "search" not in options:
-            raise UsageError(f"--{name} has no effect without --search.")
-    for name in ("hlo", "tries"):
-        if name in options and "arithmetic" in options:
-            raise UsageError(f"--{name}= needs compiled programs, and --arithmetic compiles none: leave one out.")
-
-
-def _price(options: Mapping[str, str]) -> float | None:
-    try:
-        price = float(options.get("price", 0))
-    except ValueError:
-        price = math.nan
-    if not 0 <= price < math.inf:
-        raise UsageError(f"--price={options['price']}: must be the price of one chip for one hour, 0 or more.")
-    return price if "price" in options else None
+        topology = parse_topology(self.topology, num_slices=self.slices)
+        config = self.load()
+        sizes = {"num_examples": self.num_examples, "num_classes": self.num_classes}
+        dataset = choose_dataset(self.config, config, **{name: size for name, size in sizes.items() if size})
+        if self.search:
+            found = search(
+                config,
+                topology,
+                dataset,
+                price_per_chip_hour=self.price,
+                num_tries=self.tries or 4,
+                other_batches=self.batches,
+                can_compile=not self.arithmetic,
+                report=lambda text: print(text, file=sys.stderr, flush=True),
+            )
+            print(json.dumps(found_to_json(found), indent=2) + "\n" if self.json else found_to_text(found), end="")
+            return
+        result = make_plan(config, topology, dataset, price_per_chip_hour=self.price, can_compile=not self.arithmetic)
+        print(json.dumps(to_json(result), indent=2) + "\n" if self.json else to_text(result), end="")
+        if target is None:
+            return
+        if not isinstance(result.compiled, Executable):
+            raise UsageError(f"--hlo={target}: must have a compiled program. {result.reason.splitlines()[0]}.")
+        write_atomically(target, result.compiled.text)

@@ -7,61 +7,106 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from vit_jax.cli.options import (
+    REQUIRED,
+    AllowCode,
+    Overrides,
+    Recipe,
+    UsageError,
+    argument,
+    fail,
+    fields_of_recipes,
+    option,
+    switch,
+    verb,
+)
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.stop import Terminated, joined, leave
-from vit_jax.cli.verb import ALLOW_CODE, RECIPE, fields_of_recipes, verb
-from vit_jax.cli.words import Given, UsageError, fail, positive, whole
+from vit_jax.config.rules import Count, Positive, When
 from vit_jax.files import expanded, printable_lines
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
-sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (compute again, not keep), a \
-smaller global_batch. JAX says:"""
+sharding.parameters=fsdp (parameters split over the devices), model.remat=dots or full (recompute), a smaller \
+global_batch. The error of JAX:"""
+
+CHECKING = When("check")
 
 
-_RUN = RECIPE | {
-    "--workdir=FOLDER": "of checkpoints and results; the same command goes on after an interruption",
-    "[--parameters]": "list every parameter of the network first, not its parts alone",
-    "[--check]": "build the abstract network, optimiser and sharding, open data and weights, print one line and end; "
-    "no device is used",
-    "[--devices=N]": "with --check: of all machines of the run; the smallest possible number by default",
-    "[--slices=N]": "with --check: TPU slices, or nodes of GPUs, that these devices form",
-    "[--remote=FOLDER]": "with --check: a folder that only the machines of the run have; its paths are printed alone",
-    "[--doctor]": "examine the machines first, as the verb doctor does, and start only where all is well",
-}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run(Recipe):
+    workdir: str = option("FOLDER", "checkpoints and results; the same command resumes after an interruption", REQUIRED)
+    parameters: bool = switch("list every parameter of the network first, not only its parts")
+    check: bool = switch("check the recipe, data and weights, print one line and end; no device is used")
+    devices: Annotated[Count | None, CHECKING] = option("N", "devices of all machines; default: the smallest number")
+    slices: Annotated[Count | None, CHECKING] = option("N", "TPU slices, or nodes of GPUs, of these devices")
+    remote: Annotated[str | None, CHECKING] = option("FOLDER", "that only the machines of the run have")
+    doctor: bool = switch("examine the machines first, as the verb doctor does, and start only if all is well")
+
+    def train(self, verb: str, other: str, kind: type[Any]) -> None:
+        """Run this verb with a recipe for it; `other` is the verb of other recipes."""
+        self.overrides.extend(["--config.logging.parameters=True"] if self.parameters else [])
+        config = self.load()
+        if not isinstance(config, kind):
+            raise UsageError(
+                f"--config={self.config}: must be a recipe for {verb}. Use vit-jax {other} --config={self.config} …"
+            )
+        _require_effective_holdout(config, self.overrides)
+        if self.check:
+            for name in ("data", "init_from") if verb == "finetune" else ("data",):
+                if getattr(config, name) is None:
+                    raise UsageError(f"config.{name}=None: must be set for this recipe. Add --config.{name}=…")
+            self._check(config)
+            return
+        if self.doctor:
+            _examine([f"--config={self.config}", f"--workdir={self.workdir}", *self.overrides])
+        train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
+        run_training(lambda: train(config, self.workdir), self.workdir)
+
+    def _check(self, config: Any) -> None:
+        """Print what a run of the recipe would start with; no device is used."""
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+        from vit_jax.plan.check import check_start
+
+        remote = None if self.remote is None else Path(self.remote)
+        lines = check_start(self.config, config, num_devices=self.devices, num_slices=self.slices or 1, remote=remote)
+        print(printable_lines("\n".join(lines)))
 
 
 @verb(
-    _RUN,
     "--config=digits --workdir=runs/digits",
     "--config=pretrain_imagenet1k:ViT-B/16 --workdir=runs/imagenet --config.seed=1",
 )
-def pretrain(given: Given) -> None:
+class Pretrain(_Run):
     """Train from scratch, or resume from the workdir's last checkpoint."""
-    with preemptible():
-        from vit_jax.config import PretrainConfig
 
-        _train("pretrain", "finetune", PretrainConfig, given)
+    def run(self) -> None:
+        with preemptible():
+            from vit_jax.config import PretrainConfig
+
+            self.train("pretrain", "finetune", PretrainConfig)
 
 
 @verb(
-    _RUN,
     "--config=finetune:any,own --workdir=runs/mine --config.init_from=ViT-B_16.npz --config.data=folder:my-images",
     "--config=finetune:ViT-B/16,cifar10 --workdir=runs/cifar10 --config.init_from=runs/imagenet",
 )
-def finetune(given: Given) -> None:
+class Finetune(_Run):
     """Fine-tune weights on other images, or resume.
 
     --config.init_from=WEIGHTS names the weights: a workdir, .npz, .safetensors or hf://owner/name.
     """
-    with preemptible():
-        from vit_jax.config import FinetuneConfig
 
-        _train("finetune", "pretrain", FinetuneConfig, given)
+    def run(self) -> None:
+        with preemptible():
+            from vit_jax.config import FinetuneConfig
+
+            self.train("finetune", "pretrain", FinetuneConfig)
 
 
 @contextlib.contextmanager
@@ -73,42 +118,6 @@ def preemptible() -> Iterator[None]:
         leave(error, "stopped before the first step: there is nothing to save; the same command starts again")
 
 
-def _train(verb: str, other: str, kind: type[Any], given: Given) -> None:
-    from vit_jax.config import load_recipe
-
-    options, overrides, _ = given
-    overrides += ["--config.logging.parameters=True"] if "parameters" in options else []
-    config, workdir = load_recipe(options["config"], overrides), options["workdir"]
-    if not isinstance(config, kind):
-        recipe = options["config"]
-        raise UsageError(f"{recipe} is a recipe for {other}, not for {verb}: vit-jax {other} --config={recipe} …")
-    _refuse_idle_holdout(config, overrides)
-    if "check" in options:
-        for name in ("data", "init_from") if verb == "finetune" else ("data",):
-            if getattr(config, name) is None:
-                raise UsageError(f"config.{name} is not set, and this recipe does not choose it: --config.{name}=…")
-        _check(config, options)
-        return
-    if idle := [name for name in ("devices", "slices", "remote") if name in options]:
-        raise UsageError(f"--{idle[0]}= has no effect without --check.")
-    if "doctor" in options:
-        _examine([f"--config={options['config']}", f"--workdir={workdir}", *overrides])
-    train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
-    run_training(lambda: train(config, workdir), workdir)
-
-
-def _check(config: Any, options: Mapping[str, str]) -> None:
-    """Print what a run of the recipe would start with; no device is used."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-
-    from vit_jax.plan.check import check_start
-
-    devices, slices = (whole(options, name) if name in options else None for name in ("devices", "slices"))
-    remote = Path(options["remote"]) if "remote" in options else None
-    lines = check_start(options["config"], config, num_devices=devices, num_slices=slices or 1, remote=remote)
-    print(printable_lines("\n".join(lines)))
-
-
 def _examine(words: Sequence[str]) -> None:
     """Run the verb doctor with these words in its own process, which frees the devices; end unless all is well."""
     doctor = subprocess.Popen([sys.executable, "-P", "-m", "vit_jax", "doctor", *words])
@@ -118,23 +127,20 @@ def _examine(words: Sequence[str]) -> None:
         doctor.kill()
         raise
     if code == 1:
-        fail("doctor found what is wrong; nothing was started. Without --doctor it would be.", 2)
+        fail("doctor found a problem; nothing was started. Solve it, or leave --doctor out.", 2)
     if code != 0:
-        fail("doctor did not come to its end; nothing was started", code if code > 0 else 128 - code)
+        fail("doctor was interrupted; nothing was started", code if code > 0 else 128 - code)
 
 
-def _refuse_idle_holdout(config: Any, overrides: Sequence[str]) -> None:
-    """An option for the hold-out without any effect is an error; a recipe may set it for other data."""
+def _require_effective_holdout(config: Any, overrides: Sequence[str]) -> None:
+    """Raise UsageError for a hold-out of the command line without effect; a recipe may set it for other data."""
     given = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
     if not given or config.data is None:
         return
     from vit_jax.data.sources import holds_out
 
     if not holds_out(config.data, config.input):
-        raise UsageError(
-            f"{given[-1]}: without effect on {config.data}; only files without splits have a part that is held out for "
-            "testing. Leave it out."
-        )
+        raise UsageError(f"{given[-1]}: has no effect on {config.data}, which has splits. Leave it out.")
 
 
 def run_training(loop: Callable[[], object], workdir: str) -> None:
@@ -173,149 +179,129 @@ def _kept(workdir: str) -> str:
     return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"
 
 
-@verb(
-    {
-        "WORKDIR": "of a run, ended or not; of a search also FOLDER/search/learning_rate=RATE",
-        "[--step=N]": "from 1; by default the step that diverged",
-    }
-    | ALLOW_CODE,
-    "runs/digits",
-    "runs/digits --step=250",
-)
-def replay(given: Given) -> None:
+@verb("runs/digits", "runs/digits --step=250")
+class Replay(AllowCode):
     """Repeat one step of a run, the one that diverged or any other: norms by layer, the loss of each image.
 
     It begins at the newest checkpoint before the step and repeats the steps after it, to the bit on the same devices.
     WORKDIR/replay/step_N receives all figures and the state before the step; nothing else changes.
     """
-    options = given.options
-    step = whole(options, "step") if "step" in options else None
 
-    from vit_jax import hosts
-    from vit_jax.train.replay import replay
+    workdir: str = argument("WORKDIR", "of a run; of a search also FOLDER/search/learning_rate=RATE")
+    step: Count | None = option("N", "from 1; default: the step that diverged")
 
-    def say(line: str) -> None:
-        if hosts.is_first():
-            print(line, flush=True)
+    def run(self) -> None:
+        from vit_jax import hosts
+        from vit_jax.train.replay import replay
 
-    with joined():
-        say(replay(options["WORKDIR"], step, allow_code=options.get("allow_code", ""), say=say).to_text())
+        def say(line: str) -> None:
+            if hosts.is_first():
+                print(line, flush=True)
+
+        with joined():
+            say(replay(self.workdir, self.step, allow_code=self.allow_code or "", say=say).to_text())
 
 
 @verb(
-    RECIPE
-    | {
-        "[--output=FILE]": "lr_range.png by default; .svg and .pdf too, and all figures beside it in a .json",
-        "[--low=1e-6]": "the first learning rate",
-        "[--high=1]": "the last one, unless the loss diverges before",
-        "[--steps=100]": "each with a higher rate than the one before",
-    },
     "--config=digits",
     "--config=finetune:any,own --config.init_from=ViT-B_16.npz --config.data=folder:my-images --output=rates.png",
 )
-def lr_range(given: Given) -> None:
+class LrRange(Recipe):
     """Find learning rates to try: a few steps of a recipe at rising rates, until the loss diverges.
 
-    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture with its numbers, no more.
+    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture and its numbers.
     """
-    options = {"output": "lr_range.png", "low": "1e-6", "high": "1", "steps": "100"} | given.options
-    low, high, num_steps = positive(options, "low"), positive(options, "high"), whole(options, "steps")
 
-    from vit_jax import drawing
-    from vit_jax.config import load_recipe
-    from vit_jax.files import write_atomically
+    output: str = option("FILE", ".png, .svg or .pdf, and all figures beside it in a .json", "lr_range.png")
+    low: Positive = option("X", "the first learning rate", 1e-6)
+    high: Positive = option("X", "the last one, unless the loss diverges before", 1.0)
+    steps: Count = option("N", "steps, each with a higher rate than the one before", 100)
 
-    output, form = drawing.output_of(options["output"])
-    output_file(options["output"])
-    config = load_recipe(options["config"], given.overrides)
+    def run(self) -> None:
+        from vit_jax import drawing
+        from vit_jax.files import write_atomically
 
-    from vit_jax.train import range_test
+        output, form = drawing.output_of(self.output)
+        output_file(self.output)
+        config = self.load()
 
-    test = range_test.run_range_test(config, low, high, num_steps)
-    found = test.to_json()
-    write_atomically(output, drawing.to_bytes(range_test.draw(test, options["config"]), form))
-    write_atomically(output.with_suffix(".json"), json.dumps(found, indent=2) + "\n")
-    suggestions: dict[str, float] = found["suggestions"]
-    for reason, rate in suggestions.items():
-        print(f"{rate:<9.2g}{reason}")
-    print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
-    print(f"{output}, {output.with_suffix('.json').name}")
+        from vit_jax.train import range_test
+
+        test = range_test.run_range_test(config, self.low, self.high, self.steps)
+        found = test.to_json()
+        write_atomically(output, drawing.to_bytes(range_test.draw(test, self.config), form))
+        write_atomically(output.with_suffix(".json"), json.dumps(found, indent=2) + "\n")
+        suggestions: dict[str, float] = found["suggestions"]
+        for reason, rate in suggestions.items():
+            print(f"{rate:<9.2g}{reason}")
+        print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
+        print(f"{output}, {output.with_suffix('.json').name}")
 
 
-@verb(RECIPE, "--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
-def show(given: Given) -> None:
+@verb("--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
+class Show(Recipe):
     """Print every value of a recipe; with --help, describe all fields."""
-    from vit_jax.config import load_recipe, to_text
 
-    print(to_text(load_recipe(given.options["config"], given.overrides)), end="")
+    def run(self) -> None:
+        from vit_jax.config import to_text
+
+        print(to_text(self.load()), end="")
 
 
-@verb(
-    RECIPE
-    | {
-        "[--steps=20]": "to time",
-        "[--data]": "time also the input, alone and with the step, and the complete loop",
-        "[--json]": "print all figures as JSON",
-    },
-    "--config=digits --data",
-    "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256",
-)
-def bench(given: Given) -> None:
+@verb("--config=digits --data", "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256")
+class Bench(Recipe):
     """Time a recipe's step, evaluation, inference, saves, input and loop on this machine."""
-    from vit_jax.config import load_recipe
 
-    options, overrides, _ = given
-    num_steps = whole({"steps": "20"} | options, "steps")
-    config = load_recipe(options["config"], overrides)
+    steps: Count = option("N", "steps to time", 20)
+    data: bool = switch("time also the input, alone and with the step, and the complete loop")
+    json: bool = switch("print all figures as JSON")
 
-    from vit_jax.machine.bench import bench, to_text
+    def run(self) -> None:
+        config = self.load()
 
-    result = bench(config, num_steps=num_steps, with_data="data" in options)
-    print(json.dumps(result, indent=2) + "\n" if "json" in options else to_text(result), end="")
+        from vit_jax.machine.bench import bench, to_text
+
+        result = bench(config, num_steps=self.steps, with_data=self.data)
+        print(json.dumps(result, indent=2) + "\n" if self.json else to_text(result), end="")
 
 
-@verb(
-    {
-        "[--workdir=FOLDER]": "tries a checkpoint there, too, and says how much room there is",
-        "[--config=RECIPE[:ARGUMENT]]": "compares the speed of its input with that of its step, too",
-        "[--config.SECTION.FIELD=VALUE]": "changes a value of the recipe",
-        **ALLOW_CODE,
-        "[--hardware]": "examine the devices, too, in minutes: numerics, determinism, speed and memory beside a plan",
-        "[--json]": "print what each process found as JSON",
-    },
-    "--workdir=runs/digits --config=digits",
-    "--hardware",
-)
-def doctor(given: Given) -> None:
+@verb("--workdir=runs/digits --config=digits", "--hardware")
+class Doctor(Overrides):
     """Examine this machine, or all machines of a run: each line is good, or says what to do.
 
     Versions, driver, devices, memory, shared memory, disk, a compilation, an all-reduce, a checkpoint, speed. Start it
-    as a run is started, in every process. It ends with code 1 where something is wrong.
+    like a run, in every process. It ends with code 1 if there is a problem.
 
     --hardware is for the first contact with an accelerator, by one process: attention and norms against float32, two
-    equal trainings, a restored state, steps of S/16 and B/16 beside their plans, input. On the CPU it does so in small.
+    equal trainings, a restored state, steps of S/16 and B/16 beside their plans, input. On a CPU it uses small sizes.
     """
-    options, overrides, _ = given
-    if overrides and "config" not in options:
-        raise UsageError(f"{overrides[0]}: without effect without --config=RECIPE.")
 
-    from vit_jax.config import load_recipe
+    workdir: str | None = option("FOLDER", "write a checkpoint there, too, and report the free space")
+    config: str | None = option("RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too")
+    hardware: bool = switch("examine the devices in minutes: numerics, determinism, speed and memory")
+    json: bool = switch("print the findings of each process as JSON")
 
-    config = load_recipe(options["config"], overrides) if "config" in options else None
+    def run(self) -> None:
+        if self.overrides and self.config is None:
+            raise UsageError(f"{self.overrides[0]}: has no effect without --config=RECIPE. Leave it out.")
 
-    from vit_jax import hosts
-    from vit_jax.machine.doctor import ExaminationError, examine, lines
+        from vit_jax.config import load_recipe
 
-    found = []
-    try:
-        with joined():
-            for findings in examine(options.get("workdir"), config, with_hardware="hardware" in options):
-                found.append(findings)
-                if hosts.is_first() and "json" not in options:
-                    print(printable_lines("\n".join(lines(findings))), flush=True)
-    except ExaminationError as error:
-        fail(str(error), hosts.exits.FAILED)
-    if hosts.is_first() and "json" in options:
-        print(json.dumps([[dataclasses.asdict(finding) for finding in findings] for findings in found], indent=2))
-    if not all(finding.is_good for findings in found for finding in findings):
-        sys.exit(hosts.exits.FAILED)
+        config = load_recipe(self.config, self.overrides) if self.config is not None else None
+
+        from vit_jax import hosts
+        from vit_jax.machine.doctor import ExaminationError, examine, lines
+
+        found = []
+        try:
+            with joined():
+                for findings in examine(self.workdir, config, with_hardware=self.hardware):
+                    found.append(findings)
+                    if hosts.is_first() and not self.json:
+                        print(printable_lines("\n".join(lines(findings))), flush=True)
+        except ExaminationError as error:
+            fail(str(error), hosts.exits.FAILED)
+        if hosts.is_first() and self.json:
+            print(json.dumps([[dataclasses.asdict(finding) for finding in findings] for findings in found], indent=2))
+        if not all(finding.is_good for findings in found for finding in findings):
+            sys.exit(hosts.exits.FAILED)

@@ -4,24 +4,13 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from vit_jax.cli.loading import (
-    CHECKPOINT,
-    NAMES,
-    OF_LIMITS,
-    OF_WEIGHTS,
-    READING,
-    limits,
-    load_placed_model,
-    open_model,
-    weight_options,
-)
+from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
+from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, given, option, switch, verb
 from vit_jax.cli.outputs import output_file, output_folder, require_creatable
 from vit_jax.cli.stop import joined
-from vit_jax.cli.verb import verb
-from vit_jax.cli.words import Given, UsageError, fail, fraction, whole
+from vit_jax.config.rules import Count, Number, When
 from vit_jax.files import expanded, printable, printable_lines, write_atomically
 
 if TYPE_CHECKING:
@@ -29,187 +18,180 @@ if TYPE_CHECKING:
     from vit_jax.evals.label_map import Labelled
     from vit_jax.weights import Weights
 
-_CHOOSING = {
-    "[--split=NAME]": "test by default; train, all, or another split of the data",
-    "[--data_dir=FOLDER]": "of TFDS, or of the ImageNets",
-    "[--train_split=NAME]": "the split that decides which classes there are",
-    "[--classes=A,B]": "only images of these",
-    "[--seed=N]": "of the hold-out of files without splits",
-    "[--holdout_fraction=X]": "of each class of files without splits",
-}
+Library = Literal["timm", "huggingface"]
+Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
 
 
-@verb(
-    {
-        "SOURCE": "weights in any format: a file, a folder, a workdir or hf://owner/name",
-        "DESTINATION": "a .npz or .safetensors file, or a folder",
-        "[--to=released|bit|timm|huggingface|vit_jax]": "the format; a .npz and a folder have defaults",
-        "[--without_head]": "leave the classifier out",
-        "[--verbose]": "list every array and how it is used",
-        "[--overwrite]": "replace what is there",
-        "[--push=hf://OWNER/NAME]": "upload the folder, in the form of timm or huggingface, to the Hugging Face Hub",
-    }
-    | OF_WEIGHTS
-    | NAMES,
-    "ViT-B_16.npz weights/",
-    "runs/mine my-vit/ --to=huggingface --without_head",
-)
-def convert(given: Given) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Conversion(OfWeights, Names):
+    overwrite: bool = switch("replace existing files")
+
+    def convert(
+        self, source: str, destination: str, to: str | None, *, without_head: bool = False, verbose: bool = False
+    ) -> None:
+        """Write weights in another format; print what was converted."""
+        require_creatable(expanded(destination).parent, destination)
+        facts = self.facts() | {"without_head": without_head, "overwrite": self.overwrite}
+
+        from vit_jax.checkpoint import SaveError
+        from vit_jax.weights.saving import convert
+
+        try:
+            report = convert(source, destination, to=to, polyak=not self.raw, **facts)
+        except SaveError as error:
+            fail(str(error), 1)
+        print(report.text(is_complete=verbose))
+
+
+@verb("ViT-B_16.npz weights/", "runs/mine my-vit/ --to=huggingface --without_head")
+class Convert(_Conversion):
     """Read weights in any format and write them in any other."""
-    from vit_jax.weights import hub
-    from vit_jax.weights.saving import LIBRARIES, names_folder
 
-    options = given.options
-    destination, address = options["DESTINATION"], options.get("push")
-    if address is not None:
-        if options.get("to") not in LIBRARIES or not names_folder(destination):
-            raise UsageError(f"--push={address}: the Hub takes a folder that is --to=timm or --to=huggingface.")
-        hub.require_hub(address)
-    _convert(options, options["SOURCE"], destination, options.get("to"))
-    if address is not None:
-        print(f"uploaded to {hub.push(expanded(destination), address)}")
+    source: str = argument("SOURCE", "weights in any format: a file, a folder, a workdir or hf://owner/name")
+    destination: str = argument("DESTINATION", "a .npz or .safetensors file, or a folder")
+    to: Literal["released", "bit", "timm", "huggingface", "vit_jax"] | None = option(
+        "", "the format; a .npz and a folder have defaults"
+    )
+    without_head: bool = switch("remove the classifier")
+    verbose: bool = switch("list every array and how it is used")
+    push: str | None = option("hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub")
 
+    def run(self) -> None:
+        from vit_jax.weights import hub
+        from vit_jax.weights.saving import LIBRARIES, names_folder
 
-def _convert(options: Mapping[str, str], source: str, destination: str, to: str | None) -> None:
-    require_creatable(expanded(destination).parent, destination)
-    facts = weight_options(options)
-
-    from vit_jax.checkpoint import SaveError
-    from vit_jax.weights.saving import convert
-
-    for name in ("without_head", "overwrite"):
-        facts[name] = name in options
-    try:
-        report = convert(source, destination, to=to, polyak="raw" not in options, **facts)
-    except SaveError as error:
-        fail(str(error), 1)
-    print(report.text(is_complete="verbose" in options))
+        if self.push is not None:
+            if self.to not in LIBRARIES or not names_folder(self.destination):
+                raise UsageError(f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface.")
+            hub.require_hub(self.push)
+        more = {"without_head": self.without_head, "verbose": self.verbose}
+        self.convert(self.source, self.destination, self.to, **more)
+        if self.push is not None:
+            print(f"uploaded to {hub.push(expanded(self.destination), self.push)}")
 
 
 @verb(
-    CHECKPOINT
-    | {
-        "--data=DATA": "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or "
-        "imagenet:NAME,… of its sets",
-        "[--report=FOLDER]": "write tables of classes and images, confusions and pictures",
-        "[--csv=FILE]": "write the table of classes; - shows it, and nothing else",
-        "[--json]": "print all figures as JSON",
-        "[--real=FILE]": "real.json, the labels of ImageNet ReaL",
-    }
-    | OF_LIMITS
-    | _CHOOSING
-    | READING
-    | NAMES,
     "runs/mine --data=folder:my-images --csv=classes.csv",
     "ViT-B_16.npz --data=imagenet --data_dir=DATA --report=reports",
 )
-def evaluate(given: Given) -> None:
+class Evaluate(Limits, Reading, Names, Checkpoint):
     """Accuracy, loss and calibration of weights on a labelled dataset, with intervals.
 
     Data that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all
     of a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out. Of
-    imagenet those of validation, ReaL, V2, -A, -R, Sketch and ObjectNet that are there, in one table.
+    imagenet all available sets of validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
     """
-    options = given.options
-    numbers = limits(options)
 
-    with joined():
-        _evaluate(options, numbers)
-
-
-def _evaluate(options: Mapping[str, str], numbers: Mapping[str, int]) -> None:
-    from vit_jax import hosts
-    from vit_jax.drawing import require_drawing
-    from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
-    from vit_jax.evals.report_folder import write_report
-
-    folder, table = None, None
-    if hosts.is_first():
-        folder = output_folder(options["report"], "--report=") if "report" in options else None
-        table = _csv_file(options)
-    if "report" in options:
-        require_drawing()
-    model, weights = load_placed_model(options)
-    opened, absent = _open_evaluated(options, model, weights)
-    transform = model.require_transform()
-    evaluate = make_evaluate(
-        model.module,
-        model.architecture,
-        transform,
-        source=model.source,
-        is_multilabel=model.is_multilabel,
-        **numbers,
+    data: str = option(
+        "DATA",
+        "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of "
+        "its sets",
+        REQUIRED,
     )
-    evaluations = {}
-    for name, labelled in opened.items():
-        if folder is not None:
-            inside = folder / name if len(opened) > 1 else folder
-            evaluations[name] = write_report(inside, labelled, evaluate, transform, model.source)
-        else:
-            evaluations[name] = evaluate(labelled, None)
-    if not hosts.is_first():
-        return
-    if options.get("csv") != "-":
-        as_json = "json" in options
-        print(
-            to_json(values(evaluations, absent, model.source)) if as_json else to_text(evaluations, model.source),
-            flush=True,
+    report: str | None = option("FOLDER", "write tables of classes and images, confusions and pictures")
+    csv: str | None = option("FILE", "write the table of classes; - prints only this table")
+    json: bool = switch("print all figures as JSON")
+    real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
+    split: str | None = option("NAME", "train, all, or another split of the data; default: test")
+    data_dir: str | None = option("FOLDER", "of TFDS, or of the ImageNets")
+    train_split: str | None = option("NAME", "the split that defines the classes")
+    classes: tuple[str, ...] | None = option("A,B", "only images of these classes")
+    seed: Number | None = option("N", "of the hold-out of files without splits")
+    holdout_fraction: PositiveShare | None = option("X", "of each class of files without splits")
+
+    def run(self) -> None:
+        with joined():
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        from vit_jax import hosts
+        from vit_jax.drawing import require_drawing
+        from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
+        from vit_jax.evals.report_folder import write_report
+
+        folder, table = None, None
+        if hosts.is_first():
+            folder = output_folder(self.report, "--report=") if self.report is not None else None
+            table = _csv_file(self.csv)
+        if self.report is not None:
+            require_drawing()
+        model, weights = self.load(self.checkpoint, is_placed=True)
+        opened, absent = self._open(model, weights)
+        transform = model.require_transform()
+        evaluate = make_evaluate(
+            model.module,
+            model.architecture,
+            transform,
+            source=model.source,
+            is_multilabel=model.is_multilabel,
+            **self.limits,
         )
-    for note in [note for evaluation in evaluations.values() for note in evaluation.labelled.notes]:
-        print(f"note: {printable(note)}", file=sys.stderr)
-    for name, reason in absent.items():
-        print(f"note: imagenet:{name} is not there: {printable(reason)}", file=sys.stderr)
-    if "csv" in options:
-        (evaluation,) = evaluations.values()
-        _write_csv(table, evaluation.to_csv())
+        found = {}
+        for name, labelled in opened.items():
+            if folder is not None:
+                inside = folder / name if len(opened) > 1 else folder
+                found[name] = write_report(inside, labelled, evaluate, transform, model.source)
+            else:
+                found[name] = evaluate(labelled, None)
+        if not hosts.is_first():
+            return
+        if self.csv != "-":
+            text = to_json(values(found, absent, model.source)) if self.json else to_text(found, model.source)
+            print(text, flush=True)
+        for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
+            print(f"note: {printable(note)}", file=sys.stderr)
+        for name, reason in absent.items():
+            print(f"note: imagenet:{name} is missing: {printable(reason)}", file=sys.stderr)
+        if self.csv is not None:
+            (evaluation,) = found.values()
+            _write_csv(table, evaluation.to_csv())
+
+    def _open(self, model: "Model", weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
+        """Return the images by name, "" for a single dataset; and how missing sets are made."""
+        from vit_jax.evals.imagenet_sets import is_family, open_family
+        from vit_jax.evals.splits import SplitChoice, open_labelled
+
+        data = self.data
+        if is_family(data):
+            choosing = ("split", "train_split", "classes", "seed", "holdout_fraction")
+            if idle := given(self, choosing):
+                raise UsageError(f"{', '.join(idle)}: has no effect on {data}. Leave it out.")
+            opened, absent = open_family(data, weights, data_dir=self.data_dir, real=self.real)
+            if self.csv is not None and len(opened) > 1:
+                raise UsageError(
+                    f"--csv={self.csv}: must be of one dataset, and {data} are {len(opened)}. Use --report=FOLDER."
+                )
+            return opened, absent
+        if self.real is not None:
+            raise UsageError(f"--real={self.real}: has no effect on {data}, only on imagenet. Leave it out.")
+        choice = SplitChoice(
+            split=self.split,
+            train_split=self.train_split,
+            classes=self.classes,
+            seed=self.seed,
+            holdout_fraction=self.holdout_fraction,
+            data_dir=self.data_dir,
+            value_range=model.require_transform().value_range,
+        )
+        return {"": open_labelled(data, weights, choice)}, {}
 
 
-def _open_evaluated(
-    options: Mapping[str, str], model: "Model", weights: "Weights"
-) -> "tuple[dict[str, Labelled], dict[str, str]]":
-    """Return the images by name, "" for a single dataset; and how to prepare those that are absent."""
-    from vit_jax.evals.imagenet_sets import is_family, open_family
-    from vit_jax.evals.splits import SplitChoice, open_labelled
-
-    data, data_dir = options["data"], options.get("data_dir")
-    if is_family(data):
-        choosing = ("split", "train_split", "classes", "seed", "holdout_fraction")
-        if idle := [f"--{name}" for name in choosing if name in options]:
-            raise UsageError(f"{', '.join(idle)}: without effect on {data}; leave it out.")
-        opened, absent = open_family(data, weights, data_dir=data_dir, real=options.get("real"))
-        if "csv" in options and len(opened) > 1:
-            raise UsageError(f"--csv= is the table of one dataset, and {data} are {len(opened)}: use --report=FOLDER.")
-        return opened, absent
-    if "real" in options:
-        raise UsageError(f"--real={options['real']}: without effect on {data}, only on imagenet; leave it out.")
-    choice = SplitChoice(
-        split=options.get("split"),
-        train_split=options.get("train_split"),
-        classes=tuple(filter(None, options["classes"].split(","))) if "classes" in options else None,
-        seed=whole(options, "seed") if "seed" in options else None,
-        holdout_fraction=fraction(options, "holdout_fraction") if "holdout_fraction" in options else None,
-        data_dir=data_dir,
-        value_range=model.require_transform().value_range,
-    )
-    return {"": open_labelled(data, weights, choice)}, {}
-
-
-def _csv_file(options: Mapping[str, str]) -> pathlib.Path | None:
+def _csv_file(csv: str | None) -> pathlib.Path | None:
     """Return the file of --csv=; None without one, and for "-", standard output."""
     from vit_jax.data.files import is_image
 
-    if options.get("csv", "-") == "-":
+    if csv is None or csv == "-":
         return None
-    path = output_file(options["csv"], "--csv=")
+    path = output_file(csv, "--csv=")
     if is_image(path.name):
-        raise UsageError(f"--csv={options['csv']}: is the name of an image, which would be replaced. Write NAME.csv.")
+        raise UsageError(f"--csv={csv}: must not be an image, which would be replaced. Use NAME.csv.")
     return path
 
 
 def _write_csv(path: pathlib.Path | None, table: str) -> None:
     """Write a table to a file, with names of images as the bytes that they are, or to standard output.
 
-    On a terminal control characters of names are escaped; a pipe gets the table as it is.
+    On a terminal, control characters of names are escaped; a pipe gets the table unchanged.
     """
     encoded = table.encode("utf-8", "surrogateescape")
     if path is None:
@@ -219,112 +201,87 @@ def _write_csv(path: pathlib.Path | None, table: str) -> None:
         write_atomically(path, encoded)
 
 
-@verb(
-    CHECKPOINT
-    | {
-        "IMAGE…": "image files, folders with images, or patterns; - for names on standard input, one a line",
-        "[--top=3]": "classes to print for each image; all where it may have several",
-        "[--threshold=0.5]": "the least probability of a class that is printed, where an image may have several",
-        "[--json]": "print them as JSON",
-        "[--csv=FILE]": "write them as a table too, a line for each image; - shows it, and nothing else",
-    }
-    | READING
-    | NAMES,
-    "runs/mine cat.jpg photos/",
-    "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct",
-)
-def predict(given: Given) -> None:
+@verb("runs/mine cat.jpg photos/", "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct")
+class Predict(Reading, Names, Checkpoint):
     """Classes of image files: a table, JSON or CSV.
 
-    Of weights for several labels all that are probable enough. Ends with exit code 1 if an image cannot be read; the
-    others are classified all the same.
+    Of multi-label weights all that are probable enough. Exit code 1 if an image is unreadable; the others are
+    classified.
     """
-    options, _, paths = given
-    top = whole(options, "top") if "top" in options else None
-    threshold = fraction(options, "threshold") if "threshold" in options else None
-    table = _csv_file(options)
-    from vit_jax.data.files import list_images
 
-    images = list_images(paths)
+    images: tuple[str, ...] = argument("IMAGE…", "images, folders, patterns, or - for names on standard input")
+    top: Count | None = option("N", "classes to print for each image; default: 3, all of multi-label weights")
+    threshold: PositiveShare | None = option("X", "least probability of a class of multi-label weights; default: 0.5")
+    json: bool = switch("print them as JSON")
+    csv: str | None = option("FILE", "write them as a table too, a line for each image; - prints only this table")
 
-    from vit_jax.api.predictions import predict, to_csv, to_json, to_table
-    from vit_jax.data.depth import survey
-    from vit_jax.evals.multilabel import THRESHOLD
-    from vit_jax.hosts import exits
+    def run(self) -> None:
+        table = _csv_file(self.csv)
+        from vit_jax.data.files import list_images
 
-    model = _readable(*open_model(options))
-    for line in survey(images, model.require_transform().value_range, "--value_range"):
-        print(f"note: {line}", file=sys.stderr)
-    if threshold is not None and not model.is_multilabel:
-        raise UsageError(f"--threshold={threshold:g}: an image has one class of {model.source}; use --top=N.")
-    usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
-    found = list(predict(model, images, top or usual_top, usual_threshold if threshold is None else threshold))
-    if options.get("csv") != "-":
-        print(to_json(found) if "json" in options else to_table(found))
-    if "csv" in options:
-        _write_csv(table, to_csv(found))
-    failed = [record["image"] for record in found if "error" in record]
-    if failed:
-        names = ", ".join(map(printable, failed))
-        print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {names}", file=sys.stderr)
-        sys.exit(exits.FAILED)
+        images = list_images(self.images)
+
+        from vit_jax.api.predictions import predict, to_csv, to_json, to_table
+        from vit_jax.data.depth import survey
+        from vit_jax.evals.multilabel import THRESHOLD
+        from vit_jax.hosts import exits
+
+        model = _readable(*self.load(self.checkpoint))
+        for line in survey(images, model.require_transform().value_range, "--value_range"):
+            print(f"note: {line}", file=sys.stderr)
+        threshold = self.threshold
+        if threshold is not None and not model.is_multilabel:
+            raise UsageError(f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N.")
+        usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
+        found = list(predict(model, images, self.top or usual_top, usual_threshold if threshold is None else threshold))
+        if self.csv != "-":
+            print(to_json(found) if self.json else to_table(found))
+        if self.csv is not None:
+            _write_csv(table, to_csv(found))
+        failed = [record["image"] for record in found if "error" in record]
+        if failed:
+            names = ", ".join(map(printable, failed))
+            print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {names}", file=sys.stderr)
+            sys.exit(exits.FAILED)
 
 
-@verb(
-    CHECKPOINT
-    | {
-        "--to=npz|safetensors|stablehlo|onnx": "weights, or a program that takes uint8 images",
-        "[--output=PATH]": "the name of the weights by default",
-        "[--names=timm|huggingface]": "whose names a .safetensors file has",
-        "[--overwrite]": "replace what is there",
-    }
-    | READING
-    | NAMES,
-    "runs/mine --to=npz",
-    "runs/mine --to=onnx --output=mine.onnx",
-)
-def export(given: Given) -> None:
+@verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
+class Export(_Conversion, Reading, Checkpoint):
     """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
-    options = given.options
-    kind = options["to"]
-    name = pathlib.Path(os.path.realpath(expanded(options["CHECKPOINT"]))).name
-    output = options.get("output", f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{kind}")
-    _require_sense(options, kind, output)
-    if kind not in ("stablehlo", "onnx"):
-        names = options.get("names", "timm") if kind == "safetensors" else None
-        _convert(options, options["CHECKPOINT"], output, names)
-        return
 
-    from vit_jax.api.export import export_onnx, export_stablehlo, require_free
+    to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
+    output: str | None = option("PATH", "default: the name of the weights")
+    names: Annotated[Library | None, When("to", "safetensors")] = option("", "names of parameters; default: timm")
 
-    output_file(output)
-    require_free(output, kind, overwrite="overwrite" in options)
-    model = _readable(*open_model(options))
-    write = export_onnx if kind == "onnx" else export_stablehlo
-    for path in write(model, output, overwrite="overwrite" in options):
-        print(printable(str(path)))
+    def run(self) -> None:
+        name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
+        output = self.output or f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{self.to}"
+        if self.to == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
+            raise UsageError(f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz.")
+        if self.to not in ("stablehlo", "onnx"):
+            of_programs = [field.name for field in dataclasses.fields(Reading) if not hasattr(OfWeights, field.name)]
+            if idle := given(self, of_programs):
+                raise UsageError(f"{', '.join(idle)}: has no effect without --to=stablehlo or onnx. Leave it out.")
+            self.convert(self.checkpoint, output, (self.names or "timm") if self.to == "safetensors" else None)
+            return
 
+        from vit_jax.api.export import export_onnx, export_stablehlo, require_free
 
-def _require_sense(options: Mapping[str, str], kind: str, output: str) -> None:
-    """Every option has an effect on this kind of file, and the output is one."""
-    names = options.get("names")
-    if names is not None and kind != "safetensors":
-        raise UsageError(f"--names={names}: only a .safetensors file has a choice of names.")
-    of_programs = ("resize", "crop_fraction", "interpolation", "exif_orientation", "value_range", "compute_dtype")
-    idle = [f"--{name}" for name in of_programs if name in options]
-    if idle and kind not in ("stablehlo", "onnx"):
-        raise UsageError(f"{', '.join(idle)}: without effect on weights alone; it belongs to --to=stablehlo or onnx.")
-    if kind == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
-        raise UsageError(f"--output={output}: --to=npz writes a file; give one that ends in .npz.")
+        output_file(output)
+        require_free(output, self.to, overwrite=self.overwrite)
+        model = _readable(*self.load(self.checkpoint))
+        write = export_onnx if self.to == "onnx" else export_stablehlo
+        for path in write(model, output, overwrite=self.overwrite):
+            print(printable(str(path)))
 
 
 def _readable(model: "Model", weights: "Weights") -> "Model":
-    """The model with names of its classes that people can read; a note where they are not the weights' own."""
+    """Return the model with readable names of its classes; print a note if the weights do not have them."""
     from vit_jax.evals.imagenet_classes import readable_names
 
     names = readable_names(weights)
     if weights.class_names is None:
-        meaning = "their numbers stand for them" if names is None else "they are taken to be ImageNet's 1,000"
+        meaning = "their numbers are used" if names is None else "ImageNet's 1,000 names are used"
         words = f"{meaning}; --class_names=FILE gives names, one a line"
         print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
     return model if names is None else dataclasses.replace(model, class_names=names)

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from vit_jax.config import schema, variants
 from vit_jax.config.load import from_dict
-from vit_jax.config.schema import AdaptConfig, ModelConfig, Reference
+from vit_jax.config.rules import Number, Part, Reference, out_of_range, reject, rules_of, without_effect
+from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
@@ -21,14 +22,14 @@ Family = Literal["vit", "resnet", "hybrid"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that fixes a network: its parameters, and how it computes. The fields below `units`: `ModelConfig`."""
+    """All numbers and forms of a network. Fields below `units` are as in `ModelConfig`."""
 
     name: str
     family: Family = "vit"
     image_size: tuple[int, int]  # height and width of the input in pixels
     patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
-    num_classes: int  # K, length of the logits; 0 for a network that ends in its features
-    patch_outputs: int = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
+    num_classes: Number  # K, length of the logits; 0 for a network that ends in its features
+    patch_outputs: Number = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
     width: int  # D, length of the representation of an image
     depth: int  # as mlp_dim and num_heads of the transformer; 0 for a ResNet
     mlp_dim: int
@@ -164,7 +165,7 @@ class Architecture:
 def build_architecture(
     config: ModelConfig, *, image_size: tuple[int, int], num_classes: int, patch_outputs: int = 0
 ) -> Architecture:
-    """Fills in the numbers that the name stands for.
+    """Fill in the numbers that the name stands for.
 
     Raises:
       ValueError: unknown name, an option that this family has no use for, or numbers that do not fit together
@@ -172,7 +173,7 @@ def build_architecture(
     """
     name = parse_name(config.name)
     family: Family = "resnet" if name.size is None else "vit" if name.units is None else "hybrid"
-    _refuse_without_effect(config, family)
+    reject(_without_effect(config, family))
     units, patch_size = _cut(config.name, name) if family == "hybrid" else (name.units or (), name.patch)
     form = config.residual_unit or ("preactivation" if family == "resnet" else "postactivation")
     defaults: dict[str, Any] = {
@@ -208,14 +209,14 @@ def _policy(config: ModelConfig | AdaptConfig) -> schema.Policy:
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
-"""Of vision_transformer, configs/models.py; 0 for every other network, and for weights without a hidden layer in the
-head: those are AugReg's, whose config (configs/augreg.py) sets it to 0, or were fine-tuned before."""
+"""Dropout of vision_transformer, configs/models.py. It is 0 for other networks, and for weights without a hidden layer
+in the head: AugReg's, whose config (configs/augreg.py) sets it to 0, and fine-tuned ones."""
 
 
 def adapt_architecture(
     a: Architecture, config: AdaptConfig, *, image_size: tuple[int, int], num_classes: int
 ) -> Architecture:
-    """The network that fine-tunes weights of `a` on images of this height and width.
+    """Return the network that fine-tunes weights of `a` on images of this height and width.
 
     Raises:
       ValueError: `a` is not the network that `config.name` names (every difference is listed), or does not fit the
@@ -230,7 +231,7 @@ def adapt_architecture(
     if dropout is None:
         published = FINETUNE_DROPOUT if a.head == "mlp" else {}
         dropout = next((value for name, value in published.items() if not _different_numbers(a, name)), 0.0)
-    _refuse_adapting_without_effect(a, config)
+    reject(_adapting_problems(a, config))
     drops_border = config.uncovered_border == "drop" or image_size == a.image_size  # decided when `a` was made
     resized = at_image_size(a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border)
     return _checked(
@@ -282,40 +283,35 @@ def with_pooling(a: Architecture, pool: str | None, final_norm: str | None) -> A
         is_implied = a.num_class_tokens == int(pool in ("token", "token_gap"))
         class_tokens = None if is_implied else a.num_class_tokens
         fields |= {"pool": pool, "class_tokens": class_tokens, "pool_num_heads": None}
+    problem = ""
     if fields and (not a.has_transformer or a.network is not None):
-        raise ValueError(
-            f"config.model: pool={pool!r}, final_norm={final_norm!r} have no effect: {a.name} is no transformer of "
-            "ours. Use None."
-        )
-    if fields.get("pool") == "map":
-        raise ValueError(f"config.model.pool={pool!r}: the weights have no attention pooling. Use None, or gap.")
-    if fields.get("pool") in ("token", "token_gap") and not a.num_class_tokens:
-        raise ValueError(f"config.model.pool={pool!r}: the weights have no class token. Use None, or gap.")
+        problem = f"has no effect on {a.name}, which is no built-in transformer. Use None, also for final_norm."
+    elif fields.get("pool") == "map":
+        problem = "must be token, gap or token_gap: the weights have no attention pooling. Use None, or gap."
+    elif fields.get("pool") in ("token", "token_gap") and not a.num_class_tokens:
+        problem = "must be gap: the weights have no class token. Use None, or gap."
+    if problem:
+        raise ValueError(f"config.model.pool={pool!r}: {problem}")
     return _checked(dataclasses.replace(a, **fields), drops_border=True)
 
 
-def _refuse_adapting_without_effect(a: Architecture, config: AdaptConfig) -> None:
-    if not a.has_transformer and (config.dropout_fraction or config.stochastic_depth_fraction):
-        raise ValueError(f"config.model: {a.name} has no transformer: dropout and stochastic depth have no effect.")
-    is_resized = a.has_transformer and a.position_embedding in ("learned_1d", "learned_2d", "relative")
+def _adapting_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
+    yield from out_of_range(config, "model.")
+    for field in ("dropout_fraction", "stochastic_depth_fraction"):
+        if not a.has_transformer and (value := getattr(config, field)):
+            yield f"model.{field}={value}: has no effect on {a.name}, without a Transformer. Use 0."
+    is_resized = a.has_transformer and a.position_embedding in LEARNED_POSITIONS
     if config.position_resize not in ("corners", "library") and not is_resized:
-        raise ValueError(
-            f"config.model.position_resize={config.position_resize!r} has no effect: {a.name} has no learned "
-            "positions. Leave it at 'corners'."
-        )
+        resize = config.position_resize
+        yield f"model.position_resize={resize!r}: has no effect on {a.name}, without learned positions. Use corners."
     if config.rope_rescale and a.rope != "index":
-        raise ValueError(f"config.model.rope_rescale=True has no effect: {a.name} has rope={a.rope!r}. Use False.")
+        yield f"model.rope_rescale=True: has no effect on {a.name}, with rope={a.rope!r}. Use False."
     changes = {"pool": config.pool, "final_norm": config.final_norm}
     changes = {name: value for name, value in changes.items() if value not in (None, getattr(a, name))}
     if changes and config.head != "zero":
-        raise ValueError(
-            f"config.model.head={config.head!r}: with other features ({changes}) the head of the weights is not kept. "
-            "Use head=zero."
-        )
+        yield f"model.head={config.head!r}: must be zero with other features ({changes}). Use zero."
     if config.head == "zero_keep_hidden" and a.head != "mlp":
-        raise ValueError(
-            f"config.model.head='zero_keep_hidden': the head of {a.name} has no hidden layer to keep: use head='zero'."
-        )
+        yield f"model.head='zero_keep_hidden': has no effect on {a.name}, whose head has no hidden layer. Use zero."
 
 
 def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
@@ -325,13 +321,13 @@ def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]
 
 
 def named_architecture(name: str) -> Architecture:
-    """The network of this name, at some size that its patches divide and with one class: what is adapted has others."""
+    """Return the network of this name, for one class and an image size that its patches divide."""
     height, width = parse_name(name).patch
     return build_architecture(ModelConfig(name=name), image_size=(32 * height, 32 * width), num_classes=1)
 
 
 def read_architecture(values: Mapping[str, Any]) -> Architecture:
-    """The architecture that `dataclasses.asdict` was written of, from JSON.
+    """Return an architecture from the JSON of its `dataclasses.asdict`.
 
     Raises:
       ValueError: fields are missing, unknown, or do not fit together.
@@ -345,10 +341,10 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
 
 
 def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Stages and patch of a hybrid, whose number is the total downsampling.
+    """Return stages and patch of a hybrid, whose number is the total downsampling.
 
-    A full ResNet of four stages divides by 32. For less, the units of the stages left out join the last one that
-    stays (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
+    A full ResNet of four stages divides by 32. For less, the units of removed stages join the last remaining
+    one (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
     as the name R+Ti/16 does, though its convolution and its pooling divide by 4.
     """
     height, width = name.patch
@@ -366,54 +362,32 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
     )
 
 
-_ABSENT = {  # options that a family has no use for
-    "vit": "residual_unit group_norm_epsilon standardization_epsilon standardization_epsilon_added_to",
-    "resnet": "width depth mlp_dim num_heads block position_embedding position_layers position_stddev "
-    f"dropout_fraction stochastic_depth_fraction gelu layer_norm_epsilon {' '.join(_PARTS)}",
-    "hybrid": "",
-}
-
-
-def _refuse_without_effect(config: ModelConfig, family: Family) -> None:
-    """No option is silently ignored."""
-    part = "no transformer" if family == "resnet" else "no ResNet"
+def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
+    missing = {"vit": "ResNet", "resnet": "Transformer"}.get(family, "")
     for field in dataclasses.fields(ModelConfig):
-        value = getattr(config, field.name)
-        if field.name in _ABSENT[family].split() and value != field.default:
-            raise ValueError(
-                f"config.model.{field.name}={value!r} has no effect: {config.name} has {part}. "
-                f"Leave it at {field.default!r}."
-            )
-    if config.position_stddev != ModelConfig.position_stddev and config.position_embedding in ("sincos2d", "none"):
-        raise ValueError(
-            f"config.model.position_stddev={config.position_stddev} has no effect: the positions "
-            f"({config.position_embedding}) are not learned. Leave it at {ModelConfig.position_stddev}."
-        )
+        value, default = getattr(config, field.name), field.default
+        if Part(missing) in rules_of(ModelConfig)[field.name] and value != default:
+            place = f"on {config.name}, without a {missing}"
+            yield f"model.{field.name}={value!r}: has no effect {place}. Leave it at {default!r}."
+    yield from without_effect(config, config, "model.")
     if family == "resnet" and config.pool not in (None, "gap"):
-        raise ValueError(f"config.model.pool={config.pool!r}: {config.name} averages over positions: use gap or None.")
+        yield f"model.pool={config.pool!r}: must be gap for {config.name}. Use gap or None."
     if family == "hybrid" and config.residual_unit == "preactivation":
-        raise ValueError(
-            "config.model.residual_unit='preactivation': the stem of a hybrid has post-activation units (ViT, sec. 4.1 "
-            "and its released code); leave it at None."
+        yield (
+            "model.residual_unit='preactivation': must be postactivation in a hybrid (ViT, sec. 4.1 and its released "
+            "code). Leave it at None."
         )
 
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
-    for problem in _problems(a, drops_border):  # the first
-        raise ValueError(f"model.{problem}")
+    skipped = () if a.has_transformer else (Part("Transformer"),)
+    rules = {name: rules for name, rules in rules_of(ModelConfig).items() if not {*skipped} & {*rules}}
+    reject(out_of_range(a, "model.", rules_of(Architecture) | rules), "")
+    reject(_problems(a, drops_border), "model.")
     return a
 
 
 def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
-    lowest = {"width": 1, "num_classes": 0, "patch_outputs": 0, "scan_unroll": 1, "class_tokens": 0, "registers": 0}
-    lowest |= dict.fromkeys(("depth", "mlp_dim", "num_heads"), int(a.has_transformer))
-    for field, low in lowest.items():
-        value = getattr(a, field)
-        if value is not None and value < low:
-            yield f"{field}={value}: must be at least {low}."
-    for field in ("position_stddev", "layer_norm_epsilon", "group_norm_epsilon", "standardization_epsilon"):
-        if getattr(a, field) <= 0:
-            yield f"{field}={getattr(a, field)}: must be positive."
     fits = {  # what a name cannot say, but a damaged description can
         "vit": not a.units,
         "hybrid": a.residual_unit == "postactivation",
@@ -455,12 +429,10 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.block == "axial" and a.prefix_length:
         token = "a class token or register"
         yield f"pool={a.pool!r}: {token} has no place in the rows and columns of axial blocks: use gap or map."
-    if a.pool_num_heads is not None and (a.pool != "map" or a.pool_num_heads < 1 or a.width % a.pool_num_heads):
+    if a.pool_num_heads is not None and (a.pool != "map" or a.width % a.pool_num_heads):
         yield f"pool_num_heads={a.pool_num_heads}: must divide the width of {a.width}, and needs pool=map. Use None."
     if a.pool in ("token", "token_gap") and not a.num_class_tokens:
         yield f"class_tokens=0: pool={a.pool!r} needs a class token. Use 1, or pool=gap."
-    if a.layer_scale is not None and a.layer_scale < 0:
-        yield f"layer_scale={a.layer_scale}: must be at least 0; None has no scale."
     if a.rope is not None and (a.width // a.num_heads) % 4:
         yield f"rope={a.rope!r}: heads have {a.width // a.num_heads} values: must be divisible by 4."
     if a.rope is not None and (a.position_embedding == "relative" or a.block is not None):

@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.config.nearest import did_you_mean
+from vit_jax.config.load import check_value, parse_text
 from vit_jax.config.variants import parse_name
+from vit_jax.nearest import did_you_mean
 
 
 def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
-    """Reads "ViT-L/16,epochs=14" into the defaults' names and types.
+    """Read "ViT-L/16,epochs=14" into the names and types of the defaults.
 
     Values without a name fill the names in the order of `defaults`.
     The type of a default (str, int, float, bool) is that of its value; "" keeps every default.
@@ -22,22 +23,22 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
         name, equals, text = part.partition("=")
         if not equals:
             if position >= len(names):
-                raise ValueError(f"{part!r} is one value too many; this recipe takes {taken}.")
+                raise ValueError(f"{part!r}: is one value too many. This recipe takes {taken}.")
             name, text = names[position], part
         if name not in defaults:
             hint = did_you_mean(name, names)
-            raise ValueError(f"This recipe has no argument {name!r}.{hint} It takes {taken}.")
+            raise ValueError(f"{name!r}: must be an argument of the recipe.{hint} It takes {taken}.")
         if name in values:
-            raise ValueError(f"{argument!r} gives {name} twice; values without a name fill {taken}, in order.")
-        values[name] = _convert(name, text, type(defaults[name]))
+            raise ValueError(f"{argument!r}: must not set {name} twice. Values without a name fill {taken}, in order.")
+        kind = type(defaults[name])
+        values[name] = check_value(name, parse_text(text, kind), kind)
     return defaults | values
 
 
 def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, int]:
-    """Reads "ViT-L/16,epochs=14" and finds the row of a paper's table that it names.
+    """Return the row of a paper's table that "ViT-L/16,epochs=14" names.
 
-    A row is a model, which may be given by any of its names, and epochs, needed where the model has several; "" is the
-    first row.
+    A row is a model, by any of its names, and epochs, which a model with several rows needs; "" is the first row.
 
     Raises:
       ValueError: the table has no such row, or several.
@@ -49,27 +50,16 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
         return found[0]
     if found:
         lengths = " or ".join(f"epochs={epochs}" for _, epochs in found)
-        raise ValueError(f"The paper trained {model} for several lengths: add {lengths}.")
+        raise ValueError(f"model={model}: must have a length, as the paper has several. Add {lengths}.")
     known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
     raise ValueError(
-        f"The paper's table has no row {model}{f',epochs={epochs}' if epochs else ''}. Its rows: {known}. For another "
-        "run take the nearest row and override --config.model.name or --config.total."
+        f"{model}{f',epochs={epochs}' if epochs else ''}: must be a row of the paper's table: {known}. For another run "
+        "override --config.model.name or --config.total of the nearest row."
     )
 
 
 def _is_same_model(known: str, given: str) -> bool:
     try:
         return parse_name(given) == parse_name(known)
-    except ValueError:  # no name at all: the table has no such row either
+    except ValueError:  # not a name of a model
         return False
-
-
-def _convert(name: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{name}={text!r}: write true or false.")
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{name}={text!r} is not of type {kind.__name__}.") from None

@@ -1,18 +1,18 @@
 """The fields of the schema with their types, defaults and descriptions, for the documentation and the command line.
 
-A description is the string below a field in `schema.py`.
+A description is the string below a field in `schema.py`, with the rules in its annotation.
 """
 
 import ast
 import dataclasses
 import inspect
-import re
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import schema
-
-_RUNS = ("_AnyRun", "PretrainConfig", "FinetuneConfig")
+from vit_jax.config.rules import Part, Range, When, default_of_field, rules_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +37,17 @@ class Section:
 
 def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
-    module = ast.parse(inspect.getsource(schema))
-    choices = {  # name of a type: the values that it allows
-        ast.unparse(node.targets[0]): node.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal[")
-    }
-    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
-    prefixes = {name: prefix for run in _RUNS for name, prefix in _prefixes(run, "", classes)}
+    nodes = {node.name: node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)}
+    runs = (schema._AnyRun, schema.PretrainConfig, schema.FinetuneConfig)
+    prefixes = {kind: prefix for run in runs for kind, prefix in _prefixes(run, "")}
     return [
         Section(
             name=name.lstrip("_"),
-            prefix=prefixes[name],
+            prefix=prefixes[(kind := getattr(schema, name))],
             description=_in_one_line(ast.get_docstring(node)),
-            fields=tuple(_read_fields(node, choices)),
+            fields=tuple(_read_fields(kind, node)),
         )
-        for name, node in classes.items()
+        for name, node in nodes.items()
     ]
 
 
@@ -66,43 +61,47 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
     return texts
 
 
-def _read_fields(node: ast.ClassDef, choices: Mapping[str, ast.expr]) -> Iterator[Field]:
-    defaults = {field.name: _default(field) for field in dataclasses.fields(getattr(schema, node.name))}
-    types = {ast.unparse(field.target): field.annotation for field in _annotated(node)}
-    for name, description in describe_fields(node).items():
-        yield Field(name, _type_of(types[name], choices), defaults[name], description)
+def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
+    for name, text in describe_fields(node).items():
+        rules, default = [*rules_in(hints[name])], fields[name]
+        part = next((f"{rule.name}: " for rule in rules if isinstance(rule, Part)), "")
+        if part and not text[:2].isupper():  # "MLP of each block"
+            text = text[0].lower() + text[1:]
+        needed = " and ".join(rule.needed() for rule in rules if isinstance(rule, When))
+        if default is dataclasses.MISSING:
+            shown = None
+        else:
+            shown = f"{type(default).__name__}()" if dataclasses.is_dataclass(default) else repr(default)
+        yield Field(name, _spelled(hints[name]), shown, f"{part}{text}{needed and f' Needs {needed}.'}")
 
 
-def _annotated(node: ast.ClassDef) -> list[ast.AnnAssign]:
-    return [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
-
-
-def _prefixes(name: str, prefix: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, str]]:
+def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
     """Yield a section and all sections inside it, each with the prefix of its fields."""
-    yield name, prefix
-    for field in _annotated(classes[name]):
-        inner = {part.id for part in ast.walk(field.annotation) if isinstance(part, ast.Name)} & classes.keys()
-        key = "NAME." if ast.unparse(field.annotation).startswith("Mapping[") else ""
-        for section in inner:
-            yield from _prefixes(section, f"{prefix}{ast.unparse(field.target)}.{key}", classes)
+    yield kind, prefix
+    for name in vars(kind).get("__annotations__", {}):
+        hint = typing.get_type_hints(kind)[name]
+        is_mapping = typing.get_origin(hint) is Mapping
+        for section in typing.get_args(hint) or (hint,):
+            if dataclasses.is_dataclass(section):
+                yield from _prefixes(typing.cast(type, section), f"{prefix}{name}.{'NAME.' if is_mapping else ''}")
 
 
-def _default(field: "dataclasses.Field[Any]") -> str | None:
-    if field.default is field.default_factory is dataclasses.MISSING:
-        return None
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
-
-
-def _type_of(annotation: ast.expr, choices: Mapping[str, ast.expr]) -> str:
-    """Return a type, with the allowed values in place of their name or `Literal`."""
-
-    class Spelt(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return choices.get(node.id, node)
-
-    spelt = ast.unparse(Spelt().visit(annotation))
-    return re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), spelt)
+def _spelled(hint: Any) -> str:
+    """Return a type as Python writes it, with allowed values in place of `Literal` and ranges of numbers."""
+    if hasattr(hint, "__metadata__"):
+        interval = next((rule.interval for rule in hint.__metadata__ if isinstance(rule, Range)), "")
+        signs = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
+        return _spelled(hint.__origin__) + signs.get(interval, f" in {interval}")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " | ".join(map(repr, arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(map(_spelled, arguments))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_spelled, arguments))}]"
+    return {types.NoneType: "None", Ellipsis: "..."}.get(hint) or str(hint.__name__)
 
 
 def _in_one_line(text: str | None) -> str:

@@ -1,10 +1,11 @@
-"""From a recipe file and command-line overrides to a validated, frozen config, and to text and back.
+"""From a recipe file and command-line overrides to a frozen config, and to text and back.
 
-A recipe's `get_config(argument)` returns one of the schema's dataclasses. Overrides go through
-ml_collections' config_flags, which parses a value by the type of the field it replaces.
+A recipe's `get_config(argument)` returns one of the schema's dataclasses. Overrides of scalar fields go through
+ml_collections' config_flags; the type of a field checks values of the command line, of Python and of JSON.
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import sys
@@ -13,9 +14,10 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from vit_jax.config import durations, schema
-from vit_jax.config.nearest import absent, meant_value, nearest
+from vit_jax.config import schema
 from vit_jax.config.recipes import names_in
+from vit_jax.config.rules import Reference, parse_duration
+from vit_jax.config.synonyms import absent, fields_meant, meant_value
 from vit_jax.files import shortened
 from vit_jax.references import is_reference
 
@@ -25,7 +27,7 @@ _MOST_SHOWN = 200  # characters of a value in a message
 
 
 def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
-    """Loads "configs/x.py:ARGUMENT" and applies overrides such as "--config.model.width=64".
+    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64".
 
     Args:
       specification: path of a Python file that defines `get_config(argument: str)`, absolute or relative to the
@@ -52,23 +54,23 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
-    """`STUDIES` of a recipe's file: by study and option the values that suit its data; {} where it has none."""
+    """Return `STUDIES` of a recipe's file, by study and option the values that suit its data; {} without it."""
     studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(specification.partition(":")[0]).get("STUDIES", {})
     return studies
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as nested plain dictionaries; tuples stay tuples."""
+    """Return a config as nested plain dictionaries; tuples stay tuples."""
     return dataclasses.asdict(config)
 
 
 def to_text(config: Any) -> str:
-    """One sorted `name: value` line for each field: what golden files and comparisons use."""
+    """Return a sorted `name: value` line for each field, for golden files and comparisons."""
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in sorted(flatten(to_dict(config)).items()))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, names joined by dots; an empty one is kept as the value {}."""
+    """Return nested dictionaries as one, names joined by dots; an empty one is kept as the value {}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         is_nested = isinstance(value, Mapping) and value
@@ -77,7 +79,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Name and text of every reference in a config: of fields that may be one, whatever else looks like it."""
+    """Yield name and text of every reference in a config, of fields that may be one."""
     for name, hint in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         sections = value if _is_mapping(hint) else {"": value}
@@ -85,12 +87,12 @@ def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             if dataclasses.is_dataclass(section):
                 yield from references(section, f"{prefix}{name}.{key}{'.' if key else ''}")
         texts = value if _is_list(hint) else (value,)
-        if schema.Reference in (*_options(hint), *typing.get_args(hint)):
+        if Reference in (*_options(hint), *typing.get_args(hint)):
             yield from ((prefix + name, text) for text in texts if is_reference(text))
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Builds the dataclass `kind` from nested dictionaries, checking every name and type.
+    """Build the dataclass `kind` from nested dictionaries; check every name and type.
 
     Raises:
       ValueError: unknown or missing field, or a value of the wrong type.
@@ -98,18 +100,20 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(kind)
     if not isinstance(values, Mapping):
         first = f"{prefix}{next(iter(hints))}"
-        raise ValueError(f"config.{prefix.rstrip('.')}={values!r} is not a section of fields, such as config.{first}.")
+        raise ValueError(
+            f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as config.{first}."
+        )
     for name in sorted(values.keys() - hints.keys()):
         raise ValueError(_unknown(prefix + name, [prefix + known for known in hints]))
     absent = [field for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
     missing = [prefix + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
     if missing:
-        raise ValueError(f"These fields have no default and must be given: {', '.join(missing)}.")
-    return kind(**{name: _check_value(prefix + name, value, hints[name]) for name, value in values.items()})
+        raise ValueError(f"config: must have values of {', '.join(missing)}. Set them.")
+    return kind(**{name: check_value(f"config.{prefix}{name}", value, hints[name]) for name, value in values.items()})
 
 
 def _apply(override: str, values: dict[str, Any], kind: type) -> None:
-    """Parses the value by its field's type and sets it in the nested dictionaries of a config of this kind."""
+    """Set the value of an override in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
     *sections, field = name.split(".")
     hint: Any = kind
@@ -119,14 +123,14 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
         first = next(iter(typing.get_type_hints(hint))) if dataclasses.is_dataclass(hint) else "NAME"
-        raise ValueError(f"config.{name} is a section: set one of its fields, such as config.{name}.{first}={text}.")
+        raise ValueError(f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}.")
     if not equals:
-        raise ValueError(f"--config.{name} needs a value: --config.{name}=VALUE.")
-    values[field] = _parse(name, text, hint)
+        raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
+    values[field] = _parse_override(text, hint)
 
 
 def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
-    """The type of a field of a dataclass, or of every value of a mapping."""
+    """Return the type of a field of a dataclass, or of every value of a mapping."""
     if _is_mapping(hint):
         return typing.get_args(hint)[1]
     hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
@@ -136,7 +140,7 @@ def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
 
 
 def field_paths(kind: Any, prefix: str = "") -> list[str]:
-    """Names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
+    """Return the names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
         inner = typing.get_args(hint)[1] if _is_mapping(hint) else hint
@@ -146,25 +150,38 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = nearest(name, known)
+    near = fields_meant(name, known)
     hint = f"Did you mean {' or '.join(near)}?" if near else "`vit-jax show --config=RECIPE` prints all fields."
     hint = absent(name) or hint
     return f"There is no field {name!r} in the config. {hint}"
 
 
-def _parse(name: str, text: str, hint: Any) -> Any:
-    """A value from the command line; "None" unsets a field that may be unset."""
-    options = _options(hint)
-    if text == "None" and type(None) in options:
+def parse_text(text: str, hint: Any) -> Any:
+    """Return a word of the command line in a type, or unchanged where `check_value` rejects it.
+
+    "None" unsets a field that may be unset. A value of any type is written as in Python; all other words are text.
+    """
+    if text == "None" and type(None) in _options(hint):
         return None
-    if hint is Any:  # a number, True, None, a tuple and the like as Python writes them; anything else is text
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return text
     if _is_list(hint):
-        return _parse_list(name, text, hint)
-    from absl import flags  # here alone: a config that is made in Python needs neither
+        words = [word.strip().strip("'\"") for word in text.strip().strip("()[]").split(",")]
+        return tuple(parse_text(word, typing.get_args(hint)[0]) for word in words if word)
+    kind = _plain_type(hint)
+    if kind is str:
+        return text
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    for read in (ast.literal_eval, float):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(text)
+    return text
+
+
+def _parse_override(text: str, hint: Any) -> Any:
+    """Return the value of an override as ml_collections' config_flags parse it, or unchanged for `check_value`."""
+    if hint is Any or _is_list(hint) or (text == "None" and type(None) in _options(hint)):
+        return parse_text(text, hint)
+    from absl import flags  # here alone: other options and configs made in Python need neither
     from ml_collections import config_dict, config_flags
 
     reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
@@ -174,7 +191,7 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     try:
         flag_values(arguments)
     except (flags.Error, TypeError, ValueError):
-        raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
+        return text
     return parsed.value
 
 
@@ -185,7 +202,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """What a union is made of; of any other type, itself."""
+    """Return the members of a union; of any other type, itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
@@ -197,59 +214,60 @@ def _is_list(hint: Any) -> bool:  # a tuple of any length
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
 
 
-def _parse_list(name: str, text: str, hint: Any) -> tuple[Any, ...]:
-    """Reads "0.01,0.03", with or without brackets and quotes around words."""
-    words = [word.strip().strip("'\"") for word in text.strip().strip("()[]").split(",")]
-    try:
-        return tuple(_plain_type(typing.get_args(hint)[0])(word) for word in words if word)
-    except ValueError:
-        raise ValueError(f"config.{name}={text!r} has the wrong type: {_describe(hint)} is needed.") from None
+def check_value(name: str, value: Any, hint: Any) -> Any:
+    """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
 
+    Args:
+      name: of the field, for the error: "config.seed", "--steps".
+      value: as Python, JSON or `parse_text` have it.
+      hint: type of the field.
 
-def _check_value(name: str, value: Any, hint: Any) -> Any:
-    """The value in the field's type; an int is taken for a float, a list for a tuple, one size for height and width."""
+    Raises:
+      ValueError: the value is not of this type.
+    """
     if hint is Any:
         return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
         values = to_dict(value) if dataclasses.is_dataclass(value) else value
-        return from_dict(typing.cast(type, hint), values, f"{name}.")
+        return from_dict(typing.cast(type, hint), values, f"{name.removeprefix('config.')}.")
     if _is_mapping(hint) and isinstance(value, Mapping):
-        return {key: _check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
-    options = _options(hint)
+        return {key: check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
+    options, meant = _options(hint), ""
     if value is None and type(None) in options:
         return None
     if schema.Duration in options and isinstance(value, str):
         try:
-            durations.parse(value)
+            parse_duration(value)
         except ValueError as error:
-            raise ValueError(f"config.{name}: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
         return value
-    if schema.Reference in options and is_reference(value):
+    if Reference in options and is_reference(value):
         return value
-    literals = [option for option in options if typing.get_origin(option) is typing.Literal]
-    if literals:
-        known = typing.get_args(literals[0])
-        if value in known:
+    option = next((one for one in options if typing.get_origin(one) is typing.Literal), _first(options))
+    kinds = typing.get_args(option)
+    if typing.get_origin(option) is typing.Literal:
+        if value in kinds:
             return value
-        meant = meant_value(value, known)
-        raise ValueError(f"config.{name}={_shown(value)} is not allowed: {_describe(hint)} is needed.{meant}")
-    option = next(option for option in options if option is not type(None))
-    if typing.get_origin(option) is tuple:
-        kinds = typing.get_args(option)
+        meant = meant_value(value, kinds)
+    elif typing.get_origin(option) is tuple:
         if kinds == (int, int):
             value = value if isinstance(value, (list, tuple)) else (value,)
             value = (*value, *value) if len(value) == 1 else value
         if _is_list(option) and isinstance(value, (list, tuple)):
             kinds = kinds[:1] * len(value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
-            return tuple(_check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
+            return tuple(check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
     elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:  # also whole numbers that no float can hold
-            raise ValueError(f"config.{name}={_shown(value)} is not allowed: a finite number is needed.")
-        return float(value)
+        if abs(value) <= sys.float_info.max:  # not whole numbers that no float can hold
+            return float(value)
+        raise ValueError(f"{name}={_shown(value)}: must be finite.")
     elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"config.{name}={_shown(value)} has the wrong type: {_describe(hint)} is needed.")
+    raise ValueError(f"{name}={_shown(value)}: must be {_describe(hint)}.{meant}")
+
+
+def _first(options: tuple[Any, ...]) -> Any:
+    return next(option for option in options if option is not type(None))
 
 
 def _shown(value: Any) -> str:
@@ -262,8 +280,7 @@ def _check_plain(name: str, value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         raise ValueError(
-            f"config.{name}={value!r} cannot be written to config.json: numbers, text, True, False, None, and tuples "
-            "of these can."
+            f"{name}={value!r}: must be numbers, text, True, False, None, or tuples of these, for config.json."
         ) from None
     return value
 
@@ -271,16 +288,16 @@ def _check_plain(name: str, value: Any) -> Any:
 def _describe(hint: Any) -> str:
     if hint is schema.Duration:
         return "a duration such as '500 steps' or '90 epochs'"
-    if hint is schema.Reference:
+    if hint is Reference:
         return "a reference package.module:name"
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(repr(option) for option in typing.get_args(hint))
     if _is_list(hint):
-        return f"values of type {_plain_type(typing.get_args(hint)[0]).__name__} with commas between them"
+        return f"{_describe(typing.get_args(hint)[0])}, with commas between several"
     if typing.get_origin(hint) is tuple:
         return "a tuple (" + ", ".join(kind.__name__ for kind in typing.get_args(hint)) + ")"
     if _is_mapping(hint):
         return "a section of names and values"
     if len(_options(hint)) > 1:
         return " or ".join("None" if option is type(None) else _describe(option) for option in _options(hint))
-    return str(hint.__name__)
+    return {int: "int", float: "float", str: "text", bool: "true or false"}.get(hint) or str(hint.__name__)

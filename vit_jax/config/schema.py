@@ -1,21 +1,32 @@
 """Every option of a run, declared once.
 
 A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single fields
-(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value. The string
-below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`).
+(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value. The
+annotation of a field states its type, its range and which other field makes it effective (`rules`); `check` applies it.
+The string below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`).
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NewType, get_args
+from typing import Annotated, Any, Literal, NewType, get_args
 
+from vit_jax.config.rules import (
+    Count,
+    Fraction,
+    NotNegative,
+    Number,
+    Positive,
+    Range,
+    Reference,
+    ResNet,
+    Share,
+    Transformer,
+    When,
+)
 from vit_jax.config.variants import parse_name
 
 Duration = NewType("Duration", str)
 """A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
-
-Reference = NewType("Reference", str)
-"""A user's own part in the place of one of ours: "package.module:name", imported by `vit_jax.references`."""
 
 Pool = Literal["token", "gap", "map", "token_gap"]
 HeadForm = Literal["mlp", "linear"]
@@ -42,6 +53,10 @@ Interpolation = Literal["bilinear", "bicubic"]
 INTERPOLATIONS = get_args(Interpolation)
 LoraLayer = Literal["query", "key", "value", "out", "expand", "gate", "contract"]
 LORA_FACTORS = ("lora_a", "lora_b")  # the ends of their names
+LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")
+ADAPTIVE, BUILT_IN = When("name", "adam", "lamb"), When("name", "adam", "lamb", "sgd")  # optimisers
+CLASSIFYING, PREDICTING_PATCHES = When("objective.kind", "classification"), When("objective.kind", "masked_patch")
+TRAINING_ALL = When("trained", "all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,88 +84,88 @@ class ModelConfig:
     """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
     outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
     first that fits the memory of the devices."""
-    scan_unroll: int | None = None
+    scan_unroll: Count | None = None
     """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
     TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
     """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
     the length and the head size, else xla."""
-    width: int | None = None
-    """Transformer: length D of each token. None: that of the name."""
-    depth: int | None = None
-    """Transformer: number of blocks. None: that of the name."""
-    mlp_dim: int | None = None
-    """Transformer: hidden units of the MLP in each block. None: that of the name."""
-    num_heads: int | None = None
-    """Transformer: attention heads of each block; must divide width. None: that of the name."""
-    block: BlockForm | Reference | None = None
-    """Transformer: axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
+    width: Transformer[Count | None] = None
+    """Length D of each token. None: that of the name."""
+    depth: Transformer[Count | None] = None
+    """Number of blocks. None: that of the name."""
+    mlp_dim: Transformer[Count | None] = None
+    """Hidden units of the MLP in each block. None: that of the name."""
+    num_heads: Transformer[Count | None] = None
+    """Attention heads of each block; must divide width. None: that of the name."""
+    block: Transformer[BlockForm | Reference | None] = None
+    """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
-    position_embedding: PositionEmbedding | Reference = "learned_1d"
-    """Transformer: form of the position embedding (ViT, App. D.4). relative is a part of every block's attention."""
-    position_layers: PositionLayers = "stem"
-    """Transformer: where positions are added: once before the blocks (stem), before every block with parameters of
+    position_embedding: Transformer[PositionEmbedding | Reference] = "learned_1d"
+    """Form of the position embedding (ViT, App. D.4). relative is a part of every block's attention."""
+    position_layers: Transformer[PositionLayers] = "stem"
+    """Where positions are added: once before the blocks (stem), before every block with parameters of
     its own (every), or before every block with the same parameters (shared) (ViT, App. D.4)."""
-    position_stddev: float = 0.02
-    """Transformer: standard deviation of learned positions at initialisation; big_vision has width ** -0.5."""
-    dropout_fraction: float = 0.0
-    """Transformer: fraction of activations that dropout sets to 0 (ViT, Table 3)."""
-    stochastic_depth_fraction: float = 0.0
-    """Transformer: fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
-    gelu: Gelu = "tanh"
-    """Transformer: exact GELU, its tanh approximation, as in the released code, or x * sigmoid(1.702 x) (quick), as in
+    position_stddev: Transformer[Annotated[Positive, When("position_embedding", *LEARNED_POSITIONS, Reference)]] = 0.02
+    """Standard deviation of learned positions at initialisation; big_vision has width ** -0.5."""
+    dropout_fraction: Transformer[Fraction] = 0.0
+    """Fraction of activations that dropout sets to 0 (ViT, Table 3)."""
+    stochastic_depth_fraction: Transformer[Fraction] = 0.0
+    """Fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
+    gelu: Transformer[Gelu] = "tanh"
+    """Exact GELU, its tanh approximation, as in the released code, or x * sigmoid(1.702 x) (quick), as in
     CLIP."""
-    layer_norm_epsilon: float = 1e-6
-    """Transformer: added to the variance in each layer norm."""
-    class_tokens: int | None = None
-    """Transformer: number of class tokens; pooling takes all of them, side by side. None: 1 if pool has the class
+    layer_norm_epsilon: Transformer[Positive] = 1e-6
+    """Added to the variance in each layer norm."""
+    class_tokens: Transformer[Number | None] = None
+    """Number of class tokens; pooling takes all of them, side by side. None: 1 if pool has the class
     token, else 0."""
-    pool_num_heads: int | None = None
-    """Transformer: heads of attention pooling. None: num_heads."""
-    registers: int = 0
-    """Transformer: number of learned tokens behind the class token that pooling ignores (Darcet et al., 2024)."""
-    position_tokens: PositionTokens = "all"
-    """Transformer: tokens with learned positions: all, or patches alone, without class token and registers."""
-    rope: Rope | None = None
-    """Transformer: rotary positions of queries and keys, beside position_embedding. Coordinates of patches are relative
+    pool_num_heads: Transformer[Count | None] = None
+    """Heads of attention pooling. None: num_heads."""
+    registers: Transformer[Number] = 0
+    """Number of learned tokens behind the class token that pooling ignores (Darcet et al., 2024)."""
+    position_tokens: Transformer[PositionTokens] = "all"
+    """Tokens with learned positions: all, or patches alone, without class token and registers."""
+    rope: Transformer[Rope | None] = None
+    """Rotary positions of queries and keys, beside position_embedding. Coordinates of patches are relative
     to the image (centred, DINOv3), relative to a grid of 16 x 16 (grid, EVA-02), or counted (index, PE). None: none."""
-    layer_scale: float | None = None
-    """Transformer: initial value of a learned vector that multiplies each residual branch. None: no such vector."""
-    mlp: MlpForm = "gelu"
-    """Transformer: MLP of each block: dense layers around a GELU, gated by SiLU (swiglu), or gated with a norm behind
+    layer_scale: Transformer[NotNegative | None] = None
+    """Initial value of a learned vector that multiplies each residual branch. None: no such vector."""
+    mlp: Transformer[MlpForm] = "gelu"
+    """MLP of each block: dense layers around a GELU, gated by SiLU (swiglu), or gated with a norm behind
     the gate (swiglu_norm, EVA-02)."""
-    norm: NormForm = "layer"
-    """Transformer: layer norm, or root mean square norm without bias (rms)."""
-    embedding_norm: EmbeddingNorm | None = None
-    """Transformer: a norm before the first block: of patches before positions are added (AIMv2), or of all tokens after
+    norm: Transformer[NormForm] = "layer"
+    """Layer norm, or root mean square norm without bias (rms)."""
+    embedding_norm: Transformer[EmbeddingNorm | None] = None
+    """A norm before the first block: of patches before positions are added (AIMv2), or of all tokens after
     it (CLIP). None: none."""
-    final_norm: FinalNorm = "tokens"
-    """Transformer: the norm after the last block: of all tokens, of the pooled features (pooled), or none."""
-    attention_norm: bool = False
-    """Transformer: a norm of the attention output before its last projection (EVA-02 CLIP)."""
-    patch_bias: bool = True
-    """Transformer: bias of the patch embedding."""
-    qkv_bias: QkvBias = "all"
-    """Transformer: biases of queries, keys and values: all, of queries and values, or none."""
-    linear_bias: bool = True
-    """Transformer: biases of the attention output and of the MLP."""
-    residual_unit: UnitForm | None = None
-    """ResNet, alone or under a transformer: form of the residual unit. None: preactivation (BiT) for a ResNet,
+    final_norm: Transformer[FinalNorm] = "tokens"
+    """The norm after the last block: of all tokens, of the pooled features (pooled), or none."""
+    attention_norm: Transformer[bool] = False
+    """A norm of the attention output before its last projection (EVA-02 CLIP)."""
+    patch_bias: Transformer[bool] = True
+    """Bias of the patch embedding."""
+    qkv_bias: Transformer[QkvBias] = "all"
+    """Biases of queries, keys and values: all, of queries and values, or none."""
+    linear_bias: Transformer[bool] = True
+    """Biases of the attention output and of the MLP."""
+    residual_unit: ResNet[UnitForm | None] = None
+    """Form of the residual unit, of a ResNet alone or under a transformer. None: preactivation (BiT) for a ResNet,
     postactivation (ViT, sec. 4.1) for a hybrid."""
-    group_norm_epsilon: float | None = None
-    """ResNet: added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
-    standardization_epsilon: float | None = None
-    """ResNet: added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
-    standardization_epsilon_added_to: AddedTo | None = None
-    """ResNet: what standardization_epsilon is added to. None: variance for preactivation, else std."""
+    group_norm_epsilon: ResNet[Positive | None] = None
+    """Added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
+    standardization_epsilon: ResNet[Positive | None] = None
+    """Added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
+    standardization_epsilon_added_to: ResNet[AddedTo | None] = None
+    """Statistic to which standardization_epsilon is added. None: variance for preactivation, else std."""
 
     def __post_init__(self) -> None:
-        parse_name(self.name)  # an unknown one is refused wherever a config is made, before anything is built
+        parse_name(self.name)  # rejects an unknown one wherever a config is made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
-    """How fine-tuning changes the network of the given weights; all other sizes come with the weights."""
+    """Changes of the network of the weights in fine-tuning; all other sizes come with the weights."""
 
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""
@@ -173,9 +188,9 @@ class AdaptConfig:
     uncovered_border: Literal["refuse", "drop"] = "refuse"
     """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
     code does for patches of 14 pixels at 384."""
-    dropout_fraction: float | None = None
+    dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
-    stochastic_depth_fraction: float = 0.0
+    stochastic_depth_fraction: Fraction = 0.0
     """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
@@ -183,7 +198,7 @@ class AdaptConfig:
     """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
     outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
     first that fits the memory of the devices."""
-    scan_unroll: int | None = None
+    scan_unroll: Count | None = None
     """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
     TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
@@ -205,9 +220,9 @@ class InputConfig:
     """Split to evaluate on, such as "validation" or "train[99%:]"."""
     data_dir: str | None = None
     """Folder of prepared TFDS datasets. None: the default of TFDS, ~/tensorflow_datasets."""
-    holdout_fraction: float = 0.1
+    holdout_fraction: Fraction = 0.1
     """Fraction of each class that is held out as test split; only for images in files without splits."""
-    image_size: tuple[int, int]
+    image_size: tuple[Count, Count]
     """Height and width in pixels; one number sets both."""
     exclude: str | None = None
     """File with the ids of records that are not trained on, from vit-jax duplicates --write. None: train on all."""
@@ -215,54 +230,54 @@ class InputConfig:
     """Names of the classes to use, numbered in this order. (): all classes of the dataset."""
     sampling: Literal["uniform", "balanced"] = "uniform"
     """In training, uniform takes each image equally often, balanced takes each class equally often."""
-    train_examples: int | None = None
+    train_examples: Count | None = None
     """Number of training images, chosen by the seed; a larger choice contains the smaller ones. None: all."""
-    train_examples_per_class: int | None = None
+    train_examples_per_class: Count | None = None
     """Number of training images of each class, chosen by the seed. None: all."""
     train_crop: Literal["inception", "resize", "resize_short_side", "simple", "shift", "none"] = "inception"
     """Crop in training: a random area (inception); resize both sides or the short side to train_resize_pixels, then a
     random crop; resize the short side to image_size, mirror 4 pixels at each border, then a random crop (simple, DeiT
     III); resize to image_size, then a random shift; or only resize to image_size (none)."""
-    train_resize_pixels: int | None = None
-    """Pixels of the sides before a random crop, for train_crop="resize" and "resize_short_side" (BiT-HyperRule)."""
-    crop_area_fraction: tuple[float, float] = (0.05, 1.0)
+    train_resize_pixels: Annotated[Count | None, When("train_crop", "resize", "resize_short_side")] = None
+    """Pixels of the sides before a random crop (BiT-HyperRule)."""
+    crop_area_fraction: Annotated[tuple[float, float], When("train_crop", "inception")] = (0.05, 1.0)
     """Least and largest fraction of the image's area in an inception crop."""
-    crop_distribution: Literal["tf", "torchvision"] = "tf"
+    crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = "tf"
     """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
-    shift_pixels: int = 0
-    """Largest shift in pixels in each direction, for train_crop="shift"."""
+    shift_pixels: Annotated[Number, When("train_crop", "shift")] = 0
+    """Largest shift in pixels in each direction."""
     flip: bool = True
     """Flip half of the training images from left to right."""
-    randaugment_layers: int = 0
+    randaugment_layers: Number = 0
     """Number of RandAugment operations per training image (AugReg uses 2). 0: off."""
-    randaugment_magnitude: int = 0
+    randaugment_magnitude: Annotated[Number, When("randaugment_layers")] = 0
     """Strength of each RandAugment operation, from 0 to 10 or more (AugReg uses 10, 15 and 20)."""
-    randaugment_arithmetic: Literal["wrapping", "saturating"] = "wrapping"
+    randaugment_arithmetic: Annotated[Literal["wrapping", "saturating"], When("randaugment_layers")] = "wrapping"
     """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at the limits."""
     three_augment: bool = False
     """Apply one of grayscale, solarize and Gaussian blur to each training image (ThreeAugment, DeiT III)."""
-    color_jitter: float = 0.0
+    color_jitter: Share = 0.0
     """Largest change of brightness, contrast and saturation, in random order (DeiT III: 0.3). 0: off."""
     augmentations: tuple[Reference, ...] = ()
     """User-defined augmentations after those above: each a function of (image uint8 HWC, numpy generator)."""
-    mixup_alpha: float = 0.0
+    mixup_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
     """Both parameters of the beta distribution that mixes two images and their labels (AugReg: 0, 0.2, 0.5, 0.8).
     0: off."""
-    cutmix_alpha: float = 0.0
+    cutmix_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
     """Both parameters of the beta distribution of the area that CutMix takes from another image (DeiT III: 1).
     0: off."""
-    cutmix_fraction: float = 0.5
-    """Fraction of steps with CutMix instead of mixup, where both are on."""
-    erasing_fraction: float = 0.0
+    cutmix_fraction: Annotated[Share, When("mixup_alpha"), When("cutmix_alpha")] = 0.5
+    """Fraction of steps with CutMix instead of mixup."""
+    erasing_fraction: Share = 0.0
     """Fraction of training images of which a random rectangle becomes noise (random erasing). 0: off."""
     test_resize: Literal["short_side", "direct"] = "short_side"
     """Resize in evaluation: the short side, then a central crop; or both sides directly, without a crop."""
-    test_crop_fraction: float = 0.875
-    """Fraction of the resized sides that the central crop keeps, for test_resize="short_side": 224 of 256 pixels."""
+    test_crop_fraction: Annotated[float, Range("(0, 1]"), When("test_resize", "short_side")] = 0.875
+    """Fraction of the resized sides that the central crop keeps: 224 of 256 pixels."""
     test_interpolation: Interpolation | None = None
     """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
     sample without antialiasing for "direct", as the released code."""
-    repeats: int = 1
+    repeats: Count = 1
     """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch then holds about
     global_batch / repeats images. An epoch counts copies."""
     cache_records: bool = False
@@ -272,13 +287,13 @@ class InputConfig:
     value_range: tuple[float, float] | None = None
     """Values that become 0 and 255, for files of more than 8 bits: (0.0, 4095.0) for 12 bits. None: the range that each
     file states, else all 16 bits."""
-    max_image_megapixels: float = 180.0
+    max_image_megapixels: Positive = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
-    max_unreadable: int = 100
+    max_unreadable: Number = 100
     """Number of unreadable images that each process skips before the run stops."""
-    num_workers: int | None = None
+    num_workers: Number | None = None
     """Processes that decode images; 0 decodes in the main process. None: chosen by the number of cores."""
-    num_threads: int | None = None
+    num_threads: Count | None = None
     """Decoding threads of each process. None: chosen by the number of cores."""
 
 
@@ -292,64 +307,67 @@ class ObjectiveConfig:
     """Loss of class labels; sigmoid treats classes independently and sums over them; bce takes every class with a share
     in a mixed label for present and averages over classes (DeiT III). A reference is called with (logits_BK, label_BK)
     and returns loss_B."""
-    label_smoothing_fraction: float = 0.0
+    label_smoothing_fraction: Annotated[Fraction, CLASSIFYING] = 0.0
     """Fraction of each label that is spread evenly over all classes. 0: off."""
-    class_weights: tuple[float, ...] = ()
+    class_weights: Annotated[tuple[Positive, ...], CLASSIFYING] = ()
     """Relative weight of each class in the training loss, in the order of the classes. (): equal weights."""
-    corrupted_fraction: float = 0.5
-    """For masked_patch: fraction of patches that are corrupted (ViT, App. B.1.2)."""
-    corruption_shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """For masked_patch: shares of corrupted patches that become [mask], become another patch of the image, or stay
+    corrupted_fraction: Annotated[float, Range("(0, 1]"), PREDICTING_PATCHES] = 0.5
+    """Fraction of patches that are corrupted (ViT, App. B.1.2)."""
+    corruption_shares: Annotated[tuple[NotNegative, NotNegative, NotNegative], PREDICTING_PATCHES] = (0.8, 0.1, 0.1)
+    """Shares of corrupted patches that become [mask], become another patch of the image, or stay
     unchanged (ViT, App. B.1.2)."""
-    patch_target: PatchTarget = "mean_colour"
-    """For masked_patch: predict the mean colour as one of 512 classes, the mean colours of 4 x 4 parts, or all pixels
+    patch_target: Annotated[PatchTarget, PREDICTING_PATCHES] = "mean_colour"
+    """Predict the mean colour as one of 512 classes, the mean colours of 4 x 4 parts, or all pixels
     with an L2 loss (ViT, App. B.1.2)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimiser, what is done to gradients before it, and which parameters it trains."""
+    """The optimiser, the transformations of gradients before it, and the trained parameters."""
 
     name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
     """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
     momentum, or a reference such as "optax:lion"."""
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Arguments by name for a referenced optimiser: --config.optimizer.arguments.b1=0.95."""
-    momentum: float = 0.9
-    """Momentum of SGD, without Nesterov (ViT, App. B.1.1)."""
-    beta1: float = 0.9
-    """Adam and LAMB: decay of the first moment (ViT, sec. 4.1)."""
-    beta2: float = 0.999
-    """Adam and LAMB: decay of the second moment (ViT, sec. 4.1)."""
-    epsilon: float = 1e-8
-    """Adam and LAMB: added to the root of the second moment."""
-    first_moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(default_factory=dict)
+    """Arguments by name: --config.optimizer.arguments.b1=0.95."""
+    momentum: Annotated[Fraction, When("name", "sgd")] = 0.9
+    """Momentum, without Nesterov (ViT, App. B.1.1)."""
+    beta1: Annotated[Fraction, ADAPTIVE] = 0.9
+    """Decay of the first moment (ViT, sec. 4.1)."""
+    beta2: Annotated[Fraction, ADAPTIVE] = 0.999
+    """Decay of the second moment (ViT, sec. 4.1)."""
+    epsilon: Annotated[Positive, ADAPTIVE] = 1e-8
+    """Added to the root of the second moment."""
+    first_moment_dtype: Annotated[Literal["float32", "bfloat16"], BUILT_IN] = "float32"
     """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's beta1=0.9 to 0.8984."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[NotNegative, BUILT_IN] = 0.0
     """Decoupled weight decay (ViT, Table 3: 0.1, 0.03 or 0.3), as weight_decay_meaning defines it. 0: off."""
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"
-    """paper: learning rate times decay, for all parameters; paper_kernels: for kernels only; big_vision: for kernels,
-    relative to the peak learning rate, so that its 1e-4 is the paper's 0.1 at a peak of 1e-3."""
-    clip_global_norm: float | None = None
+    """paper: learning rate times decay, for all parameters; paper_kernels: for kernels and factors of
+    LoRA only; big_vision: for these, relative to the peak learning rate, so that its 1e-4 is the paper's 0.1 at a peak
+    of 1e-3."""
+    clip_global_norm: Positive | None = None
     """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1). None: off."""
-    accumulation_steps: int | None = None
+    accumulation_steps: Count | None = None
     """Micro-batches that make up one global batch; more use less memory. None: as few as fit the memory of the devices,
     chosen together with model.remat."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Range("(0, 1]"), TRAINING_ALL] = 1.0
     """Factor on the learning rate for each layer further from the head. 1: off."""
-    learning_rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    learning_rate_multipliers: Mapping[
+        str, Annotated[float, Range("(0, inf)", "Use config.optimizer.frozen to keep parameters.")]
+    ] = dataclasses.field(default_factory=dict)
     """Factors on the learning rate by pattern of parameter names, such as "embedding/*"; the first match counts."""
     trained: Literal["all", "head"] = "all"
     """Train all parameters, or only the head: a linear probe on frozen features."""
-    frozen: tuple[str, ...] = ()
+    frozen: Annotated[tuple[str, ...], TRAINING_ALL] = ()
     """Patterns of names of parameters that are not trained, such as "embedding/*" or "encoder/*/bias"."""
-    lora_rank: int | None = None
+    lora_rank: Annotated[Count | None, TRAINING_ALL] = None
     """LoRA (Hu et al., 2021) in fine-tuning: train the head and, beside each kernel of lora_layers, two factors of this
     rank; all other parameters are frozen. None: off."""
-    lora_alpha: float | None = None
-    """LoRA: a kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a scale of 1."""
-    lora_layers: tuple[LoraLayer, ...] = ()
-    """LoRA: layers of each block that gain factors: query, key, value and out of attention; expand, gate and contract
+    lora_alpha: Annotated[Positive | None, When("lora_rank")] = None
+    """A kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a scale of 1."""
+    lora_layers: Annotated[tuple[LoraLayer, ...], When("lora_rank")] = ()
+    """Layers of each block that gain factors: query, key, value and out of attention; expand, gate and contract
     of the MLP. (): all."""
 
 
@@ -357,36 +375,36 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate over time: linear warm-up from 0, then a decay."""
 
-    learning_rate: float
+    learning_rate: NotNegative
     """Learning rate at its peak, after the warm-up."""
     warmup: Duration
     """Length of the linear warm-up from 0 (ViT, Table 3: 10,000 steps)."""
     decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"] | Reference
     """Form of the decay; wsd (warm-up, stable, decay) is constant until the cooldown. A reference is called with
     (learning_rate, warmup_steps, total_steps) and returns the complete schedule from step to learning rate."""
-    end_learning_rate: float = 0.0
+    end_learning_rate: Annotated[NotNegative, When("decay", "linear", "cosine", "wsd")] = 0.0
     """Learning rate at the end of a linear or cosine decay, or of a cooldown."""
-    cooldown: Duration = Duration("0.2 fraction")
-    """Length of the decay of wsd, at the end of the run."""
-    cooldown_form: Literal["linear", "sqrt"] = "sqrt"
-    """Form of the decay of wsd: linear, or 1 - sqrt(progress) (Haegele et al., 2024)."""
-    timescale: Duration = Duration("10000 steps")
-    """Time scale of rsqrt: learning_rate / sqrt(1 + time since the warm-up / timescale)."""
-    drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)
-    """Fractions of the run after which staircase divides the learning rate by 10 (BiT-HyperRule)."""
+    cooldown: Annotated[Duration, When("decay", "wsd")] = Duration("0.2 fraction")
+    """Length of the decay at the end of the run."""
+    cooldown_form: Annotated[Literal["linear", "sqrt"], When("decay", "wsd")] = "sqrt"
+    """Form of the cooldown: linear, or 1 - sqrt(progress) (Haegele et al., 2024)."""
+    timescale: Annotated[Duration, When("decay", "rsqrt")] = Duration("10000 steps")
+    """Time scale: learning_rate / sqrt(1 + time since the warm-up / timescale)."""
+    drop_at_fraction: Annotated[tuple[float, ...], When("decay", "staircase")] = (0.3, 0.6, 0.9)
+    """Fractions of the run after which the learning rate is divided by 10 (BiT-HyperRule)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolyakConfig:
     """Exponential moving average of the parameters; when on, evaluation uses the average."""
 
-    factor: float | None = None
+    factor: Annotated[float, Range("(0, 1)", "Use 0.9999, or None for off.")] | None = None
     """Weight of the previous average at each step (ViT, sec. 4.1: 0.9999, about 10,000 steps). None: off."""
-    start: Duration = Duration("0 steps")
+    start: Annotated[Duration, When("factor")] = Duration("0 steps")
     """Time at which averaging starts."""
-    bias_correction: bool = True
+    bias_correction: Annotated[bool, When("factor")] = True
     """Remove the weight of the parameters before the start, as Adam does for its moments."""
-    warmup: Literal["ratio", "power"] | None = None
+    warmup: Annotated[Literal["ratio", "power"] | None, When("factor")] = None
     """Rising weight of the previous average, up to factor, in place of bias_correction: (1 + n) / (10 + n) (ratio,
     TensorFlow) or 1 - (1 + n) ** (-2 / 3) (power, timm) after n averaged steps. None: factor from the start."""
 
@@ -401,10 +419,10 @@ class ShardingConfig:
     parameters: Literal["auto", "replicated", "fsdp"] = "auto"
     """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp).
     auto: the layout that fits the memory of the devices, with num_replicas if that is None."""
-    num_replicas: int | None = None
+    num_replicas: Count | None = None
     """Groups of devices that each hold all parameters. None: chosen if parameters is auto, else one per TPU slice or
     node."""
-    num_model_shards: int = 1
+    num_model_shards: Count = 1
     """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 
 
@@ -416,7 +434,7 @@ FROZEN_ARGUMENTS = {
 
 
 MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
-"""Of evaluations of images that may have several labels, in the place of the accuracy."""
+"""Metrics of multi-label data, in place of the accuracy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -430,23 +448,25 @@ class EvaluatorConfig:
     """Dataset, written as config.data. None: that of the run."""
     split: str | None = None
     """Split to evaluate. None: input.test_split."""
-    train_split: str | None = None
-    """Split that fewshot and knn learn from. None: input.train_split."""
+    train_split: Annotated[str | None, When("kind", "fewshot", "knn")] = None
+    """Split to learn from. None: input.train_split."""
     every: Duration | None = None
     """Time between evaluations. None: evaluation.every."""
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Annotated[Mapping[str, Any], When("kind", "fewshot", "knn", Reference)] = dataclasses.field(
+        default_factory=dict
+    )
     """Arguments by name: shots, seeds, l2, sampling and layer for fewshot; neighbours, temperature and layer for knn;
     any for a reference."""
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """Of fewshot the shots, of knn the neighbours, each with results of its own."""
+        """The shots of fewshot or the neighbours of knn; each has its own results."""
         name, usual = ("shots", USUAL_SHOTS) if self.kind == "fewshot" else ("neighbours", USUAL_NEIGHBOURS)
         return as_tuple(self.arguments.get(name, usual))
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Several values, or one alone, as the command line has an argument that may be either."""
+    """Return several values, or one, as a tuple."""
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
@@ -456,7 +476,7 @@ class EvaluationConfig:
 
     every: Duration
     """Time between evaluations of the test split; the last step is always evaluated."""
-    global_batch: int | None = None
+    global_batch: Count | None = None
     """Images per evaluation step on all devices. None: config.global_batch."""
     evaluators: Mapping[str, EvaluatorConfig] = dataclasses.field(default_factory=dict)
     """Further evaluations by name: --config.evaluation.evaluators.NAME.kind=knn."""
@@ -468,9 +488,9 @@ class CheckpointConfig:
 
     every: Duration
     """Time between checkpoints; the last step is always saved."""
-    keep_latest: int = 2
+    keep_latest: Count = 2
     """Number of newest checkpoints to keep."""
-    keep_best: int = 1
+    keep_best: Number = 1
     """Number of best checkpoints by best_metric to keep besides. 0: none."""
     best_metric: str = "test_accuracy"
     """Metric of any evaluator that defines the best checkpoint; for one that ends in "_loss" lower is better. For
@@ -484,9 +504,9 @@ class StopEarlyConfig:
     The best checkpoint is then the result of the run: the summary and the weights are of that step.
     """
 
-    patience: int | None = None
+    patience: Annotated[Count | None, When("checkpoint.keep_best")] = None
     """Evaluations in a row without improvement after which the run ends. None: off."""
-    min_delta: float = 0.0
+    min_delta: Annotated[NotNegative, When("patience")] = 0.0
     """Least change of the metric that counts as an improvement, in units of the metric."""
 
 
@@ -504,11 +524,11 @@ class LoggingConfig:
     """Weights & Biases project to log to. None: off."""
     profile_start_step: int | None = None
     """First step of a profiler trace, written to profile/ in the workdir. None: no trace."""
-    profile_num_steps: int = 5
+    profile_num_steps: Annotated[Count, When("profile_start_step")] = 5
     """Number of steps in the profiler trace."""
     compilation_cache: bool = True
     """Keep compiled programs on disk, so that the next start is faster."""
-    hang_seconds: float | None = 600.0
+    hang_seconds: Positive | None = 600.0
     """Seconds without a step after which the run warns; after twice as many it ends. None: never."""
 
 
@@ -516,14 +536,14 @@ class LoggingConfig:
 class _AnyRun:
     """The fields of every run."""
 
-    seed: int = 0
+    seed: Annotated[int, Range(f"[0, {2**32 - 1}]")] = 0
     """Random seed of initialisation, data order, augmentation and dropout."""
     data: str | None
     """Dataset: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", "wds:PATH", "parquet:PATH" or a
     reference. None: required on the command line."""
     total: Duration
     """Length of the run, such as "300 epochs", "500 steps" or "1e6 examples"."""
-    global_batch: int
+    global_batch: Count
     """Images per step on all devices together."""
     init_from: str | None = None
     """Weights to start from at step 0: a workdir, .npz, .safetensors or hf://owner/name. None: random weights."""
@@ -562,9 +582,9 @@ class PhaseConfig:
 
     until: Duration
     """Time at which the phase ends; "fraction" is of `total`, in the unit of it. Later phases end later."""
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[Count, Count] | None = None
     """Height and width in pixels; one number sets both. None: input.image_size."""
-    global_batch: int | None = None
+    global_batch: Count | None = None
     """Images per step on all devices together. None: config.global_batch."""
 
 
@@ -579,7 +599,7 @@ class PretrainConfig(_AnyRun):
     phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
     """Earlier parts of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last part has the
     sizes of the run."""
-    resume_step: int | None = None
+    resume_step: Annotated[int | None, When("resume_from")] = None
     """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
     rate of this run."""
 
@@ -588,7 +608,7 @@ class PretrainConfig(_AnyRun):
 class SearchConfig:
     """Search for the learning rate, as in the paper: try each on a part of train, then train on all with the best."""
 
-    learning_rates: tuple[float, ...] = ()
+    learning_rates: tuple[Positive, ...] = ()
     """Learning rates to try (ViT, Table 4). (): no search, schedule.learning_rate is used."""
     validation_fraction: float = 0.1
     """Fraction of each class of the training split that the search holds out for validation."""
@@ -599,7 +619,7 @@ class FinetuneConfig(_AnyRun):
     """A fine-tuning run: the weights of `init_from`, a new head, other images."""
 
     model: AdaptConfig = AdaptConfig()
-    """How the network of the weights changes."""
+    """Changes of the network of the weights."""
     search: SearchConfig = SearchConfig()
     """Search for the learning rate; with it, schedule.learning_rate is 0."""
 

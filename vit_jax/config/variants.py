@@ -1,13 +1,14 @@
-"""The tables of model sizes, and names as people write them ("ViT-B/16", "R50x1", "R50+ViT-B/16").
+"""Tables of model sizes, and names ("ViT-B/16", "R50x1", "R50+ViT-B/16").
 
-What a name becomes once every number is filled in is `architecture.Architecture`.
+`architecture.Architecture` has all numbers of a name.
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+
+from vit_jax.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
 
 
 def resnet_downsampling(units: Sequence[int]) -> int:
-    """What a ResNet with so many stages divides height and width by: root, pooling, every stage but the first."""
+    """Return the factor by which a ResNet reduces height and width: root, pooling, every stage but the first."""
     return 4 * 2 ** max(len(units) - 1, 0)
 
 
@@ -99,7 +100,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """What a name says."""
+    """The parts of a name."""
 
     size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
     patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling
@@ -108,7 +109,7 @@ class ModelName:
 
 
 def parse_name(name: str) -> ModelName:
-    """Reads "ViT-B/16", "B/16x8", "R50", "R50x2", "R50+ViT-B/16", "R50x1+ViT-B/32" or "R+Ti/16".
+    """Parse "ViT-B/16", "B/16x8", "R50", "R50x2", "R50+ViT-B/16", "R50x1+ViT-B/32" or "R+Ti/16".
 
     Raises:
       ValueError: no such model; the nearest names are offered.
@@ -143,7 +144,7 @@ def _unknown_name(name: str) -> ValueError:
     elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())  # timm's and Hugging Face's
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         given = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
-    nearest = difflib.get_close_matches(given, vits + resnets + hybrids, n=3, cutoff=0.3)
+    nearest = closest(given, vits + resnets + hybrids, 3, cutoff=0.3)
     return ValueError(
         f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. A name is "
         f"ViT-SIZE/PATCH with SIZE one of {', '.join(VIT_SIZES)}; or RDEPTHxWIDTH with DEPTH one of "

@@ -6,7 +6,6 @@ but no folder is walked twice and none that contains the start, so the walk ends
 
 import collections
 import contextlib
-import difflib
 import glob
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import few
 from vit_jax.files import read_bounded, read_lines
+from vit_jax.nearest import closest
 
 EXTENSIONS = (
     *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
@@ -197,7 +197,7 @@ def _describe_missing(argument: str, path: str) -> str:
         return f"No image matches the pattern {argument!r}; images are files named {' '.join(EXTENSIONS)}."
     if not os.path.isdir(folder):
         return f"There is no file, folder or pattern {argument!r}: there is no folder {folder!r} either."
-    near = difflib.get_close_matches(name, os.listdir(folder), n=3)
+    near = closest(name, os.listdir(folder), 3)
     nearest = f"Nearest in {folder!r}: {', '.join(map(repr, near))}." if near else f"Nothing in {folder!r} is similar."
     return f"There is no file or folder {argument!r}. {nearest}"
 

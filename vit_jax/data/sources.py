@@ -1,6 +1,5 @@
 """Open `config.data`: "digits", "tfds:NAME", "vtab:TASK", a list of images (`LISTINGS`) or "module:name"."""
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
+from vit_jax.nearest import closest
 from vit_jax.references import is_reference, resolve
 
 LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
@@ -114,7 +114,7 @@ def _open(
         return opened(name, split, config.data_dir)
     if (listing := listing_of(data)) is not None:
         return open_listing(listing, split, config, seed, held_then, range_option)
-    near = difflib.get_close_matches(kind, ["digits", "tfds", "vtab", *LISTINGS], n=1)
+    near = closest(kind, ["digits", "tfds", "vtab", *LISTINGS])
     found = [f"{kind}:{data}" for kind, listed in LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
     near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])
     hint = f" Did you mean {near[0]!r}?" if near else ""

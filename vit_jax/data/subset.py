@@ -6,7 +6,6 @@ of all multi-label records alike, because no class has a record to itself.
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.records import Record, Source, WrappedSource, checked_labels, class_sizes, few
+from vit_jax.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
     """Return for each known class its number among the chosen ones, or -1."""
     for name in chosen:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
+            near = closest(name, known, 3)
             hint = f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}."
             raise ValueError(f"config.input.classes names {name!r}, which the data does not have. {hint}")
     if (repeated := [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]) or len(chosen) < 2:

@@ -3,7 +3,6 @@
 Images stay as they are stored (encoded); the transforms decode them.
 """
 
-import difflib
 import functools
 import importlib.util
 import itertools
@@ -24,6 +23,7 @@ from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, read_json
+from vit_jax.nearest import closest
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
 UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
@@ -201,7 +201,7 @@ def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     """Return True if the catalogue has this dataset, and the nearest names."""
     known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
-    return family in known, difflib.get_close_matches(family, [*known, *more], n=3)
+    return family in known, closest(family, [*known, *more], 3)
 
 
 def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:

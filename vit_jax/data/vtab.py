@@ -6,7 +6,6 @@ configs that the paper's authors published afterwards; the exceptions of augment
 """
 
 import dataclasses
-import difflib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from vit_jax.data.images import decode
 from vit_jax.data.records import few
+from vit_jax.nearest import closest
 
 FEWEST_OBJECTS = 3
 CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
@@ -173,7 +173,7 @@ def find_task(name: str) -> VtabTask:
     """Return the task with this name; ValueError with the nearest names if there is none."""
     known = {task.name: task for task in TASKS}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=2)
+        near = closest(name, known, 2)
         hint = f"Nearest: {few(near)}." if near else f"Tasks: {', '.join(known)}."
         raise ValueError(f"VTAB has no task {name!r}. {hint}")
     return known[name]

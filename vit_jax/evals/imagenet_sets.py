@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.config.nearest import did_you_mean
 from vit_jax.data.folder import Folder
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.listing import WHOLE, FileSource, open_listing
@@ -24,6 +23,7 @@ from vit_jax.data.subset import SubsetSource, select
 from vit_jax.evals import imagenet_classes as classes
 from vit_jax.evals.label_map import Labelled, LabelMap, WeightsInfo
 from vit_jax.files import expanded, read_json
+from vit_jax.nearest import did_you_mean
 
 FAMILY = "imagenet"
 _TAR = " --manual_dir=FOLDER, which holds ILSVRC2012_img_val.tar"

@@ -5,7 +5,6 @@ data the split "test" is evaluated, but all images of a folder or a table withou
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
 from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map
+from vit_jax.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
 def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
-        near = difflib.get_close_matches(name, [*RELEASED, "digits"], n=2) + [f"tfds:{name}"] * name.isidentifier()
+        near = closest(name, [*RELEASED, "digits"], 2) + [f"tfds:{name}"] * name.isidentifier()
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
             f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "

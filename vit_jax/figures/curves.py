@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config.nearest import did_you_mean
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
 from vit_jax.files import expanded
+from vit_jax.nearest import did_you_mean
 from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
 
 MOST_LETTERS = 60  # of a run's name in a legend

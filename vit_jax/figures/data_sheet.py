@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import RunConfig
-from vit_jax.config.resolve import lengths
+from vit_jax.config.check import lengths
 from vit_jax.data.stream import EvaluationStream, HostBatch
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import build_evaluation_transform

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.arrays import Batch, normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
-from vit_jax.config import PretrainConfig, RunConfig
+from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
@@ -60,6 +60,7 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
     Returns:
       JSON values: what was timed and where, the step's memory on one device, and under "parts" the figures of each.
     """
+    validate(config)
     if isinstance(config, PretrainConfig):
         config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None

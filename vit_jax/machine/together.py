@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import FinetuneConfig, RunConfig
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.data.records import Source, few
 from vit_jax.machine.bench import time_input_and_step
 from vit_jax.machine.checks import Finding

@@ -4,7 +4,6 @@ Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
 """
 
 import dataclasses
-import difflib
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
+from vit_jax.nearest import closest
 
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
@@ -144,7 +144,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 folders = {f"{parent}/*" for name in names for parent in pathlib.PurePosixPath(name).parents}
-                near = difflib.get_close_matches(pattern, sorted({*names, *folders} - {"./*"}), n=3)
+                near = closest(pattern, sorted({*names, *folders} - {"./*"}), 3)
                 nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
                 raise ValueError(
                     f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.data.sources import path_of
 from vit_jax.files import first_line
 from vit_jax.plan.dataset import choose_dataset, known_examples

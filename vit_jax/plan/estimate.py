@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config import FinetuneConfig, RunConfig
+from vit_jax.config import FinetuneConfig, RunConfig, validate
 from vit_jax.plan import aot, hlo
 from vit_jax.plan.arithmetic import Roofline, arithmetic_memory, limit_seconds, roofline
 from vit_jax.plan.compiled_memory import compiled_memory
@@ -117,12 +117,13 @@ def make_plan(
     price_per_chip_hour: float | None = None,
     can_compile: bool = True,
 ) -> Plan:
-    """Plans a run; without `can_compile` by arithmetic even where a compiler is installed.
+    """Plan a run; without `can_compile` by arithmetic even where a compiler is installed.
 
     Raises:
       ValueError: a config that does not fit the machine or the dataset, or a network with a user's own code where
         nothing can be compiled.
     """
+    validate(config)
     reason = aot.missing_compiler(topology) if can_compile else "as requested"
     architecture = architecture_of(config, dataset.num_classes)
     if reason:

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vit_jax.config import RunConfig, ShardingConfig, resolve
+from vit_jax.config import RunConfig, ShardingConfig, resolve, validate
 from vit_jax.config.schema import Policy
 from vit_jax.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.plan.dataset import Dataset
@@ -88,6 +88,7 @@ def search(
       ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
         arithmetic.
     """
+    validate(config)
     refusals: list[str] = []
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
     candidates = sorted(

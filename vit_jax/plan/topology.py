@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from vit_jax.config.nearest import did_you_mean
+from vit_jax.nearest import did_you_mean
 from vit_jax.sharding.chips import Chip, find_chip
 from vit_jax.sharding.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
-from vit_jax.config.durations import parse
 from vit_jax.config.load import flatten
+from vit_jax.config.rules import parse_duration
 from vit_jax.sweeps.grid import MODEL, Axis, Overrides, Picture, Point, Study, field_axis
 
 
@@ -62,7 +62,7 @@ def _whole(option: str, value: str, least: int = 1) -> int:
 def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
     for name, text in flatten(to_dict(config)).items():
         try:
-            number, unit = parse(text)
+            number, unit = parse_duration(text)
         except (AttributeError, ValueError):  # no duration
             continue
         if unit == "epochs":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vit_jax import hosts
 from vit_jax.config import FinetuneConfig, to_text
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.data.records import few
 from vit_jax.plan.dataset import choose_dataset
 from vit_jax.plan.estimate import make_plan

@@ -1,10 +1,10 @@
 """Suites of tasks: the 19 of VTAB-1k with the paper's results, or a custom list."""
 
 import dataclasses
-import difflib
 
 from vit_jax.data import vtab
 from vit_jax.data.records import few
+from vit_jax.nearest import closest
 from vit_jax.references import resolve
 
 PUBLISHED = ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
@@ -103,7 +103,7 @@ def select_tasks(suite: tuple[Task, ...], words: str) -> tuple[Task, ...]:
         names = [task.name for task in suite if word in (task.name, task.group, "all")]
         if not names:
             known = ["all", *groups, *(task.name for task in suite)]
-            near = difflib.get_close_matches(word, known, n=3)
+            near = closest(word, known, 3)
             hint = f"Nearest: {', '.join(near)}." if near else f"There are {', '.join(known)}."
             raise ValueError(f"--tasks={words}: there is no task or group {word!r}. {hint}")
         chosen |= {*names}

@@ -25,8 +25,8 @@ from vit_jax.config.architecture import (
     build_architecture,
     named_architecture,
 )
-from vit_jax.config.resolve import Phase, RunSteps, resolve
-from vit_jax.config.schema import MULTILABEL_RESULTS, ModelConfig, RunConfig
+from vit_jax.config.check import Phase, RunSteps, require_fit, require_labels, resolve
+from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
@@ -151,8 +151,8 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
         return build_architecture(model, image_size=image_size, **sizes)
     if model.name is None:
         raise ValueError(
-            "This recipe fine-tunes weights of any network, so without them its network is not known: name one, "
-            "--config=configs/finetune.py:ViT-B/16,... or --config.model.name=ViT-B/16."
+            "config.model.name=None: must name the network, which is not known without weights. Use "
+            "--config.model.name=ViT-B/16, or --config=configs/finetune.py:ViT-B/16,..."
         )
     return adapt_architecture(named_architecture(model.name), model, image_size=image_size, num_classes=num_classes)
 
@@ -183,7 +183,7 @@ def assemble(
     """Build a run's parts.
 
     Args:
-      config: as loaded.
+      config: as `config.validate` takes it.
       architecture: the network, for the dataset's classes.
       num_examples: of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
@@ -198,16 +198,7 @@ def assemble(
       ValueError: values of the config that do not fit each other, the dataset or the devices.
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    num_weights, num_classes = len(config.objective.class_weights), architecture.num_classes
-    if num_weights not in (0, num_classes):
-        raise ValueError(
-            f"config.objective.class_weights has {num_weights} numbers; give one for each of {num_classes}."
-        )
-    form, platform = config.model.attention, devices[0].platform
-    if form == "cudnn" and platform != "gpu":
-        raise ValueError(f"config.model.attention='cudnn' needs an NVIDIA GPU, and here is {platform}: use auto.")
-    if form != "auto" and not architecture.has_transformer:
-        raise ValueError(f"config.model.attention={form!r} has no effect: {architecture.name} has no attention.")
+    require_fit(config, architecture, devices[0].platform)
     schedule = schedule or schedule_of(config, steps)
     if optimizer is None:
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
@@ -240,12 +231,6 @@ def assemble(
     if steps.phases:  # micro-batches must divide every batch
         resolve(config, num_examples=num_examples, num_devices=len(devices))
     mesh = build_mesh(devices, config.sharding)
-    num_heads, num_shards = architecture.num_heads, mesh.shape["model"]
-    if architecture.is_standard and num_heads % num_shards:
-        raise ValueError(
-            f"config.sharding.num_model_shards={num_shards} does not divide the {num_heads} heads of "
-            f"{architecture.name}: choose a divisor of it."
-        )
     check_patterns(config.optimizer, abstract.model)
     if is_reference(config.optimizer.name):  # its arguments may suit its first state and no update
         jax.eval_shape(optimizer.update, abstract.model, abstract.optimizer, abstract.model)
@@ -341,9 +326,9 @@ def open_datasets(config: RunConfig) -> Datasets:
     """
     if config.data is None:
         raise ValueError(
-            "config.data is not set, and this recipe does not choose a dataset: add --config.data=tfds:NAME "
-            "for a dataset of the TFDS catalogue, --config.data=folder:PATH for a folder of images, csv:FILE for a "
-            "table of them, wds:PATH for tar shards, or parquet:PATH for a dataset of Hugging Face."
+            "config.data=None: must be set, since the recipe does not choose a dataset. Add --config.data=tfds:NAME "
+            "(TFDS catalogue), folder:PATH (images), csv:FILE (table), wds:PATH (tar shards) or parquet:PATH (Hugging "
+            "Face)."
         )
     inputs, seed = config.input, config.seed
     train = open_source(config.data, inputs.train_split, inputs, seed)
@@ -364,31 +349,10 @@ def open_datasets(config: RunConfig) -> Datasets:
     for name, source in same.items():
         data = evaluators[name].data or config.data
         _require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
-    datasets = Datasets(train, test, others, supports)
-    for problem in _wrong_labels(config, datasets):  # the first
-        raise ValueError(f"config.{problem}")
+    frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in supports.items()}
+    require_labels(config, is_multilabel=train.is_multilabel, frozen=frozen)
     check_augmentations(inputs, train[0])
-    return datasets
-
-
-def _wrong_labels(config: RunConfig, data: Datasets) -> Iterator[str]:
-    """Return options that do not suit the kind of labels, single or multiple."""
-    best_metric, objective = config.checkpoint.best_metric, config.objective
-    words = "an image of these data may have several labels"
-    if not data.train.is_multilabel and best_metric.endswith(MULTILABEL_RESULTS):
-        yield f"checkpoint.best_metric={best_metric!r}: the images have one label each. Use test_accuracy."
-    for name, source in data.supports.items():
-        if source.is_multilabel or data.others[name].is_multilabel:
-            kind = config.evaluation.evaluators[name].kind
-            yield f"evaluation.evaluators.{name}.kind={kind!r} asks for the one class, and {words}. Leave it out."
-    if not data.train.is_multilabel:
-        return
-    if objective.kind == "classification" and objective.loss == "softmax":
-        yield f"objective.loss='softmax' is of one class an image, and {words}: use config.objective.loss=sigmoid."
-    if objective.class_weights:
-        yield f"objective.class_weights={objective.class_weights} weighs by the one class, and {words}. Leave it out."
-    if config.input.sampling == "balanced":
-        yield f"input.sampling='balanced' takes the images of each class, and {words}: use uniform."
+    return Datasets(train, test, others, supports)
 
 
 def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig
-from vit_jax.config.resolve import Phase
+from vit_jax.config.check import Phase
 from vit_jax.models.positions import FixedPositions
 from vit_jax.weights.position_resize import resize_positions
 

@@ -22,7 +22,7 @@ from vit_jax.config import (
     SearchConfig,
     StopEarlyConfig,
 )
-from vit_jax.config.validate import validate
+from vit_jax.config.check import validate
 from vit_jax.data.records import Source
 from vit_jax.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets, open_train_batches

@@ -17,8 +17,8 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
+from vit_jax.config.check import lengths
 from vit_jax.config.load import from_dict, references
-from vit_jax.config.resolve import lengths
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
 from vit_jax.files import expanded, printable

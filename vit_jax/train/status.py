@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.checkpoint import CheckpointReader
-from vit_jax.config.durations import Clock, parse
+from vit_jax.config.check import Clock
+from vit_jax.config.rules import parse_duration
 from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.files import expanded, printable
 from vit_jax.tables import aligned
@@ -124,7 +125,7 @@ def total_steps(config: Mapping[str, Any], num_examples: int | None) -> int | No
     batch, total = config.get("global_batch"), config.get("total")
     if not batch or not isinstance(total, str) or config.get("phases"):
         return None
-    if parse(total)[1] == "epochs" and not num_examples:
+    if parse_duration(total)[1] == "epochs" and not num_examples:
         return None
     return Clock(batch, num_examples or 0).to_steps(total)
 

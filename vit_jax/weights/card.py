@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.validate import is_value_range
+from vit_jax.config.check import is_value_range
 from vit_jax.files import open_regular, write_atomically
 from vit_jax.tables import markdown_code, markdown_text
 from vit_jax.weights.folding import OURS, stored_normalisation

@@ -5,7 +5,7 @@ import pytest
 from tests.rejections import rejects
 from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
 from vit_jax.config.load import field_paths, from_dict
-from vit_jax.config.nearest import MEANT, nearest
+from vit_jax.config.synonyms import MEANT, fields_meant
 
 PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)
 
@@ -37,13 +37,13 @@ def test_every_word_means_a_field_and_is_none():
         ("zzzz", []),
     ],
 )
-def test_nearest(name, fields):
-    assert nearest(name, PRETRAINING) == fields
+def test_fields_meant(name, fields):
+    assert fields_meant(name, PRETRAINING) == fields
 
 
 def test_a_word_for_what_this_kind_of_run_has_not():
-    assert nearest("resume", PRETRAINING) == ["resume_from"]
-    assert "resume_from" not in nearest("resume", FINETUNING)
+    assert fields_meant("resume", PRETRAINING) == ["resume_from"]
+    assert "resume_from" not in fields_meant("resume", FINETUNING)
 
 
 def test_a_feature_that_is_not_included():

@@ -1,9 +1,10 @@
-"""Which field people mean by a name that is none: other systems' words for ours, and similar spellings."""
+"""Fields that are meant by a name that is no field: words of other systems, and similar spellings."""
 
-import difflib
 from collections.abc import Iterable
 
-_WORDS = {  # what is to be written here, and what others call it
+from vit_jax.nearest import closest
+
+_WORDS = {  # our field: the words of other systems
     "data": "dataset dataset_name data_path data_set",
     "global_batch": "batch_size batch train_batch_size per_device_train_batch_size bs",
     'total="N epochs"': "epochs num_epochs max_epochs train_epochs num_train_epochs",
@@ -94,14 +95,8 @@ MEANT = {word: field for field, words in _WORDS.items() for word in words.split(
 _ADVICE = {word: advice for advice, words in _ABSENT.items() for word in words.split()}
 
 
-def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
-    """A sentence with a space before it that names, in this form, the known name most like another; or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {form.format(near[0])}?" if near else ""
-
-
 def meant_value(value: object, known: Iterable[object]) -> str:
-    """A sentence with a space before it that names the known value or the reference that others call so; or nothing."""
+    """Return " Did you mean VALUE?" with the known value or reference that other systems call so; "" without one."""
     meant = _MEANT_VALUE.get(str(value).lower(), "")
     return f" Did you mean {meant!r}?" if meant in known or ":" in meant else ""
 
@@ -115,15 +110,15 @@ def _word(name: str) -> str:
     return name.rpartition(".")[2].lower().replace("-", "_")
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The fields of `known`, with dots between sections, that may be meant by `name`, the likeliest first.
+def fields_meant(name: str, known: Iterable[str]) -> list[str]:
+    """Return the fields of `known`, with dots between sections, that may be meant by `name`, the likeliest first.
 
-    A field may be followed by `=` and how its value is written.
+    A field may be followed by `=` and a form of its value.
     """
     fields, leaf, word = list(known), name.rpartition(".")[2], _word(name)
     if word in _ADVICE:
         return []
     meant = [MEANT[word]] if word in MEANT and MEANT[word].partition("=")[0] in fields else []
     same_leaf = [field for field in fields if field.rpartition(".")[2] == leaf]
-    close = [] if meant else difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+    close = [] if meant else closest(name, fields, 3, cutoff=0.5)
     return list(dict.fromkeys(same_leaf or meant + close))

@@ -1,0 +1,208 @@
+"""The meaning of the words after a verb, and the errors of those without one."""
+
+from typing import Annotated, Literal
+
+import pytest
+
+from tests.rejections import rejects
+from vit_jax import cli
+from vit_jax.cli.loading import Reading
+from vit_jax.cli.options import (
+    REQUIRED,
+    AllowCode,
+    Overrides,
+    PositiveShare,
+    Recipe,
+    Share,
+    UsageError,
+    argument,
+    given,
+    option,
+    switch,
+    verb,
+)
+from vit_jax.config.rules import Count, Number, Positive, When
+
+
+class Options:
+    """Do nothing."""
+
+    data: str = option("DATA", "input", REQUIRED)
+    top: Count = option("N", "classes", 3)
+    data_dir: str | None = option("FOLDER", "of TFDS")
+    form: Literal["a", "b", "c"] | None = option("", "of it")
+    steps: tuple[Count, ...] | None = option("N,…", "several")
+    rate: Positive | None = option("X", "rate")
+    part: PositiveShare | None = option("X", "part")
+    seed: Number | None = option("N", "seed")
+    json: bool = switch("as JSON")
+    fast: Annotated[bool, When("json")] = switch("with --json")
+    slow: Annotated[str | None, When("form", "a", "b"), When("json", False)] = option("X", "with --form=a or b")
+
+    def run(self):
+        """Do nothing."""
+
+
+@verb("--config=digits --workdir=x")
+class Run(Recipe):
+    """Run."""
+
+    workdir: str = option("FOLDER", "of the run", REQUIRED)
+    grid: list[str] = option("FIELD=A,B…", "values", [])
+
+
+VERB = verb("--data=x")(Options)
+
+
+def verb_of(*bases, **fields):
+    return verb()(type("Words", bases, fields | {"__doc__": "Do nothing."}))
+
+
+def words_of(*names):
+    """A verb with positional arguments: "A", "A…" or "[A]"."""
+    fields, hints = {}, {}
+    for name in names:
+        form = name.strip("[]")
+        hints[form.strip("…").lower()] = tuple[str, ...] if form.endswith("…") else str | None
+        fields[form.strip("…").lower()] = argument(form, "word", None if name.startswith("[") else REQUIRED)
+    return verb_of(__annotations__=hints, **fields)
+
+
+def test_options_switches_and_overrides():
+    options = VERB.parse(["--data-dir=/a=b --c", "--json", "--form=b", "--data", "x.py", "--steps=1,20"])
+    assert (options.data, options.data_dir, options.form, options.json) == ("x.py", "/a=b --c", "b", True)
+    assert (options.steps, options.top, options.rate) == ((1, 20), 3, None)
+    options = Run.parse(["--config.a.b=1", "--config=x.py:ViT-L/16,epochs=14", "--workdir=w", "--config.seed", "2"])
+    assert (options.config, options.overrides) == ("x.py:ViT-L/16,epochs=14", ["--config.a.b=1", "--config.seed=2"])
+
+
+def test_the_last_override_of_a_field_counts():
+    options = Run.parse(["--config=x", "--workdir=w", "--config.seed=1", "--config.total=9", "--config.seed=2"])
+    assert options.overrides == ["--config.seed=2", "--config.total=9"]
+
+
+def test_an_option_that_may_be_repeated_keeps_every_value():
+    words = ["--config=x", "--grid", "a.b=1,2", "--workdir=w", "--grid=c=x y;z", "--config.seed=2"]
+    options = Run.parse(words)
+    assert (options.grid, options.overrides) == (["a.b=1,2", "c=x y;z"], ["--config.seed=2"])
+    assert Run.parse(["--config=x", "--workdir=w"]).grid == []  # a new list
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "values"),
+    [
+        (["a", "b"], ("FIRST", "SECOND"), {"first": "a", "second": "b"}),
+        (["a", "b", "c d", "e"], ("FIRST", "MORE…"), {"first": "a", "more": ["b", "c d", "e"]}),
+        (["-", "./-x"], ("FIRST", "MORE…"), {"first": "-", "more": ["./-x"]}),
+        (["a"], ("FIRST", "[SECOND]"), {"first": "a", "second": None}),
+        (["a", "b"], ("FIRST", "[SECOND]"), {"first": "a", "second": "b"}),
+        ([], (), {}),
+    ],
+)
+def test_positional_words(words, names, values):
+    assert vars(words_of(*names).parse(words)) == values
+
+
+def test_words_may_stand_between_options():
+    options = cli.VERBS["predict"].parse(["--top=1", "w.npz", "--json", "a.png", "--csv=x.csv", "b.png"])
+    assert (options.checkpoint, [*options.images], options.top) == ("w.npz", ["a.png", "b.png"], 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "parser", "rule"),
+    [
+        ("--data=x --tpo=3", VERB, r"'--tpo=3'.*Did you mean --top\?.*vit-jax options --help"),
+        ("--data=x --json=yes", VERB, "--json takes no value"),
+        ("--data=x --config.seed=1", VERB, "'--config.seed=1'"),
+        ("--folder=photos", VERB, r"'--folder=photos'\. Did you mean --data=folder:photos\?"),
+        ("--folder=photos", Run, r"Did you mean --config.data=folder:photos\?"),
+        ("--data=x --top", VERB, "--top needs a value"),
+        ("--data=x --top=", VERB, "--top=: must have a value"),
+        ("--grid", Run, "--grid needs a value"),
+        ("--data=x --form=d", VERB, "--form=d.*'a', 'b', 'c'"),
+        ("--data=x -f", VERB, "'-f'"),
+        ("--top=3", VERB, "Missing.*--data"),
+        ("--data=x more", VERB, "'more'"),
+        # values
+        *((f"--data=x --top={text}", VERB, f"--top=.*{text}.*(int|at least 1)") for text in ("0", "2.0", "²")),
+        *((f"--data=x --seed={text}", VERB, f"--seed=.*{text}.*(int|not be negative)") for text in ("-1", "e")),
+        *((f"--data=x --steps={text}", VERB, "--steps=.*(int|at least 1)") for text in ("0", "1,x")),
+        *(
+            (f"--data=x --part={text}", VERB, r"--part=.*(\(0, 1\]|finite|float)")
+            for text in ("0", "1.01", "nan", "most")
+        ),
+        *((f"--data=x --rate={text}", VERB, "--rate=.*(positive|finite|float)") for text in ("0", "-1", "inf", "x")),
+        # without effect
+        ("--data=x --fast", VERB, "--fast: has no effect without --json"),
+        ("--data=x --slow=1", VERB, "--slow=1: has no effect without --form=a or b"),
+        ("--data=x --slow=1 --form=a --json", VERB, "--slow=1: has no effect with --json"),
+        # fields of the config without its name, where there is a config; other verbs have none to set
+        ("--init_from=w.npz", Run, r"Did you mean --config.init_from=\?"),
+        ("--learning-rate=0.1", Run, r"Did you mean --config.schedule.learning_rate=\?"),
+        ("--model.width=64", Run, r"Did you mean --config.model.width=\?"),
+        ("--name=adam", Run, r"Did you mean --config.model.name= or --config.optimizer.name=\?"),
+        ("--model=ViT-B/16", Run, r"'--model=ViT-B/16'.*Did you mean --config.model.name=\?"),
+        ("--epochs=90", Run, r'Did you mean --config.total="N epochs"\?'),
+        ("--workdri=x", Run, r"Did you mean --workdir\?"),
+        ("--init_from=x", VERB, r"'--init_from=x'\. See"),
+        # too few or too many
+        ("", words_of("CHECKPOINT", "IMAGE…"), "Missing: CHECKPOINT, IMAGE….*vit-jax words --help"),
+        ("a b c", words_of("SOURCE", "DESTINATION"), "'c'"),
+    ],
+)
+def test_wrong_words(words, parser, rule):
+    with pytest.raises(UsageError, match=rule):
+        parser.parse(words.split())
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--data_dir=gs://b/tfds", "--config.data=folder:s3://b", "--data=a,gs://b", "gs://b/runs/x", "folder:gs://b"],
+)
+def test_addresses_of_buckets_are_rejected(word):
+    with rejects(word, "folder.*mount the bucket"):
+        VERB.parse([word])
+
+
+@pytest.mark.parametrize("name", [name for name, verb in cli.VERBS.items() if "--workdir FOLDER" in verb.help()])
+def test_no_folder_is_made_of_an_address(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([name, "--config=digits", "--workdir=gs://bucket/run"])
+    assert exit_.value.code == 2
+    assert "gcsfuse BUCKET FOLDER" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_with_another_value_than_their_default():
+    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json"])
+    assert given(options, ("top", "rate", "part", "json")) == ["--rate", "--json"]
+
+
+@pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"])
+def test_a_wrong_range_of_values(text):
+    with rejects(f"--value_range={text}", "finite.*LOW < HIGH"):
+        verb_of(Reading).parse([f"--value_range={text}"])
+
+
+def test_shares_of_several_machines():
+    share = verb_of(Share).parse
+    assert (share([]).share, share(["--index=2", "--count=3"]).share) == ((0, 1), (2, 3))
+    for words, rule in (("--index=3 --count=3", r"\[0, 3\)"), ("--count=2", r"None.*\[0, 2\)")):
+        with rejects("--index=", f"{rule}.*--count="):
+            _ = share(words.split()).share
+    with rejects("--index=0", "without --count"):
+        share(["--index=0"])
+
+
+def test_allowed_code_is_a_field_of_a_recipe():
+    """A verb that takes a recipe passes it on as an override; the others have it as an option."""
+    allowed = verb_of(AllowCode)
+    assert allowed.parse(["--allow-code=a,b.c"]).allow_code == "a,b.c"
+    overridden = verb_of(Overrides)
+    assert overridden.parse(["--allow_code=a,b.c"]).overrides == ["--config.allow_code=a,b.c"]
+    texts = [verb.help() for verb in cli.VERBS.values()]
+    of_weights = [text for text in texts if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*text.split()[:4]}]
+    of_recipes = [text for text in texts if "--config RECIPE" in text]
+    assert len(of_weights) >= 11
+    assert all("--allow_code" in text for text in of_weights + of_recipes)

@@ -1,0 +1,342 @@
+"""Every rejection of a config value, and durations in steps."""
+
+import importlib
+import sys
+
+import pytest
+
+from tests.rejections import rejects
+from vit_jax.config import EvaluatorConfig, RunSteps, check, from_dict, load_recipe, resolve, to_dict, validate
+from vit_jax.config.check import Clock
+
+PRETRAINING = load_recipe("configs/digits.py")
+FINETUNING = load_recipe("configs/finetune.py:any,own")
+ONE_RATE = {"search.learning_rates": (), "schedule.learning_rate": 0.01}
+INCEPTION = {"input.train_crop": "inception", "input.shift_pixels": 0}
+RESIZE = {"input.train_crop": "resize", "input.shift_pixels": 0}
+LION = {"optimizer.name": "optax:lion", "optimizer.weight_decay": 0.0}
+BIG_VISION = {"optimizer.weight_decay_meaning": "big_vision", "optimizer.weight_decay": 0.1}
+HEAD = {"optimizer.trained": "head"}
+MASKED = {"objective.kind": "masked_patch", "input.mixup_alpha": 0.0}
+ANY = {"v2": EvaluatorConfig()}
+FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
+STAIRCASE = {"schedule.decay": "staircase"}
+NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
+NO_VALUES = ((1.0, 1.0), (4095.0, 0.0))
+NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
+NO_RATES = (((0.01, 0.0), "positive"), ((0.01, -0.1), "positive"), ((0.01, 0.03, 0.01), "differ"))
+NO_PREFIXES = ("test", "validation", "train", "a-b")
+
+FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objective.label_smoothing_fraction")
+FRACTIONS += ("input.holdout_fraction", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
+NOT_NEGATIVE = ("optimizer.weight_decay", "schedule.learning_rate", "schedule.end_learning_rate", "input.mixup_alpha")
+NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randaugment_magnitude", "input.num_workers")
+NOT_NEGATIVE += ("input.cutmix_alpha", "input.max_unreadable", "checkpoint.keep_best", "stop_early.min_delta")
+AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
+AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps", "stop_early.patience")
+AT_LEAST_ONE += ("input.repeats", "input.train_examples", "input.train_examples_per_class", "global_batch")
+SHARES = ("input.cutmix_fraction", "input.erasing_fraction", "input.color_jitter")
+POSITIVE_SHARES = ("input.test_crop_fraction", "optimizer.layer_decay", "objective.corrupted_fraction")
+POSITIVE = ("input.max_image_megapixels", "optimizer.epsilon", "optimizer.clip_global_norm", "logging.hang_seconds")
+
+
+def change(fields, base=PRETRAINING):
+    """The config with fields changed, by name with dots."""
+    values = to_dict(base)
+    for name, value in fields.items():
+        *sections, field = name.split(".")
+        section = values[sections[0]] if sections else values
+        assert field in section, name
+        section[field] = value
+    return from_dict(type(base), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        *((name, value, r"\[0, 1\)") for name in FRACTIONS for value in (-0.1, 1.0)),
+        *((name, -1, "negative") for name in NOT_NEGATIVE),
+        *((name, 0, "at least 1") for name in AT_LEAST_ONE),
+        *((name, 0.0, "positive") for name in POSITIVE),
+        *((name, 1.1, r"\[0, 1\]") for name in SHARES),
+        *((name, value, r"\(0, 1\]") for name in POSITIVE_SHARES for value in (0.0, 1.1)),
+        *(("polyak.factor", value, r"\(0, 1\).*0.9999") for value in (-0.1, 0.0, 1.0)),
+        *(("seed", value, r"\[0, 4294967295\]") for value in (-1, 2**32)),
+        *(("input.image_size", size, "at least 1") for size in ((0, 8), (8, 0))),
+        ("objective.class_weights", (1.0, 0.0), "positive"),
+    ],
+)
+def test_values_out_of_range(name, value, rule):
+    with rejects(f"config.{name}={value}", rule):
+        validate(change({name: value}))
+
+
+def test_limits_are_allowed():
+    options = {**INCEPTION, "input.test_resize": "short_side", "optimizer.momentum": 0.9, "polyak.factor": 0.5}
+    options["checkpoint.keep_best"] = 1  # which early stopping needs
+    options["input.train_examples"] = None  # or train_examples_per_class
+    at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE, "seed"), 0)
+    at_one = dict.fromkeys(
+        (*AT_LEAST_ONE, *POSITIVE, "input.shift_pixels", "input.randaugment_layers", "logging.profile_start_step"), 1
+    )
+    crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
+    validate(change(at_zero | at_one | options | crops))
+    validate(change({**RESIZE, "input.train_resize_pixels": 8}))
+    validate(change(LION | {"optimizer.arguments": {"b1": 0.9}}))
+    validate(change({"optimizer.frozen": ("embedding/*",), "optimizer.learning_rate_multipliers": {"head/*": 10}}))
+    validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
+    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"}))
+    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"}))
+    validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
+    validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
+    for fraction in (None, 0.0):  # not even that of the released configs
+        validate(change({**HEAD, "model.dropout_fraction": fraction}, FINETUNING))
+    validate(change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING))  # of trials
+
+
+# The message names the first of the fields.
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({"polyak.start": "5 steps", "polyak.factor": None}, "polyak.factor"),
+        ({"schedule.timescale": "5 steps"}, "schedule.decay"),
+        ({"schedule.drop_at_fraction": (0.5,)}, "schedule.decay"),
+        ({"schedule.end_learning_rate": 1e-5, "schedule.decay": "rsqrt"}, "schedule.decay"),
+        ({"optimizer.momentum": 0.5}, "optimizer.name"),
+        ({"optimizer.beta1": 0.95, "optimizer.name": "sgd"}, "optimizer.name"),
+        ({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}, "optimizer.name"),
+        ({"optimizer.first_moment_dtype": "bfloat16", **LION}, "optimizer.name"),
+        ({"optimizer.arguments": {"b1": 0.9}}, "optimizer.name"),
+        ({"optimizer.layer_decay": 0.9, **HEAD}, "optimizer.trained"),
+        ({"optimizer.frozen": ("norm/*",), **HEAD}, "optimizer.trained"),
+        ({"input.crop_area_fraction": (0.5, 1.0)}, "input.train_crop"),
+        ({"input.test_crop_fraction": 0.5}, "input.test_resize"),
+        ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_layers"),
+        ({"input.mixup_alpha": 0.4, "objective.kind": "masked_patch"}, "objective.kind"),
+        ({"input.cutmix_alpha": 1.0, **MASKED}, "objective.kind"),
+        ({"input.cutmix_fraction": 0.2, "input.cutmix_alpha": 1.0, "input.mixup_alpha": 0.0}, "input.mixup_alpha"),
+        ({"objective.label_smoothing_fraction": 0.1, **MASKED}, "objective.kind"),
+        ({"objective.corrupted_fraction": 0.3}, "objective.kind"),
+        ({"logging.profile_num_steps": 3}, "logging.profile_start_step"),
+        ({"input.randaugment_magnitude": 5, "input.randaugment_layers": 0}, "input.randaugment_layers"),
+        ({"input.shift_pixels": 1, "input.train_crop": "none"}, "input.train_crop"),
+        ({"input.train_resize_pixels": 9}, "input.train_crop"),
+        ({"resume_step": 5}, "resume_from"),
+        ({"stop_early.patience": 2, "checkpoint.keep_best": 0}, "checkpoint.keep_best"),
+        ({"stop_early.min_delta": 0.1}, "stop_early.patience"),
+    ],
+)
+def test_a_setting_without_effect_is_rejected(fields, needed):
+    with rejects(f"config.{next(iter(fields))}=", f"no effect with {needed}.*Set {needed}"):
+        validate(change(fields))
+
+
+def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe():
+    with rejects("config.optimizer.name='optax:lionn'", "Did you mean 'lion'"):
+        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}))
+    with rejects("config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"):
+        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"init_from": "a", "resume_from": "b"}, "resume_from.*both"),
+        ({"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"}, "=0.1.*loss='bce'.*sigmoid"),
+        ({"polyak.warmup": "ratio", "polyak.factor": 0.9}, "'ratio'.*bias_correction=False"),
+        ({"input.data_dir": "gs://b/tfds"}, "=gs://b/tfds.*folder"),
+        # input
+        ({"input.test_split": "train"}, "'train'"),
+        *(({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1") for area in NO_AREAS),
+        *(({"input.value_range": values}, "finite numbers, low < high") for values in NO_VALUES),
+        ({"input.shift_pixels": 0}, "=0.*at least 1.*train_crop='shift'"),
+        ({"input.train_resize_pixels": None, **RESIZE}, "=None.*train_crop='resize'"),
+        ({"input.train_resize_pixels": 9, **RESIZE, "input.image_size": (8, 10)}, "=9.*at least 10"),
+        ({"input.train_examples": 9, "input.train_examples_per_class": 2}, "=9.*per_class=2"),
+        # objective
+        ({"objective.loss": "sigmoid", **MASKED}, "='sigmoid'.*'softmax'"),
+        ({"objective.corruption_shares": (0.5, 0.1, 0.1), **MASKED}, r"=\(0.5, 0.1, 0.1\).*sum to 1"),
+        ({"optimizer.trained": "head", **MASKED}, "='head'.*masked_patch"),
+        # optimizer
+        ({"optimizer.learning_rate_multipliers": {"head/*": 0.0}}, r"head/\*.*=0.0.*positive.*optimizer.frozen"),
+        ({**BIG_VISION, "schedule.learning_rate": 0.0}, "='big_vision'.*learning rate.*0"),
+        ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "='math:lion': math has"),
+        # schedule
+        ({"schedule.end_learning_rate": 1.0}, r"=1.0.*\[0, 0.003\]"),
+        *(({"schedule.drop_at_fraction": drops, **STAIRCASE}, r"ascending.*\(0, 1\)") for drops in NO_DROPS),
+        # evaluations
+        *(({"evaluation.evaluators": {name: {}}}, f"{name}.*prefix") for name in NO_PREFIXES),
+        ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments.*no effect.*'classification'"),
+        ({"evaluation.evaluators": {"v2": {"train_split": "x"}}}, "v2.train_split.*no effect.*'classification'"),
+        (
+            {"evaluation.evaluators": {"f": {"kind": "fewshot", "arguments": {"shot": 5}}}},
+            "f.arguments.shot.*Did you mean shots",
+        ),
+        ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f.*train_split.*'test'"),
+        ({"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN}, "few_5.*few_10.*near_20nn"),
+        ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
+        (
+            {"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"},
+            "one of test_loss\\.",
+        ),
+        ({"allow_code": ("a-b",)}, "='a-b'.*package"),
+    ],
+)
+def test_values_that_do_not_fit_each_other(fields, rule):
+    with rejects(f"config.{next(iter(fields))}", rule):
+        validate(change(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"objective.kind": "masked_patch"}, "='masked_patch'.*pre-training"),
+        ({"schedule.learning_rate": 0.01}, r"=0.01: must be 0 with config.search.learning_rates=\(0.001, "),
+        ({"schedule.learning_rate": 0.0, "search.learning_rates": ()}, "=0.0.*search.learning_rates"),
+        *(({"search.learning_rates": rates}, rule) for rates, rule in NO_RATES),
+        *(({"search.validation_fraction": part}, rf"={part}.*\(0, 1\)") for part in (0.0, 1.0)),
+    ],
+)
+def test_values_that_do_not_fit_fine_tuning(fields, rule):
+    with rejects(f"config.{next(iter(fields))}", rule):
+        validate(change(fields, FINETUNING))
+
+
+@pytest.mark.parametrize("base", [PRETRAINING, FINETUNING], ids=["pretrain", "finetune"])
+def test_dropout_on_frozen_features(base):
+    with rejects("config.model", "no effect.*optimizer.trained='head'"):
+        validate(change({**HEAD, "model.dropout_fraction": 0.1}, base))
+
+
+def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
+    """Other texts may have the same form: a workdir, a project, an evaluator's own argument."""
+    evaluators = {"v2": {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}}
+    other = {"init_from": "runs:best", "logging.wandb_project": "team:x", "evaluation.evaluators": evaluators}
+    (tmp_path / "mine.py").write_text("def f(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.invalidate_caches()
+    validate(change(other))
+    assert sys.modules.pop("mine").f
+
+
+# Durations, and what the dataset and the devices forbid.
+
+CLOCK = Clock(global_batch=32, num_examples=1000, total_steps=200)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("1 step", 1),
+        ("10_000 steps", 10_000),
+        ("1e3 steps", 1000),
+        ("  7   steps ", 7),
+        ("90 epochs", 2812),  # 90 * 1000 / 32 = 2812.5, to even
+        ("1 epoch", 31),  # 31.25
+        ("1e6 examples", 31_250),
+        ("1 example", 1),  # a length above zero is never no step
+        ("0.1 fraction", 20),
+        ("0.001 fraction", 1),
+        ("0 steps", 0),
+        ("0 fraction", 0),
+    ],
+)
+def test_steps(text, steps):
+    assert CLOCK.to_steps(text) == steps
+
+
+FORMS = ["", "90", "epochs", "90epochs", "90 days", "-1 steps", "nan steps", "inf epochs", "9 0 steps", "1,5 epochs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        *((text, "a number and a unit.*'500 steps'") for text in FORMS),
+        ("1.5 fraction", r"\[0, 1\]"),
+        ("0.5 fraction", "fraction of itself"),  # of the run, which has no length yet
+    ],
+)
+def test_not_a_duration(text, rule):
+    with rejects(f"'{text}'", rule):
+        Clock(global_batch=32, num_examples=1000).to_steps(text)
+
+
+LENGTHS = {"total": "200 epochs", "schedule.warmup": "10 epochs", "evaluation.every": "50 epochs"}
+BASE = change({"global_batch": 128, **LENGTHS})
+
+
+def steps_of(num_devices=8, config=BASE, **fields):
+    """Of the config with fields changed; `section__field=value`."""
+    changed = change({name.replace("__", "."): value for name, value in fields.items()}, config)
+    return resolve(changed, num_examples=1280, num_devices=num_devices)
+
+
+def test_every_length_becomes_steps():
+    steps = steps_of(
+        total="20 epochs",  # of 10 steps
+        schedule__warmup="0.1 fraction",
+        schedule__decay="rsqrt",
+        schedule__timescale="1280 examples",
+        polyak__start="3 epochs",
+        evaluation__every="50 steps",
+        evaluation__evaluators={"v2": {"every": "2 epochs"}, "v3": {}},
+        checkpoint__every="0.5 fraction",
+        logging__every="1 example",
+    )
+    given = {"total": 200, "warmup": 20, "timescale": 10, "cooldown": 40, "polyak_start": 30}
+    every = {"evaluate_every": 50, "checkpoint_every": 100, "log_every": 1, "evaluators_every": {"v2": 20, "v3": 50}}
+    assert steps == RunSteps(**given, **every)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),  # the first field is the one that the message names
+    [
+        ({"global_batch": 100}, "100.*divisible by 8.*96 or 104"),
+        ({"evaluation__global_batch": 12}, "12.*divisible by 8.*8 or 16"),
+        ({"global_batch": 40, "optimizer__accumulation_steps": 4}, "40.*divisible by.*4 micro-batches.*32 or 64"),
+        ({"global_batch": 10, "sharding__num_model_shards": 2}, "10.*divisible by.*2 model shards.*8 or 12"),
+        ({"global_batch": 2560, "total": "10 epochs", "schedule__warmup": "10 steps"}, "2560.*at most the 1280"),
+        ({"global_batch": 2560, "total": "0.1 epochs"}, "2560.*at most the 1280"),
+        ({"total": "0 epochs"}, "'0 epochs'.*at least one"),
+        ({"polyak__start": "1 fraction", "polyak__factor": 0.9}, "'1 fraction'.*2000 of 2000"),
+        ({"schedule__warmup": "10 epochs", "total": "5 epochs"}, "'10 epochs'.*100 of 50.*before"),
+        ({"evaluation__every": "0 steps"}, "at least one step"),
+        ({"evaluation__evaluators": {"v2": {"every": "0 steps"}}}, "v2.every.*at least one step"),
+        ({"logging__every": "0 fraction"}, "at least one step"),
+        ({"schedule__timescale": "0 steps", "schedule__decay": "rsqrt"}, "'0 steps'.*at least 1 step"),
+        (
+            {"schedule__drop_at_fraction": (0.02, 0.5), "schedule__decay": "staircase"},
+            "after the warm-up.*step 40.*step 100",
+        ),
+        ({"stop_early__patience": 3}, "at most 2.*4 evaluations of test_accuracy.*500 of 2000"),
+        *(({"logging__profile_start_step": step}, f"{step}.*1 to 2000") for step in (-1, 0, 2001)),
+    ],
+)
+def test_what_does_not_fit_the_dataset_or_the_devices(fields, rule):
+    with rejects(f"config.{next(iter(fields))}".replace("__", "."), rule):
+        steps_of(**fields)
+
+
+def test_a_mesh_that_does_not_divide_the_devices():
+    with rejects("config.sharding", "num_replicas=4.*num_model_shards=4.*divide.*8"):
+        steps_of(sharding__num_replicas=4, sharding__num_model_shards=4)
+
+
+def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
+    monkeypatch.setattr(check, "out_of_range", lambda config: pytest.fail("validated again"))
+    assert steps_of().total == 2000
+    with pytest.raises(pytest.fail.Exception):
+        validate(BASE)
+
+
+def test_what_fits():
+    fits = {"global_batch": 64, "optimizer__accumulation_steps": 8, "evaluation__global_batch": 24}
+    assert steps_of(**fits).total == 4000
+    assert steps_of(evaluation__global_batch=None).total == 2000
+    assert steps_of(global_batch=2560).total == 100  # more than an epoch at a step
+    shortest = steps_of(total="1 step", schedule__warmup="0 steps")
+    assert (shortest.total, shortest.warmup, shortest.evaluate_every) == (1, 0, 500)
+    assert steps_of(config=FINETUNING).total == 400

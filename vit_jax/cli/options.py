@@ -1,0 +1,377 @@
+"""Verbs and their options: a dataclass declares them, argparse parses them and prints the help.
+
+The annotation of a field is its type, with its range and the other options that it needs (`config.rules`).
+"""
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Annotated, Any, NoReturn
+
+from vit_jax.config.load import check_value, parse_text
+from vit_jax.config.rules import Range, When, default_of_field, rules_in, rules_of
+from vit_jax.files import printable_lines, refuse_bucket
+from vit_jax.nearest import closest
+
+LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
+_KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
+_WIDTH = 120
+_INDENT = 32  # of the meaning of an option
+_OVERRIDE = "config.SECTION.FIELD"
+REQUIRED = dataclasses.MISSING
+PositiveShare = Annotated[float, Range("(0, 1]")]
+
+
+class UsageError(ValueError):
+    """An error in the words of a command."""
+
+
+# Declarations.
+
+
+def option(form: str, meaning: str, default: Any = None, *, flag: str = "") -> Any:
+    """Declare an option `--name=FORM`; of a Literal the form is empty.
+
+    A tuple takes several values with commas between them, a list one value each time.
+    """
+    return _field(default, {"form": form, "meaning": meaning, "flag": flag})
+
+
+def switch(meaning: str) -> Any:
+    """Declare an option without a value."""
+    return _field(False, {"form": "", "meaning": meaning, "flag": ""})
+
+
+def argument(form: str, meaning: str, default: Any = REQUIRED) -> Any:
+    """Declare a positional word; a tuple takes one or several."""
+    return _field(default, {"form": form, "meaning": meaning})
+
+
+def _field(default: Any, metadata: dict[str, str]) -> Any:
+    if default == []:
+        return dataclasses.field(default_factory=list, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllowCode:
+    """The option that every verb with weights or a recipe has."""
+
+    allow_code: str | None = option("PACKAGE,…", "run code of these packages where the weights name it; default: none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overrides(AllowCode):
+    """Changes of a recipe."""
+
+    overrides: list[str] = option(
+        "VALUE", "change a value of the recipe; `vit-jax show --help` describes all fields", [], flag=_OVERRIDE
+    )
+
+    def __post_init__(self) -> None:
+        allowed = [] if self.allow_code is None else [f"--config.allow_code={self.allow_code}"]
+        last = {word.partition("=")[0]: word for word in [*self.overrides, *allowed]}  # of each field
+        self.overrides[:] = last.values()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Overrides):
+    """A recipe with changes of its values."""
+
+    config: str = option("RECIPE[:ARGUMENT]", "a file (configs/digits.py), or an installed recipe (digits)", REQUIRED)
+
+    def load(self) -> Any:
+        """Return the config."""
+        from vit_jax.config import load_recipe
+
+        return load_recipe(self.config, self.overrides)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of several runs that this machine does."""
+
+    index: Annotated[int | None, Range("[0, inf)"), When("count")] = option("I", "number of this machine, from 0")
+    count: Annotated[int | None, Range("[1, inf)")] = option("N", "number of machines that share the runs")
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The number of this machine, and that of all."""
+        if self.count is not None and (self.index is None or self.index >= self.count):
+            raise UsageError(f"--index={self.index}: must lie in [0, {self.count}), with --count={self.count}.")
+        return self.index or 0, self.count or 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One verb; called with the words that follow it."""
+
+    declaration: type[Any]  # fields, and a method `run`
+    examples: tuple[str, ...]
+    appendix: Callable[[], str] | None = None  # returns the end of the help
+
+    @functools.cached_property
+    def options(self) -> type[Any]:
+        """The dataclass of the declaration, made on first use: it takes a millisecond."""
+        is_made = "__dataclass_fields__" in vars(self.declaration)
+        return self.declaration if is_made else dataclasses.dataclass(frozen=True, kw_only=True)(self.declaration)
+
+    def __call__(self, words: Sequence[str]) -> None:
+        self.parse(words).run()
+
+    @property
+    def name(self) -> str:
+        """The name on the command line: of LrRange "lr-range"."""
+        return re.sub("(?<!^)(?=[A-Z])", "-", self.declaration.__name__).lower()
+
+    @property
+    def summary(self) -> str:
+        """The first line of the class's docstring."""
+        return inspect.cleandoc(self.declaration.__doc__ or "").partition("\n")[0]
+
+    @property
+    def flags(self) -> list[str]:
+        """The names of all options, without positional words."""
+        return list(_named(self.options))
+
+    def help(self) -> str:
+        """Return the description, every option with its meaning, the examples and the appendix."""
+        text = self._parser().format_help()
+        return f"{text}\n{self.appendix()}" if self.appendix else text
+
+    def parse(self, words: Sequence[str]) -> Any:
+        """Return the options of these words.
+
+        Raises:
+          UsageError: an unknown or missing option, a wrong value, or an option without effect.
+        """
+        known: list[str] = []
+        for word in words:
+            if known and known[-1].startswith(f"--{_OVERRIDE}=") and "=" not in known[-1].partition("=")[2]:
+                known[-1] += f"={word}"  # "--config.seed 1"
+            else:
+                known.append(_known(word, self.options, self.name))
+        try:
+            values, rest = self._parser().parse_known_intermixed_args(known)
+        except argparse.ArgumentError as error:
+            flag = (error.argument_name or "").partition("/")[0]
+            problems = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
+            problem = next((ours for theirs, ours in problems.items() if (error.message or "").startswith(theirs)), "")
+            message = f"{flag} {problem}. See vit-jax {self.name} --help." if problem else str(error.message)
+            raise UsageError(message) from None
+        if rest:
+            raise UsageError(f"Unknown argument {rest[0]!r}. See vit-jax {self.name} --help.")
+        options = self.options(**vars(values))
+        _require_effect(options)
+        return options
+
+    def _parser(self) -> "_Parser":
+        words = [field for field in dataclasses.fields(self.options) if "flag" not in field.metadata]
+        named = {name: field for name, field in _named(self.options).items() if name != _OVERRIDE}
+        needed = [f"--{name} {_form(field)}" for name, field in named.items() if _is_required(field)]
+        parser = _Parser(
+            prog=f"vit-jax {self.name}",
+            usage=" ".join([f"vit-jax {self.name}", *map(_form, words), *needed, "[OPTION …]"]),
+            description=inspect.cleandoc(self.options.__doc__ or ""),
+            epilog="\n".join(["Examples:", *(f"  vit-jax {self.name} {example}" for example in self.examples)]),
+            formatter_class=functools.partial(
+                argparse.RawDescriptionHelpFormatter, width=_WIDTH, max_help_position=_INDENT
+            ),
+            add_help=False,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        hints = typing.get_type_hints(self.options, include_extras=True)
+        for field in words:
+            number: Any = "+" if typing.get_origin(hints[field.name]) is tuple else None if _is_required(field) else "?"
+            default = None if _is_required(field) else field.default
+            parser.add_argument(
+                field.name, metavar=_form(field), help=_meaning(field, ()), nargs=number, default=default
+            )
+        for name, field in _named(self.options).items():
+            hint, default = hints[field.name], None if _is_required(field) else default_of_field(field)
+            common: dict[str, Any] = {"dest": field.name, "default": default, "help": _meaning(field, rules_in(hint))}
+            if _plain(hint) is bool:
+                parser.add_argument(f"--{name}", action="store_true", **common)
+                continue
+            read = functools.partial(_read, f"--{name}", hint)
+            form = _form(field) or "|".join(typing.get_args(_plain(hint)))
+            common |= {"metavar": form, "type": read, "required": _is_required(field)}
+            parser.add_argument(f"--{name}", action="append" if typing.get_origin(hint) is list else "store", **common)
+        return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        missing = message.removeprefix("the following arguments are required: ")
+        raise UsageError(f"Missing: {missing}. See {self.prog} --help.")
+
+
+def verb(*examples: str, appendix: Callable[[], str] | None = None) -> Callable[[type[Any]], Verb]:
+    """Make a verb of a class with options as fields and a method `run`; its docstring opens the help."""
+    return lambda declaration: Verb(declaration, examples, appendix)
+
+
+# Fields.
+
+
+def _named(options: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
+    """Return the options with names by flag: required ones, then those of the class, then those of its bases."""
+    fields = {field.name: field for field in dataclasses.fields(options) if "flag" in field.metadata}
+    order = dict.fromkeys(name for kind in options.__mro__ for name in inspect.get_annotations(kind) if name in fields)
+    ordered = sorted((fields[name] for name in order), key=lambda field: not _is_required(field))
+    return {field.metadata["flag"] or field.name: field for field in ordered}
+
+
+def _is_required(field: "dataclasses.Field[Any]") -> bool:
+    return default_of_field(field) is REQUIRED
+
+
+def _form(field: "dataclasses.Field[Any]") -> str:
+    form: str = field.metadata["form"]
+    is_optional = "flag" not in field.metadata and not _is_required(field)
+    return f"[{form}]" if is_optional else form
+
+
+def _meaning(field: "dataclasses.Field[Any]", rules: Iterable[Any]) -> str:
+    needed = "".join(f"; {_reason(rule, 'not with', 'needs')}" for rule in rules if isinstance(rule, When))
+    default = default_of_field(field)
+    is_shown = default is not REQUIRED and type(default) in (int, float, str) and default != ""
+    suffix = f" (default: {default:g})" if type(default) is float else f" (default: {default})" if is_shown else ""
+    return (field.metadata["meaning"] + needed + suffix).replace("%", "%%")
+
+
+# Values.
+
+
+def _read(flag: str, hint: Any, text: str) -> Any:
+    """Return the value of an option in the type of its field."""
+    rules, plain = [rule for rule in rules_in(hint) if not isinstance(rule, When)], _plain(hint)
+    custom = next(filter(callable, rules), None)
+    try:
+        if not text:
+            raise ValueError("must have a value")
+        value = custom(text) if custom else check_value("", parse_text(text, plain), plain)
+        for number in value if isinstance(value, tuple) else (value,):
+            if wrong := next((rule for rule in rules if isinstance(rule, Range) and not rule.allows(number)), None):
+                raise ValueError(wrong.rule)
+        return value
+    except ValueError as error:
+        problem = re.sub("^=.*?: ", "", str(error)).rstrip(".")  # without the value of `check_value`
+        raise argparse.ArgumentTypeError(f"{flag}={text}: {problem}{'' if problem.endswith('?') else '.'}") from None
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without annotations and None; of a list that of its elements."""
+    if hasattr(hint, "__metadata__"):
+        return _plain(hint.__origin__)
+    parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return _plain(parts[0])
+    if typing.get_origin(hint) is tuple:
+        return tuple[tuple(part if part is ... else _plain(part) for part in parts)]  # type: ignore[misc]
+    return parts[0] if typing.get_origin(hint) is list else hint
+
+
+def _known(word: str, options: type[Any], verb: str) -> str:
+    """Return a word as the parser takes it: with "_" for "-", an override of the recipe as an option.
+
+    Raises:
+      UsageError: there is no such option; or an address of a bucket, which no verb reads or writes.
+    """
+    value = word.partition("=")[2] if word.startswith("--") else word
+    for path in value.split(","):
+        refuse_bucket(path, word)
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.removeprefix("--").partition("=")
+    name, known = name.replace("-", "_"), _named(options)
+    if word.startswith("--config.") and _OVERRIDE in known:
+        return f"--{_OVERRIDE}={word}"
+    if name not in known:
+        hint = _hint_of_data(name, value, known) or _hint(name, known)
+        raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
+    return f"--{name}{equals}{value}"
+
+
+def _hint_of_data(name: str, value: str, known: Collection[str]) -> str:
+    """Return a suggestion for --folder=PATH and the like, which are values of --data=."""
+    option = "data" if "data" in known else "config.data" if _OVERRIDE in known else ""
+    return f" Did you mean --{option}={name}:{value}?" if option and value and name in _KINDS_OF_DATA else ""
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return a suggestion of options of similar spelling, or of fields of the config."""
+    close = closest(name, known, cutoff=0.8)
+    near = [] if close or _OVERRIDE not in known else [f"--config.{field}" for field in _fields_meant_by(name)]
+    near += [f"--{match}" for match in close or ([] if near else closest(name, known))]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _fields_meant_by(name: str) -> list[str]:
+    """Return fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
+    from vit_jax.config import FinetuneConfig, PretrainConfig
+    from vit_jax.config.load import field_paths
+    from vit_jax.config.synonyms import fields_meant
+
+    paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
+    fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
+    return [field if "=" in field else f"{field}=" for field in fields_meant(name, fields)]
+
+
+def given(options: Any, names: Collection[str]) -> list[str]:
+    """Return those of the options that have another value than their default, as "--name"."""
+    fields = {field.name: field for field in dataclasses.fields(options) if field.name in names}
+    return [f"--{name}" for name, field in fields.items() if getattr(options, name) != default_of_field(field)]
+
+
+def _require_effect(options: Any) -> None:
+    """Raise UsageError for an option that another one makes ineffective."""
+    for flag, field in _named(type(options)).items():
+        value = getattr(options, field.name)
+        for rule in rules_of(type(options))[field.name] if value != default_of_field(field) else ():
+            if isinstance(rule, When) and not rule.holds(getattr(options, rule.field)):
+                shown = f"--{flag}" if value is True else f"--{flag}={value}"
+                raise UsageError(f"{shown}: has no effect {_reason(rule)}. Leave it out.")
+
+
+def _reason(rule: When, excluded: str = "with", needed: str = "without") -> str:
+    if rule.values == (False,):
+        return f"{excluded} --{rule.field}"
+    return f"{needed} --{rule.field}" + (f"={' or '.join(map(str, rule.values))}" if rule.values else "")
+
+
+# Output.
+
+
+def fields_of_recipes() -> str:
+    """Return every field of the schema with its description, type and default."""
+    from vit_jax.config.descriptions import read_sections
+
+    parts = ["Fields of a recipe, set by --config.SECTION.FIELD=VALUE:"]
+    for section in read_sections():
+        parts += ["", textwrap.fill(f"{section.name}: {section.description}", _WIDTH)]
+        for field in section.fields:
+            default = "required" if field.default is None else f"default {field.default}"
+            parts.append(entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]"))
+    return "\n".join([*parts, ""])
+
+
+def entry(name: str, meaning: str) -> str:
+    """Return a name with its meaning in a column beside it, or below a longer name."""
+    indent = " " * _INDENT
+    lines = textwrap.fill(meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return f"  {name}\n{lines}" if len(name) > _INDENT - 4 else f"  {name}".ljust(_INDENT) + lines[_INDENT:]
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the program with a message."""
+    print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)
+    sys.exit(code)

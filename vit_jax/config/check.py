@@ -1,0 +1,477 @@
+"""Checks of a config, and its lengths in steps. No other module rejects a value of a config.
+
+`load` has checked names and types. `validate` needs the config alone, once for a run, before data are opened; `resolve`
+the size of the dataset and the number of devices; `require_fit` the network; `require_labels` the kind of labels.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.config.load import flatten, references, to_dict
+from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
+from vit_jax.config.schema import (
+    FROZEN_ARGUMENTS,
+    MULTILABEL_RESULTS,
+    EvaluatorConfig,
+    FinetuneConfig,
+    InputConfig,
+    PretrainConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+from vit_jax.files import refuse_bucket
+from vit_jax.nearest import did_you_mean
+from vit_jax.references import allowed_code, is_reference
+from vit_jax.references import resolve as import_reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """A conversion of durations of one run into steps."""
+
+    global_batch: int  # examples a step takes
+    num_examples: int  # in the training split
+    total_steps: int | None = None  # length of the run; None while it is itself being converted
+    earlier: tuple[tuple[int, int], ...] = ()  # last step and batch of each phase that comes before
+
+    def to_steps(self, text: str) -> int:
+        """Return whole steps, rounded; 0 only for a duration of 0. With earlier phases, from the first step."""
+        value, unit = parse_duration(text)
+        if unit == "fraction":
+            if self.total_steps is None:
+                raise ValueError(f"total={text!r}: the length of the run cannot be a fraction of itself.")
+            steps = value * self.total_steps
+        elif unit == "steps":
+            steps = value
+        else:
+            steps = self._steps_of(value * self.num_examples if unit == "epochs" else value)
+        return max(round(steps), 1 if value else 0)
+
+    def _steps_of(self, examples: float) -> float:
+        """Return the steps from the start of the run that take these examples."""
+        first = 0
+        for last, batch in self.earlier:
+            if examples <= (last - first) * batch:
+                return first + examples / batch
+            examples, first = examples - (last - first) * batch, last
+        return first + examples / self.global_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """An earlier part of a run, with its sizes."""
+
+    last_step: int
+    image_size: tuple[int, int]
+    global_batch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSteps:
+    """Every length of a run, in steps."""
+
+    total: int
+    warmup: int
+    timescale: int
+    cooldown: int
+    polyak_start: int
+    evaluate_every: int
+    checkpoint_every: int
+    log_every: int
+    evaluators_every: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    phases: tuple[Phase, ...] = ()
+
+
+def validate(config: RunConfig) -> None:
+    """Check values one by one and against each other, and import the user's code that references name.
+
+    Raises:
+      ValueError: a value that cannot work, with what would.
+    """
+    for name, value in flatten(to_dict(config)).items():
+        if isinstance(value, str):
+            refuse_bucket(value, f"config.{name}={value}")
+    for name, value in references(config):  # first: whether other fields have an effect depends on what exists
+        import_reference(value, f"config.{name}")
+    checks = (
+        out_of_range(config),
+        without_effect(config, config),
+        _wrong_input(config.input),
+        _wrong_objective(config),
+        _wrong_optimizer(config),
+        _wrong_schedule(config.schedule),
+        _wrong_evaluations(config),
+        _wrong_phases(config),
+        _wrong_start(config),
+    )
+    reject(itertools.chain.from_iterable(checks))
+
+
+def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
+    """Convert durations to steps, for a training split of `num_examples` and the devices of all processes.
+
+    Raises:
+      ValueError: a value that does not suit the dataset or the devices, with what would. `validate` checks the others.
+    """
+    reject(_of_devices(config, num_devices))
+    return lengths(config, num_examples)
+
+
+def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:
+    """Check values that must suit the network and the platform ("cpu", "gpu" or "tpu").
+
+    Raises:
+      ValueError: one does not.
+    """
+    reject(_of_network(config, a, platform))
+
+
+def require_labels(config: RunConfig, *, is_multilabel: bool, frozen: Mapping[str, bool]) -> None:
+    """Check values that are for single-label or for multi-label data alone.
+
+    Args:
+      config: as loaded.
+      is_multilabel: an image of the training split may have several labels.
+      frozen: the same of the data of each evaluator on frozen features, by its name.
+
+    Raises:
+      ValueError: a value does not suit the data.
+    """
+    reject(_of_labels(config, is_multilabel, frozen))
+
+
+def lengths(config: RunConfig, num_examples: int) -> RunSteps:
+    """Convert durations to steps, for any devices.
+
+    Points in time count the examples of earlier phases; periods, and lengths at the end, have the last batch.
+
+    Raises:
+      ValueError: durations that do not fit each other.
+    """
+    clock = Clock(config.global_batch, num_examples)
+    phases = _phases(config, clock)
+    start = dataclasses.replace(clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases))
+    total, too_large = start.to_steps(config.total), _too_large(config, num_examples)
+    if total < 1:
+        raise ValueError(
+            f"config.{too_large}" if too_large else f"config.total={config.total!r}: must be at least one step."
+        )
+    start, clock = (dataclasses.replace(each, total_steps=total) for each in (start, clock))
+    steps = RunSteps(
+        total=total,
+        warmup=start.to_steps(config.schedule.warmup),
+        timescale=clock.to_steps(config.schedule.timescale),
+        cooldown=clock.to_steps(config.schedule.cooldown),
+        polyak_start=start.to_steps(config.polyak.start),
+        evaluate_every=clock.to_steps(config.evaluation.every),
+        checkpoint_every=clock.to_steps(config.checkpoint.every),
+        log_every=clock.to_steps(config.logging.every),
+        evaluators_every={
+            name: clock.to_steps(evaluator.every or config.evaluation.every)
+            for name, evaluator in config.evaluation.evaluators.items()
+        },
+        phases=phases,
+    )
+    reject(too_large or problem for problem in _of_lengths(config, steps))
+    return steps
+
+
+def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
+    """Return the earlier parts of a run, in order; a fraction is of `config.total`, in its unit."""
+    phases: list[Phase] = []
+    total, unit = parse_duration(config.total)
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        value, own_unit = parse_duration(phase.until)
+        until = f"{value * total} {unit}" if own_unit == "fraction" and unit != "fraction" else phase.until
+        before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
+        batch, first = phase.global_batch or config.global_batch, before[-1][0] if before else 0
+        last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
+        if last <= first:
+            raise ValueError(
+                f"config.phases.{name}.until={phase.until!r}: is step {last}, and must be after step {first}, at which "
+                "it begins. Give phases in order."
+            )
+        phases.append(Phase(last, phase.image_size or config.input.image_size, batch))
+    return tuple(phases)
+
+
+def _too_large(config: RunConfig, num_examples: int) -> str:
+    """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
+    if config.global_batch <= num_examples:
+        return ""
+    return (
+        f"global_batch={config.global_batch}: must be at most the {num_examples} training images for these "
+        f"lengths, since an epoch is less than one step. Use {num_examples} or less."
+    )
+
+
+def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    schedule, start = config.schedule, config.logging.profile_start_step
+    if steps.phases and steps.phases[-1].last_step >= steps.total:
+        yield (
+            f"phases: the last one ends at step {steps.phases[-1].last_step} of {steps.total}: must end before the run "
+            "does. Shorten it."
+        )
+    if steps.warmup >= steps.total:
+        yield (
+            f"schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: must end before the run "
+            "does. Shorten it, or lengthen config.total."
+        )
+    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= steps.total - steps.warmup:
+        yield (
+            f"schedule.cooldown={schedule.cooldown!r} is {steps.cooldown} of {steps.total} steps: must be 1 to "
+            f"{steps.total - steps.warmup}, the steps after the warm-up. Choose another length."
+        )
+    if schedule.decay == "rsqrt" and steps.timescale < 1:
+        yield f"schedule.timescale={schedule.timescale!r}: must be at least 1 step for rsqrt."
+    if config.polyak.factor is not None and steps.polyak_start >= steps.total:
+        yield (
+            f"polyak.start={config.polyak.start!r} is step {steps.polyak_start} of {steps.total}: must be before the "
+            "end. Start earlier, or set config.polyak.factor=None."
+        )
+    first_drop = round(schedule.drop_at_fraction[0] * steps.total)
+    if schedule.decay == "staircase" and first_drop < steps.warmup:
+        yield (
+            f"schedule.drop_at_fraction={schedule.drop_at_fraction}: must be after the warm-up, and step {first_drop} "
+            f"is before its end at step {steps.warmup}. Shorten the warm-up, or drop later."
+        )
+    if start is not None and not 1 <= start <= steps.total:
+        yield f"logging.profile_start_step={start}: must be a step of the run, 1 to {steps.total}."
+    evaluators = {f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()}
+    evaluations = {"evaluation": steps.evaluate_every} | evaluators
+    for section, every in (evaluations | {"checkpoint": steps.checkpoint_every, "logging": steps.log_every}).items():
+        if every < 1:
+            yield f"{section}.every: must be at least one step."
+    yield from _of_early_stopping(config, steps)
+
+
+def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    patience, metric = config.stop_early.patience, config.checkpoint.best_metric
+    of_metric = [every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")]
+    every = min(of_metric, default=steps.evaluate_every)
+    num_evaluations = -(-steps.total // every)
+    if patience is not None and num_evaluations < patience + 2:
+        yield (
+            f"stop_early.patience={patience}: must be at most {num_evaluations - 2}, for {num_evaluations} evaluations "
+            f"of {metric}, one every {every} of {steps.total} steps. Evaluate more often, or lower the patience."
+        )
+
+
+def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
+    replicas, shards = config.sharding.num_replicas or 1, config.sharding.num_model_shards
+    if num_devices % (replicas * shards):
+        yield (
+            f"sharding: num_replicas={replicas} x num_model_shards={shards} must divide the {num_devices} device(s). "
+            "Choose divisors."
+        )
+    accumulation = config.optimizer.accumulation_steps or 1
+    shares = num_devices // shards  # model shards see the same examples
+    batches = {"global_batch": (config.global_batch, shares * accumulation)}
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        if phase.global_batch is not None:
+            batches[f"phases.{name}.global_batch"] = (phase.global_batch, shares * accumulation)
+    if config.evaluation.global_batch is not None:
+        batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
+    for name, (batch, divisor) in batches.items():
+        if batch % divisor:
+            below = batch // divisor * divisor
+            allowed = f"{below} or {below + divisor}" if below else str(divisor)
+            over = f"{num_devices} device(s)" + (f" / {shards} model shards" if shards > 1 else "")
+            over += f" x {accumulation} micro-batches" if divisor != shares else ""
+            yield f"{name}={batch}: must be divisible by {over}. Use {allowed}."
+
+
+def _of_network(config: RunConfig, a: Architecture, platform: str) -> Iterator[str]:
+    weights, form, shards = config.objective.class_weights, config.model.attention, config.sharding.num_model_shards
+    if len(weights) not in (0, a.num_classes):
+        yield f"objective.class_weights={weights}: must have one number for each class. Give {a.num_classes}."
+    if form == "cudnn" and platform != "gpu":
+        yield f"model.attention='cudnn': must run on an NVIDIA GPU, and here is {platform}. Use auto."
+    if form != "auto" and not a.has_transformer:
+        yield f"model.attention={form!r}: has no effect on {a.name}, which has no attention. Use auto."
+    if a.is_standard and a.num_heads % shards:
+        yield f"sharding.num_model_shards={shards}: must divide the {a.num_heads} heads of {a.name}. Choose a divisor."
+
+
+def _of_labels(config: RunConfig, is_multilabel: bool, frozen: Mapping[str, bool]) -> Iterator[str]:
+    best_metric, objective = config.checkpoint.best_metric, config.objective
+    if not is_multilabel and best_metric.endswith(MULTILABEL_RESULTS):
+        yield f"checkpoint.best_metric={best_metric!r}: must be a metric of single-label data. Use test_accuracy."
+    single = "must be unset for multi-label data"
+    for name in (name for name, is_multilabel in frozen.items() if is_multilabel):
+        kind = config.evaluation.evaluators[name].kind
+        yield f"evaluation.evaluators.{name}.kind={kind!r}: must have single-label data. Remove the evaluator."
+    if not is_multilabel:
+        return
+    if objective.kind == "classification" and objective.loss == "softmax":
+        yield "objective.loss='softmax': must have single-label data. Use config.objective.loss=sigmoid."
+    if objective.class_weights:
+        yield f"objective.class_weights={objective.class_weights}: {single}. Leave it at ()."
+    if config.input.sampling == "balanced":
+        yield "input.sampling='balanced': must have single-label data. Use uniform."
+
+
+def is_value_range(value: Any) -> bool:
+    """Return whether this is a pair of finite numbers, the first of them lower."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_pair and all(type(n) in (int, float) and math.isfinite(n) for n in value) and value[0] < value[1]
+
+
+def _wrong_input(config: InputConfig) -> Iterator[str]:
+    if config.train_split == config.test_split:
+        yield (
+            f"input.train_split and config.input.test_split are both {config.test_split!r}: the run would be tested on "
+            "the images it trains on. Name two different splits."
+        )
+    low, high = config.crop_area_fraction
+    if not 0 < low <= high <= 1:
+        yield f"input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1."
+    if config.value_range is not None and not is_value_range(config.value_range):
+        yield f"input.value_range={config.value_range}: must be finite numbers, low < high. Use 0,4095 for 12 bits."
+    if config.train_crop == "shift" and not config.shift_pixels:
+        yield "input.shift_pixels=0: must be at least 1 with train_crop='shift'. Use 4, or another train_crop."
+    per_class = config.train_examples_per_class
+    if config.train_examples is not None and per_class is not None:
+        yield (
+            f"input.train_examples={config.train_examples}: must be None with train_examples_per_class={per_class}. "
+            "Set one of them."
+        )
+    pixels, side = config.train_resize_pixels, max(config.image_size)
+    if config.train_crop in ("resize", "resize_short_side") and (pixels is None or pixels < side):
+        yield (
+            f"input.train_resize_pixels={pixels}: must be at least {side}, to crop {config.image_size}, with "
+            f"train_crop={config.train_crop!r}. Use {side * 8 // 7}."
+        )
+
+
+def _wrong_objective(config: RunConfig) -> Iterator[str]:
+    objective, shares = config.objective, config.objective.corruption_shares
+    if objective.loss == "bce" and objective.label_smoothing_fraction:
+        yield (
+            f"objective.label_smoothing_fraction={objective.label_smoothing_fraction}: must be 0 for loss='bce', which "
+            "would take all classes for present. Use loss='sigmoid'."
+        )
+    if objective.kind != "masked_patch":
+        return
+    if isinstance(config, FinetuneConfig):
+        yield "objective.kind='masked_patch': must be pre-training. Use classification in fine-tuning."
+    if objective.loss != "softmax":
+        yield f"objective.loss={objective.loss!r}: has no effect on masked_patch. Leave it at 'softmax'."
+    if abs(sum(shares) - 1) > 1e-6:
+        yield f"objective.corruption_shares={shares}: must sum to 1."
+    if config.optimizer.trained == "head":
+        yield "optimizer.trained='head': must be 'all' with masked_patch, whose features are learned."
+
+
+def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
+    optimizer, polyak = config.optimizer, config.polyak
+    searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
+    has_rate = config.schedule.learning_rate or searches
+    if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not has_rate:
+        yield (
+            "optimizer.weight_decay_meaning='big_vision': must have a positive peak learning rate, by which it "
+            "divides. Set schedule.learning_rate, or weight_decay=0."
+        )
+    if optimizer.lora_rank is not None and not isinstance(config, FinetuneConfig):
+        yield f"optimizer.lora_rank={optimizer.lora_rank}: must be fine-tuning. Use `vit-jax finetune`, or None."
+    if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
+        yield "model: dropout has no effect with optimizer.trained='head', on frozen features. Use 0."
+    if polyak.factor is not None and polyak.warmup and polyak.bias_correction:
+        yield f"polyak.warmup={polyak.warmup!r}: replaces bias_correction. Set config.polyak.bias_correction=False."
+
+
+def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
+    base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
+    if base and end > base:
+        yield f"schedule.end_learning_rate={end}: must lie in [0, {base}], up to learning_rate."
+    if not fractions or any(after <= before for before, after in itertools.pairwise((0.0, *fractions, 1.0))):
+        yield f"schedule.drop_at_fraction={fractions}: must be ascending numbers in (0, 1). Use (0.3, 0.6, 0.9)."
+
+
+def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of results of a run's evaluations, and the prefixes of results of user-defined evaluators."""
+    objective = config.objective
+    has_accuracy = objective.kind == "classification" or objective.patch_target != "pixels"
+    usual: tuple[str, ...] = ("accuracy", "loss") if has_accuracy else ("loss",)
+    if objective.kind == "classification" and objective.loss != "softmax":
+        usual += MULTILABEL_RESULTS  # the data may be multi-label
+    known = [f"test_{result}" for result in usual]
+    own = []
+    for name, evaluator in config.evaluation.evaluators.items():
+        if is_reference(evaluator.kind):
+            own.append(f"{name}_")
+        else:
+            results = usual if evaluator.kind == "classification" else _frozen_results(evaluator)
+            known += [f"{name}_{result}" for result in results]
+    return tuple(known), tuple(own)
+
+
+def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
+    for name, evaluator in config.evaluation.evaluators.items():
+        field = f"evaluation.evaluators.{name}"
+        if not name.isidentifier() or name in ("test", "validation", "train"):
+            yield (
+                f"{field}: must be a prefix of results. Use letters, digits and _, and neither test, validation nor "
+                "train."
+            )
+        if evaluator.kind in FROZEN_ARGUMENTS:
+            yield from _wrong_arguments(field, evaluator)
+            train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
+            if train == test:
+                yield f"{field}: split and train_split must differ, and are both {test!r}."
+    if not config.checkpoint.keep_best:
+        return
+    metric, (known, own) = config.checkpoint.best_metric, result_names(config)
+    if metric not in known and not metric.startswith(own):
+        results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
+        yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
+
+
+def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
+    """Check names; the evaluator checks values before anything is compiled."""
+    allowed = FROZEN_ARGUMENTS[config.kind]
+    for name in (name for name in config.arguments if name not in allowed):
+        hint = did_you_mean(name, allowed, "{}")
+        yield f"{field}.arguments.{name}: must be one of {', '.join(allowed)}, for kind={config.kind!r}.{hint}"
+
+
+def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
+    result = "shot_accuracy" if config.kind == "fewshot" else "nn_accuracy"
+    return (f"{number}{result}" for number in config.numbers)
+
+
+def _wrong_phases(config: RunConfig) -> Iterator[str]:
+    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+        if phase.image_size is None and phase.global_batch is None:
+            yield f"phases.{name}: has no effect. Set its image_size or global_batch."
+
+
+def _wrong_start(config: RunConfig) -> Iterator[str]:
+    """Check the start of a run: weights and their code, learning rate."""
+    try:
+        allowed_code(config.allow_code)
+    except ValueError as error:
+        yield str(error)
+    if not isinstance(config, FinetuneConfig):
+        if config.init_from is not None and config.resume_from is not None:
+            yield (
+                "init_from and config.resume_from are both set: the first starts at step 0 with the weights of another "
+                "run, the second continues it. Choose one."
+            )
+        return
+    rate, rates = config.schedule.learning_rate, config.search.learning_rates
+    if not rates and not rate:
+        yield "schedule.learning_rate=0.0: must be positive. Set it, or config.search.learning_rates to search."
+    if rates and rate:
+        yield (
+            f"schedule.learning_rate={rate}: must be 0 with config.search.learning_rates={rates}, to search. Set it to "
+            "0, or add --config.search.learning_rates= (empty)."
+        )
+    if len(set(rates)) != len(rates):
+        yield f"search.learning_rates={rates}: must differ from each other."
+    if rates and not 0 < (fraction := config.search.validation_fraction) < 1:
+        yield f"search.validation_fraction={fraction}: must lie in (0, 1)."

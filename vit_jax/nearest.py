@@ -1,0 +1,15 @@
+"""Suggestions of names that are spelled similarly. No other module compares spellings."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def closest(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return at most `most` known names that are at least `cutoff` similar to a name, the most similar first."""
+    return difflib.get_close_matches(name, list(known), most, cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}", most: int = 1, cutoff: float = 0.6) -> str:
+    """Return " Did you mean A or B?" with the closest known names in this form; "" without any."""
+    near = [form.format(other) for other in closest(name, known, most, cutoff)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
