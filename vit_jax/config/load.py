@@ -178,7 +178,7 @@ def parse_text(text: str, hint: Any) -> Any:
 
 
 def _parse_override(text: str, hint: Any) -> Any:
-    """Return the value of an override as ml_collections' config_flags parse it, or unchanged for `check_value`."""
+    """Return the value of an override as ml_collections' config_flags parse it, else as `parse_text` does."""
     if hint is Any or _is_list(hint) or (text == "None" and type(None) in _options(hint)):
         return parse_text(text, hint)
     from absl import flags  # here alone: other options and configs made in Python need neither
@@ -191,7 +191,7 @@ def _parse_override(text: str, hint: Any) -> Any:
     try:
         flag_values(arguments)
     except (flags.Error, TypeError, ValueError):
-        return text
+        return parse_text(text, hint)
     return parsed.value
 
 
