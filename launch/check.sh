@@ -67,3 +67,41 @@ find_in_bucket() {
         "$(quoted "$address") for a file."
   fi
 }
+
+# price_run TOPOLOGY CHIPS ARGUMENT...: prints hours and price by `vit-jax plan`, before anything is rented. A plan that
+# cannot be made stops no run.
+price_run() {
+  local plan word chips="$2" request=("$venv/bin/vit-jax" plan --topology="$1" --arithmetic --json)
+  for word in "${@:3}"; do
+    [[ ! "$word" =~ ^--(config|allow_code)[.=] ]] || request+=("$word")
+  done
+  if [[ -n "$dry_run" ]]; then
+    quoted "${request[@]}"
+  elif ! plan="$(cd -- "$repository" && "${request[@]}" 2>&1)"; then
+    say "hours and price are not known: $(tail -n 1 <<<"$plan")"
+  else
+    awk -v hours="$(figure days "$plan")" -v chip_hours="$(figure chip_hours "$plan")" -v chips="$chips" \
+      -v price="$price" -v limit="$max_hours" 'BEGIN {
+        if (hours == "") { print "plan has no time for this run"; exit }
+        hours *= 24
+        printf "plan, by arithmetic: %.1f hours on %d chips, %.0f chip-hours", hours, chips, chip_hours
+        if (price != "") printf ", %.2f at %s a chip-hour", chip_hours * price, price
+        print "; evaluation, checkpoints, input and interruptions are not included"
+        if (limit != "" && hours > limit)
+          print "--max_hours=" limit " is less: the run is stopped before its end, and the same command goes on"
+      }' | while IFS= read -r word; do say "$word"; done
+    [[ "$plan" != *'"fits": false'* ]] || say "by this plan the run does not fit into the memory of the chips"
+  fi
+}
+
+# figure NAME JSON: a number of a plan, "" where it is null.
+figure() { sed -n "s/^ *\"$1\": \([-+0-9.e]*\),\{0,1\}$/\1/p" <<<"$2"; }
+
+# price_limit CHIPS: the most that --max_hours lets the machines cost.
+price_limit() {
+  [[ -n "$max_hours" ]] || return 0
+  say "--max_hours=$max_hours: at most $(awk -v hours="$max_hours" -v chips="$1" -v price="$price" 'BEGIN {
+    printf "%.1f chip-hours", hours * chips
+    if (price != "") printf ", %.2f at %s a chip-hour", hours * chips * price, price
+  }'), then the run is saved and stopped"
+}

@@ -32,6 +32,15 @@ LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
 IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
 FOLDER_LETTERS = "-a-zA-Z0-9._=+@,"
+PLANNED = {  # kinds of `vit-jax plan --topology=`
+    "tpu-v4-podslice": "v4",
+    "tpu-v5-lite-podslice": "v5e",
+    "tpu-v5p-slice": "v5p",
+    "tpu-v6e-slice": "v6e",
+    "nvidia-h100-80gb": "h100",
+    "nvidia-tesla-a100": "a100-40gb",
+    "nvidia-a100-80gb": "a100-80gb",
+}
 DEVICES_PER_CHIP = {"tpu7x": 2}  # as JAX counts them; of the others one
 
 
@@ -58,6 +67,7 @@ def render(words: Sequence[str] | None = None) -> str:
     cases |= {"account"} if options.service_account else set()
     cases |= {"bucket"} if options.workdir.startswith("gs://") else {"claim"}
     cases |= {"data"} if options.data_bucket else set()
+    cases |= {"limit"} if options.max_hours is not None else set()
     template = TEMPLATE.read_text()
     if options.shares is None:
         return fill(template, values, cases)
@@ -65,13 +75,20 @@ def render(words: Sequence[str] | None = None) -> str:
 
 
 def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
-    """Return what gke.sh checks a run with, a line each: devices, slices as JAX counts them, workdir, mounts."""
+    """Return what gke.sh checks a run with, a line each.
+
+    Devices and slices as JAX counts them, workdir, mounts, chips of all shares, the topology's name in `vit-jax plan`.
+    """
     kind, nodes = _kind(options), options.slices * values["parallelism"]
     per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (values["chips_per_host"] or 1)  # type: ignore[operator]
     slices = {"tpu": options.slices, "gpu": nodes, "cpu": 1}[kind]
     place, _ = _place(options.workdir, options.dry_run)
     volume = f"gs://{values['bucket']}" if options.workdir.startswith("gs://") else f"claim:{values['claim']}"
     lines = [f"devices {nodes * per_node}", f"slices {slices}", f"workdir {place}", f"mount {WORKDIR} {volume}"]
+    lines.append(f"chips {nodes * values['chips_per_host'] * (options.shares or 1)}")  # type: ignore[operator]
+    if planned := PLANNED.get(options.accelerator):
+        count, shape = (slices, options.topology) if kind == "tpu" else (nodes, options.chips_per_host)
+        lines.append(f"topology {count}*{planned}:{shape}")
     if options.data_bucket is not None:
         lines.append(f"mount {DATA} gs://{values['data_bucket']}")
     return "\n".join(lines) + "\n"
@@ -166,6 +183,7 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "parallelism": hosts,
         "chips_per_host": chips,
         "grace_seconds": options.grace_seconds,
+        "limit_seconds": None if options.max_hours is None else int(3600 * options.max_hours),
         "accelerator": options.accelerator,
         "topology": options.topology,
         "image": options.image,
@@ -199,6 +217,8 @@ def _check_counts(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name}={value}: must be {least} or more.")
+    if options.max_hours is not None and not 1 <= 3600 * options.max_hours < math.inf:
+        raise ValueError(f"--max_hours={options.max_hours}: must be a number of hours, of one second at least.")
 
 
 def _check_words(options: argparse.Namespace) -> None:
@@ -291,6 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory", default="16Gi", help="asked for with --accelerator=cpu (default 16Gi)")
     add("--max_failures", type=int, default=3, help="restarts after failures; preemptions do not count (default 3)")
     add("--grace_seconds", type=int, default=300, help="from SIGTERM to SIGKILL (default 300)")
+    add("--max_hours", type=float, help="from each start, waiting for nodes included; then the run saves and stops")
     add("--spot", action="store_true", help="only nodes of spot pools")
     add("--pull", action="store_true", help="load the image anew at every start, for a tag that moves")
     add("--dry-run", action="store_true", help="take BUCKET and the like, in capitals, for names to be given")

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by tpu_pod.sh, which sets the options: one attempt at the run, from installing to its result.
-# $outcome is then finished, running, preempted, saved, mistake, unreachable or failed.
+# $outcome is then finished, running, preempted, saved, limit, mistake, unreachable or failed.
 
 seen=0 # bytes of the attempt's log that were received
 
@@ -9,6 +9,7 @@ install_everywhere() {
   [[ -z "$dry_run" ]] || archive=checkout.tar.gz
   if [[ -n "$workdir" ]]; then buckets+=("$(cut -d/ -f1-3 <<<"$workdir")"); fi
   buckets+=(${data_buckets[@]+"${data_buckets[@]/#/--data=}"})
+  if [[ -n "$cache_dir" ]]; then buckets=("--cache=$cache_dir" "${buckets[@]}"); fi
   say "installing on every worker"
   if [[ -n "$repository_url" ]]; then
     command="rm -rf $checkout.new && $(quoted git clone --quiet "$repository_url" "$checkout.new")"
@@ -56,9 +57,14 @@ list_files() {
 }
 
 start_everywhere() {
+  local limit="" left
+  if [[ -n "$max_seconds" ]]; then
+    left="$(seconds_left)"
+    limit="--seconds=$((left > 0 ? left : 1))"
+  fi
   say "starting on every worker: vit-jax $(quoted "${words[@]}")"
   seen=0
-  everywhere "$(step start "$workdir" "${words[@]}")"
+  everywhere "$(step start ${limit:+"$limit"} "$workdir" "${words[@]}")"
 }
 
 # follow_log: prints worker 0's and stores it in $output/log.txt; continues after a broken connection.
@@ -120,7 +126,7 @@ codes() { awk '$3 == "exit" { print $4 } $3 == "none" { print "none" }' "$scratc
 
 is_any() { grep -q " $1\b" "$scratch/status"; }
 
-# judge: $outcome of an attempt: finished, running, preempted, saved, mistake, unreachable, failed.
+# judge: $outcome of an attempt: finished, running, preempted, saved, limit, mistake, unreachable, failed.
 judge() {
   local wait unanswered=0
   for ((wait = 0; wait < 5; )); do # processes that lose another end by themselves within a minute
@@ -158,12 +164,14 @@ judge_codes() {
     outcome=failed
   elif ! grep -qvxE '0|75' <<<"$found"; then
     outcome=saved
+  elif ! grep -qvxE '0|75|124' <<<"$found"; then
+    outcome=limit
   elif grep -qx 2 <<<"$found"; then
     outcome=mistake
   else
     outcome=failed
   fi
-  if [[ "$outcome" != saved ]]; then show_dead_worker; fi
+  if [[ ! "$outcome" =~ ^(saved|limit)$ ]]; then show_dead_worker; fi
 }
 
 # show_dead_worker: prints the first worker that failed and the end of its log, also stored in $output.
@@ -231,9 +239,10 @@ show_status() {
   get_statuses || code=1
   ((code == 0)) || say "not every worker responds"
   cat -- "$scratch/status"
+  on_worker "$(first_node)" 0 "$(step progress)" || say "the progress of the run is not known; worker 0's message is above"
   if ((code == 0)) && is_any running && ! is_any exit && ! is_any none; then exit 0; fi
   if ((code == 0)) && [[ "$(codes)" == 0 ]] && ! is_any running; then exit 0; fi
-  if ((code == 0)) && ! is_any running && [[ -n "$(codes)" ]] && ! grep -qvxE '0|75' <<<"$(codes)"; then exit 75; fi
+  if ((code == 0)) && ! is_any running && [[ -n "$(codes)" ]] && ! grep -qvxE '0|75|124' <<<"$(codes)"; then exit 75; fi
   exit 1
 }
 

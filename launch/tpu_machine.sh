@@ -6,6 +6,8 @@ checkout=vit_jax # on the workers, in the home folder
 state=""
 dry_state=ACTIVE # the state that a dry run assumes; run begins with NOT_FOUND
 active_since=""
+is_rented="" # yes while the machine may exist, and cost money
+is_named=""  # yes once the user was told so
 
 nodes() {
   local number
@@ -53,7 +55,45 @@ create() {
     return
   fi
   say "requesting $slices x $type in $zone (${tier:---on-demand})"
-  if ! answer="$("${request[@]}" 2>&1)"; then no_machine "$answer"; fi
+  remember_rented
+  if answer="$("${request[@]}" 2>&1)"; then return; fi
+  get_state # a request may have arrived although its answer was lost
+  case "$state" in
+    NOT_FOUND) no_machine "$answer" ;;
+    UNKNOWN)
+      printf '%s\n' "$answer" >&2
+      fail "Google Cloud's answer to the request is above, and it is not known whether $name was created."
+      ;;
+    *) printf '%s\n' "$answer" >&2 ;;
+  esac
+}
+
+# remember_rented: before a request, also in a file: this computer may be switched off later.
+remember_rented() {
+  is_rented=yes
+  mkdir -p -- "$output"
+  costs_money >"$output/rented.txt"
+}
+
+forget_rented() {
+  is_rented=""
+  rm -f -- "$output/rented.txt"
+}
+
+# costs_money: what still costs money, and what ends that.
+costs_money() {
+  local exists="still exists"
+  [[ -n "$state" && ! "$state" =~ ^(UNKNOWN|NOT_FOUND)$ ]] || exists="may exist"
+  echo "$name ($slices x ${type:-TPU} in $zone) $exists and costs money until it is deleted:"
+  echo "  $(quoted ./launch/tpu_pod.sh delete --name="$name" --zone="$zone" ${project:+--project="$project"})"
+}
+
+# name_rented: at every exit of the script that leaves the machine behind.
+name_rented() {
+  local line
+  if [[ -z "$is_rented" || -n "$is_named" ]]; then return; fi
+  is_named=yes
+  costs_money | while IFS= read -r line; do say "$line"; done
 }
 
 # no_machine MESSAGE: Google Cloud's refusal. Returns only for lack of capacity and with --retry_seconds, after these.
@@ -86,8 +126,22 @@ get_state() {
     if grep -q NOT_FOUND "$scratch/error"; then state=NOT_FOUND; else cat -- "$scratch/error" >&2; fi
   fi
   [[ "$state" == "$before" ]] || say "$name is $state"
+  case "$state" in
+    UNKNOWN) ;;
+    NOT_FOUND) forget_rented ;;
+    *) is_rented=yes ;;
+  esac
   if [[ "$state" == ACTIVE ]]; then active_since="${active_since:-$SECONDS}"; else count_chip_seconds; fi
 }
+
+# seconds_left: of --max_hours, of all machines that this script has rented.
+seconds_left() {
+  local now=0
+  if [[ -n "$active_since" ]]; then now=$((SECONDS - active_since)); fi
+  echo $((max_seconds - chip_seconds / chips - now))
+}
+
+is_time_up() { [[ -n "$max_seconds" ]] && (($(seconds_left) <= 0)); }
 
 count_chip_seconds() {
   if [[ -n "$active_since" ]]; then chip_seconds=$((chip_seconds + (SECONDS - active_since) * ${chips:-0})); fi
@@ -110,10 +164,8 @@ bring_up() {
       SUSPENDING | SUSPENDED | DELETING) delete || pause ;;
       UNKNOWN)
         unknown=$((unknown + 1))
-        if ((unknown == 10)); then
-          say_what_costs
-          fail "Google Cloud has not responded ten times; its messages are above."
-        fi
+        is_rented=yes # perhaps, by an earlier command
+        ((unknown < 10)) || fail "Google Cloud has not responded ten times; its messages are above."
         pause
         ;;
       *) pause ;; # ACCEPTED, CREATING, WAITING_FOR_RESOURCES, PROVISIONING
@@ -152,5 +204,6 @@ delete() {
     say "$name is deleted"
     count_chip_seconds
     state=NOT_FOUND
+    forget_rented
   fi
 }

@@ -17,9 +17,14 @@ HELP="\
 tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
 
   tpu_pod.sh run --name=NAME --zone=ZONE --type=TYPE --workdir=gs://BUCKET/FOLDER [OPTIONS] -- pretrain --config=...
-      Check the recipe and look for its data in the bucket; create, wait, install, start on every worker, follow the log; start again after a preemption, on a new machine
-      where the old one is gone; at the end fetch the results and delete. The same command again continues with a run
-      that is in progress. Give --workdir before --, not among the arguments of vit-jax.
+      Check the recipe, look for its data in the bucket, print hours and price; create, wait, install, start on every
+      worker, follow the log; start again after a preemption, on a new machine where the old one is gone; at the end
+      fetch the results and delete. The same command again continues with a run that is in progress. Give --workdir
+      before --, not among the arguments of vit-jax.
+
+  tpu_pod.sh data --data_bucket=gs://BUCKET -- DATASET --data_dir=FOLDER [...]
+      Write data as ArrayRecord files here, by vit-jax prepare with these words, and copy FOLDER to gs://BUCKET/tfds.
+      Interrupted, the same command goes on. No machine is rented.
 
   One step alone:
   tpu_pod.sh create  --name= --zone= --type=                       requests the machine and returns at once
@@ -27,7 +32,7 @@ tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
   tpu_pod.sh install --name= --zone= [--workdir=gs://...]          the package and the buckets on every worker
   tpu_pod.sh start   --name= --zone= --workdir=gs://... -- VERB .. on every worker, in the background
   tpu_pod.sh log     --name= --zone=                               worker 0, followed until its process ends
-  tpu_pod.sh status  --name= --zone=                               the machine's state and every worker's; exit codes
+  tpu_pod.sh status  --name= --zone=                               the machine, every worker, vit-jax status of the run
   tpu_pod.sh fetch   --name= --zone= --workdir=gs://...            results from the bucket into --output
   tpu_pod.sh delete  --name= --zone=                               the machine; the bucket stays
 
@@ -43,45 +48,51 @@ Machine:
 Run:
   --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
   --data_bucket=gs://...    mounted for reading, with a cache on the disk, at /mnt/vit_jax_data/BUCKET; may be repeated
+  --cache_dir=FOLDER        of every worker, for the cache: a local SSD or a RAM disk (default: in the home folder)
   --upload=PATH             copied with what git tracks: a file or folder of this checkout; may be repeated
   --repository=URL --ref=R  install this commit instead of copying this checkout; the recipe is not checked then
   --no_check                do not check the recipe here; data of --data_bucket that arguments name are looked for
 Behaviour:
+  --max_hours=H             of run: hours of the machine, from ACTIVE on, preempted ones included; then the run saves and
+                            stops, also where this computer is switched off, and the machine is deleted
   --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
   --retry_seconds=N         request again after N seconds without quota or capacity (default: stop)
   --poll_seconds=N          between two queries of the state (default 30)
   --keep                    do not delete the machine at the end; it still costs money
   --output=FOLDER           log and results here (default runs/NAME)
   --with_checkpoints        fetch them as well
-  --price=P                 of one chip for an hour, to print what the run cost
+  --price=P                 of one chip for an hour, to print what the run will cost, and what it cost
   --dry-run                 print every command, execute none; BUCKET and the like may stand for names
 
+A machine that is left behind is named at every exit, and in rented.txt of --output until it is deleted.
+
 Exit codes: 0 finished (or the step is done), 1 failed more than --max_failures times, 2 wrong arguments or
-options of the run, 3 no quota or capacity, 130 Ctrl-C.
+options of the run, 3 no quota or capacity, 75 stopped after --max_hours, 130 Ctrl-C or a closed terminal.
 Of status: 0 every process runs, or has finished, 1 one has failed, was not started or does not answer, 3 there is no
 machine, or it is not ACTIVE, 75 ended by a signal, after saving.
 "
 
 failures=0 outcome="" chips=0 devices=0
 name="" zone="" project="" type="" slices=1 tier="" runtime_version="" workdir="" repository_url="" ref="" output=""
-max_failures=3 retry_seconds="" no_check="" keep="" with_checkpoints=""
+max_failures=3 retry_seconds="" no_check="" keep="" with_checkpoints="" max_seconds="" cache_dir=""
 create_flags=() data_buckets=() uploads=() words=() ssh_flags=()
 
 main() {
   local command="${1:---help}"
   (($# == 0)) || shift
   case "$command" in
-    run | create | wait | install | start | log | status | fetch | delete) ;;
+    run | data | create | wait | install | start | log | status | fetch | delete) ;;
     --help | -h) printf '%s' "$HELP" && exit ;;
-    *) refuse "There is no command '$command': run, create, wait, install, start, log, status, fetch, delete." ;;
+    *) refuse "There is no command '$command': run, data, create, wait, install, start, log, status, fetch, delete." ;;
   esac
   read_options "$@"
   check_options "$command"
   scratch="$(mktemp -d)"
-  trap 'rm -rf -- "$scratch"' EXIT
+  trap leave EXIT
   # shellcheck disable=SC2034 # read in tpu_steps.sh
   case "$command" in
     run) run ;;
+    data) provide_data ;;
     wait) wait_until_active ;;
     install) install_everywhere || fail "the installation failed; its messages are above" ;;
     start) start_everywhere || fail "not every worker has started; their messages are above" ;;
@@ -91,12 +102,18 @@ main() {
   esac
 }
 
+leave() {
+  rm -rf -- "$scratch"
+  name_rented || true # a closed terminal
+}
+
 read_options() {
   local option
   while (($#)); do
     case "$1" in
       --name=* | --zone=* | --project=* | --type=* | --slices=* | --runtime_version=* | --workdir=* | --ref=* | \
-        --max_failures=* | --retry_seconds=* | --poll_seconds=* | --output=* | --price=*)
+        --max_failures=* | --retry_seconds=* | --poll_seconds=* | --output=* | --price=* | --max_hours=* | \
+        --cache_dir=*)
         option="${1%%=*}"
         printf -v "${option#--}" '%s' "${1#*=}"
         ;;
@@ -137,12 +154,16 @@ need_folder() {
 check_options() {
   local word bucket upload bucket_name='[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9]'
   [[ -z "$dry_run" ]] || bucket_name='[a-zA-Z0-9][-a-zA-Z0-9_.]{1,61}[a-zA-Z0-9]' # commands of the README, to be read
-  need_dns_name name "$name" 48
-  [[ "$zone" =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || refuse "--zone=$zone: must be a zone like us-west4-a."
+  if [[ "$1" != data ]]; then
+    need_dns_name name "$name" 48
+    [[ "$zone" =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || refuse "--zone=$zone: must be a zone like us-west4-a."
+  fi
   need_counts slices max_failures poll_seconds
   [[ -z "$retry_seconds" ]] || need_counts retry_seconds
   ((slices > 0)) || refuse "--slices=$slices: must be 1 or more."
   need_price
+  need_max_hours
+  [[ -z "$max_hours" || "$1" == run ]] || refuse "--max_hours is of run, and '$1' limits nothing: leave it out."
   [[ -z "$ref" || -n "$repository_url" ]] || refuse "--ref=$ref is of a --repository=URL: give that too."
   if [[ "$1" =~ ^(run|create)$ ]]; then check_type; fi
   [[ -z "$no_check" || "$1" == run ]] || refuse "--no_check is of run, and '$1' checks no recipe: leave it out."
@@ -157,7 +178,15 @@ check_options() {
     [[ "$bucket" =~ ^gs://$bucket_name$ ]] ||
       refuse "--data_bucket=$bucket: must be gs://BUCKET, without a folder; your bucket's name in the place of BUCKET."
   done
-  if [[ "$1" =~ ^(run|start)$ ]]; then
+  [[ -z "$cache_dir" || "$cache_dir" =~ ^/[-a-zA-Z0-9._/]+$ ]] ||
+    refuse "--cache_dir=$cache_dir: must be an absolute path on the workers, of letters, digits and . _ - /"
+  [[ -z "$cache_dir" || ("$1" =~ ^(run|install)$ && -n "${data_buckets[*]-}") ]] ||
+    refuse "--cache_dir is of run and install with a --data_bucket: leave it out."
+  if [[ "$1" == data ]]; then
+    ((${#data_buckets[@]} == 1)) || refuse "data copies to one --data_bucket=gs://BUCKET: give it."
+    [[ " ${words[*]-}" == *" --data_dir="?* ]] ||
+      refuse "Give the words of vit-jax prepare after --, with --data_dir=FOLDER: ... -- imagenet2012 --data_dir=tfds"
+  elif [[ "$1" =~ ^(run|start)$ ]]; then
     ((${#words[@]})) || refuse "Give the command to run after --: ... -- pretrain --config=RECIPE"
     [[ "${words[0]}" =~ ^(pretrain|finetune)$ ]] ||
       refuse "'${words[0]}' follows --: this script runs pretrain or finetune, which leave a summary in the workdir."
@@ -181,6 +210,18 @@ check_options() {
   ssh_flags+=(--ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4)
 }
 
+# provide_data: prepares a dataset here and copies it; both go on where they were interrupted.
+provide_data() {
+  local word folder="" bucket="${data_buckets[0]}"
+  for word in "${words[@]}"; do [[ "$word" != --data_dir=* ]] || folder="${word#*=}"; done
+  if [[ -z "$dry_run" ]]; then prepare_environment "$(accelerator /)"; fi
+  execute "$venv/bin/vit-jax" prepare "${words[@]}"
+  execute gcloud storage rsync --recursive "$folder" "$bucket/tfds"
+  [[ -z "$dry_run" ]] || return 0
+  say "$(du -sh -- "$folder" | cut -f1) in $bucket/tfds. A run reads it by --data_bucket=$bucket and" \
+    "input.data_dir=/mnt/vit_jax_data/${bucket#gs://}/tfds."
+}
+
 # need_checkout: git decides which files are copied; checked before a machine costs money.
 need_checkout() {
   git -C "$repository" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
@@ -199,6 +240,7 @@ check_run() {
   if [[ -n "$repository_url$no_check" ]]; then
     say "the recipe is ${repository_url:+that of $repository_url, and is }not checked here"
     find_named "${words[@]}"
+    price_limit "$chips"
     return
   fi
   for word in "${words[@]}"; do
@@ -208,6 +250,11 @@ check_run() {
   if [[ -f "$repository/$recipe" ]]; then need_shipped "${recipe#./}"; fi
   check_start "$devices" "$slices" "/mnt/vit_jax/${workdir#gs://}" "${words[@]}"
   for word in ${read_here[@]+"${read_here[@]}"}; do need_shipped "$word"; done
+  case "$type" in
+    v2-* | v3-* | tpu7x-*) say "plan does not know $type: hours and price are not known" ;;
+    *) price_run "$slices*$type" "$chips" "${words[@]}" ;;
+  esac
+  price_limit "$chips"
 }
 
 # need_shipped PATH: refuses a file or folder of this checkout that is not copied to the workers.
@@ -241,11 +288,12 @@ check_type() {
 # run: from creation to deletion; continues with an existing machine and a run in progress.
 run() {
   check_run
-  trap interrupted INT TERM
+  trap interrupted INT TERM HUP
   dry_state=NOT_FOUND
   if is_finished; then
     say "$workdir/summary.json exists: the run has finished. Nothing is created."
     fetch || true
+    get_state # a machine that was left behind is named
     return
   fi
   get_state
@@ -274,11 +322,16 @@ attempt() {
 
 # end_attempt: returns if the run must be started again, otherwise ends the script.
 end_attempt() {
+  if [[ "$outcome" != finished ]] && is_time_up; then outcome=limit; fi
   count_chip_seconds
   case "$outcome" in
     finished) if fetch; then end_with 0 "finished: $output"; else end_with 0 "finished: $workdir"; fi ;;
     preempted) say "$name was preempted ($state). A new one is requested; the run resumes from its last checkpoint." ;;
     saved) say "the run was ended by a signal and has saved; it is started again" && pause ;;
+    limit)
+      fetch || true
+      end_with 75 "stopped after --max_hours. The same command resumes from the last checkpoint in $workdir."
+      ;;
     mistake) end_with 2 "vit-jax reports a wrong option, path or recipe (code 2). Starting again would not help." ;;
     *)
       failures=$((failures + 1))
@@ -293,24 +346,23 @@ end_attempt() {
 end_with() {
   local code="$1"
   shift
-  trap - INT TERM
+  trap - INT TERM HUP
   say "$@"
-  if [[ -n "$keep" ]]; then say_what_costs; else delete || true; fi
+  if [[ -n "$keep" ]]; then name_rented; else delete || code=$((code > 0 ? code : 1)); fi
   [[ -n "$dry_run" ]] || say "$(chip_hours "$chips") while this script was running"
   exit "$code"
 }
 
-say_what_costs() {
-  say "$name ($slices x ${type:-TPU} in $zone) still exists and costs money until it is deleted:"
-  say "  $(quoted ./launch/tpu_pod.sh delete --name="$name" --zone="$zone" ${project:+--project="$project"})"
-}
-
 interrupted() {
   local answer=""
-  trap - INT TERM
+  trap - INT TERM HUP
   count_chip_seconds
-  say "stopped following. The run on the TPU continues; the same command again follows it."
-  say_what_costs
+  if [[ -z "$is_rented" ]]; then
+    say "stopped; this command has rented nothing"
+    exit 130
+  fi
+  say "stopped following. The request or run continues; the same command again follows it." || true # a closed terminal
+  name_rented || true
   if [[ -t 0 ]]; then
     read -r -p "Delete it now? [y/N] " answer || true
     [[ "$answer" != [yY]* ]] || delete

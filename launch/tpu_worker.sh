@@ -8,10 +8,14 @@ source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/commands.sh"
 HELP="\
 tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
 
-  tpu_worker.sh install [gs://BUCKET] [--data=gs://BUCKET...]
-                                             Python, the package, Cloud Storage FUSE; mounts the buckets
-  tpu_worker.sh start WORKDIR VERB ARG...    starts vit-jax in the background; WORKDIR is gs://BUCKET/FOLDER
+  tpu_worker.sh install [--cache=FOLDER] [gs://BUCKET] [--data=gs://BUCKET...]
+                                             Python, the package, Cloud Storage FUSE; mounts the buckets, those of data
+                                             with a cache of their files in FOLDER
+  tpu_worker.sh start [--seconds=N] WORKDIR VERB ARG...
+                                             starts vit-jax in the background; WORKDIR is gs://BUCKET/FOLDER. After N
+                                             seconds it gets SIGTERM, and its exit code after saving is 124
   tpu_worker.sh status                       one line: HOST running | exit CODE SECONDS | none
+  tpu_worker.sh progress                     vit-jax status of the run that was started last
   tpu_worker.sh log [BYTES]                  the log from byte BYTES, followed until the process ends
   tpu_worker.sh tail                         the end of the log
   tpu_worker.sh stop [SECONDS]               SIGTERM, and SIGKILL if it has not ended after SECONDS
@@ -20,6 +24,9 @@ tpu_worker.sh: one worker of a TPU pod; tpu_pod.sh calls it on each.
 "
 GCSFUSE_VERSION=3.8.0 # only where the system's own package sources do not know gcsfuse
 APT_TRIES=20
+EXIT_PREEMPTED=75
+EXIT_TIME_LIMIT=124   # saved at the end of --seconds; as that of timeout
+SAVE_SECONDS=600      # from then to SIGKILL
 NEW_PYTHON=3.12       # where the image's Python is too old, as on Ubuntu 22.04
 
 venv="$HOME/vit_jax_venv" # not in the checkout, which is replaced at every installation
@@ -39,10 +46,11 @@ main() {
     start) start "${@:2}" ;;
     status) printf '%s %s\n' "$(hostname)" "$(status)" ;;
     log) follow_log "${2:-0}" ;;
+    progress) progress ;;
     tail) execute tail -n 40 -- "$run/log" ;;
     stop) stop "${2:-90}" ;;
     --help | "") printf '%s' "$HELP" ;;
-    *) refuse "There is no step '$1'. Steps: install, start, status, log, tail, stop." ;;
+    *) refuse "There is no step '$1'. Steps: install, start, status, progress, log, tail, stop." ;;
   esac
 }
 
@@ -53,6 +61,10 @@ install_worker() {
     rm -rf -- "$place" "$run/exit" "$run/pid"
     mv -- "$repository" "$place"
     exec bash "$place/launch/tpu_worker.sh" install "$@"
+  fi
+  if [[ "${1:-}" == --cache=* ]]; then
+    cache="${1#*=}"
+    shift
   fi
   if (($#)); then install_gcsfuse; fi
   for bucket in "$@"; do
@@ -121,8 +133,11 @@ mount_workdir() {
 # mount_data BUCKET NUMBER: at ${mounts}_data/BUCKET, for reading. Of data that do not change everything may be
 # remembered, and files that were read, or read in part, are kept on the disk: half of what is free, for NUMBER buckets.
 mount_data() {
-  local megabytes
-  megabytes="$(df --output=avail --block-size=1M -- "$HOME" | tail -n 1)"
+  local megabytes=0
+  if [[ -z "$dry_run" ]]; then
+    mkdir -p -- "$cache" || fail "$(hostname): the cache of data has no folder $cache: mount its disk there first"
+    megabytes="$(df --output=avail --block-size=1M -- "$cache" | tail -n 1)"
+  fi
   mount_bucket "$1" "${mounts}_data/$1" -o ro --metadata-cache-ttl-secs=-1 --stat-cache-max-size-mb=-1 \
     --type-cache-max-size-mb=-1 --cache-dir="$cache/$1" --file-cache-max-size-mb="$((megabytes / 2 / $2))" \
     --file-cache-cache-file-for-range-read
@@ -137,11 +152,16 @@ mount_bucket() {
 }
 
 start() {
-  local workdir="$mounts/${1#gs://}" command
+  local seconds="" workdir command
+  if [[ "$1" == --seconds=* ]]; then
+    seconds="${1#*=}"
+    shift
+  fi
+  workdir="$mounts/${1#gs://}"
   shift
   command="$(quoted "$@" --workdir="$workdir")"
   if [[ -n "$dry_run" ]]; then
-    quoted "$venv/bin/vit-jax" "$@" --workdir="$workdir"
+    quoted ${seconds:+timeout "$seconds"} "$venv/bin/vit-jax" "$@" --workdir="$workdir"
     return
   fi
   if [[ "$(status)" == running ]]; then
@@ -153,28 +173,44 @@ start() {
   if [[ -f "$run/log" ]]; then mv -- "$run/log" "$run/log.before"; fi
   rm -f -- "$run/exit"
   printf '%s\n' "$command" >"$run/command"
+  printf '%s\n' "$workdir" >"$run/workdir"
   cd -- "$repository" # paths of recipes are relative to the checkout
-  start_apart "$@" --workdir="$workdir" </dev/null >"$run/log" 2>&1 &
-  local pid="$!" turn
+  start_apart "$seconds" "$@" --workdir="$workdir" </dev/null >"$run/log" 2>&1 &
+  local pid="$!" turn session
   for ((turn = 0; turn < 50; turn++)); do # this shell must not end before, and ssh with it
-    [[ "$(ps -o sid= -p "$pid" | tr -d ' ')" != "$pid" ]] || break
+    session="$(ps -o sid= -p "$pid" | tr -d ' ')" || true # it may have ended
+    [[ -n "$session" && "$session" != "$pid" ]] || break
     sleep 0.1
   done
   printf '%s\n' "$pid" >"$run/pid"
 }
 
-# Its own session survives the ssh that started it. The shell in it waits for vit-jax even if both get SIGTERM, as at a
-# preemption, so that the exit code is written.
+# start_apart SECONDS WORD...: in its own session, which survives the ssh that started it. The shell in it waits for
+# vit-jax even if both get SIGTERM, as at a preemption, so that the exit code is written. The limit is kept here, and not
+# by the computer that follows the run, which may be switched off.
 start_apart() {
+  local limit=()
+  if [[ -n "$1" ]]; then limit=(timeout --foreground --preserve-status --kill-after="$SAVE_SECONDS" "$1"); fi
   # shellcheck disable=SC2016 # expanded by the inner shell
   PYTHONUNBUFFERED=1 exec setsid bash -c '
     trap : TERM INT HUP
-    file="$1" code=0
-    shift
+    file="$1" seconds="$2" saved="$3" at_limit="$4" code=0
+    shift 4
     "$@" || code=$?
+    if [[ -n "$seconds" && "$code" == "$saved" ]] && ((SECONDS >= seconds)); then code="$at_limit"; fi
     printf "%s %s\n" "$code" "$(date +%s.%N)" >"$file.new"
     mv -- "$file.new" "$file"
-  ' vit-jax-run "$run/exit" "$venv/bin/vit-jax" "$@"
+  ' vit-jax-run "$run/exit" "$1" "$EXIT_PREEMPTED" "$EXIT_TIME_LIMIT" ${limit[@]+"${limit[@]}"} "$venv/bin/vit-jax" "${@:2}"
+}
+
+# progress: of the run that was started last; no device is used.
+progress() {
+  local workdir=WORKDIR
+  if [[ -z "$dry_run" ]]; then
+    [[ -f "$run/workdir" ]] || fail "$(hostname): no run was started here"
+    workdir="$(cat -- "$run/workdir")"
+  fi
+  execute env JAX_PLATFORMS=cpu "$venv/bin/vit-jax" status "$workdir"
 }
 
 status() {

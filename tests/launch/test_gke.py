@@ -31,6 +31,7 @@ SELECTOR = (
 LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
 STATE = ["get", "jobset", "vit-h", "--ignore-not-found"]
 STATE += ["--output=jsonpath={.status.terminalState}/{.status.restarts}"]
+PLANNED = ["plan", "--topology=1*v5e:16x16", "--arithmetic", "--json", "--config=configs/x.py:ViT-H/14"]
 
 
 CHECKED = [*WORDS[1:], "--workdir=/workdir/runs/h", "--check", "--devices=256", "--slices=1", "--remote=/"]
@@ -67,7 +68,14 @@ def parts(manifest):
     return replicated, pod, pod["containers"][0]
 
 
-EVERY_OPTION = ["--data_bucket=gs://images", "--service_account=trainer", "--spot", "--pull", "--slices=2"]
+EVERY_OPTION = [
+    "--max_hours=10",
+    "--data_bucket=gs://images",
+    "--service_account=trainer",
+    "--spot",
+    "--pull",
+    "--slices=2",
+]
 
 
 @pytest.mark.parametrize("options", [[], EVERY_OPTION], ids=["plain", "every option"])
@@ -282,7 +290,7 @@ def test_one_command_from_the_manifest_to_the_end(stage):
     result = stage.run("gke.sh", "run", *TPU, "--namespace=team", "--poll_seconds=0", *WORDS)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\nstep 2\n"
-    assert stage.calls()[0] == ["vit-jax", *CHECKED]
+    assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
     calls = stage.calls("kubectl")
     assert all(call.pop(-2).startswith("--since-time=20") for call in calls[3::2])
     place = ["--namespace=team"]
@@ -298,23 +306,24 @@ def test_dry_run_prints_exactly_what_is_executed(stage):
     assert stage.calls() == []
     stage.answers("get", "echo Completed/0")
     stage.run("gke.sh", "run", *TPU, *WORDS)
-    check, manifest, *lines = result.stdout.splitlines()
+    check, plan, manifest, *lines = result.stdout.splitlines()
     assert shlex.split(manifest) == ["./launch/render_jobset.py", *TPU, *WORDS, "|"]
-    assert shlex.split(check)[1:] == CHECKED
-    assert [shlex.split(line) for line in lines] == stage.calls()[1:]
+    assert [shlex.split(line)[1:] for line in (check, plan)] == [CHECKED, PLANNED]
+    assert [shlex.split(line) for line in lines] == stage.calls()[2:]
 
 
 @pytest.mark.parametrize(
-    ("machine", "options", "devices", "slices", "workdir"),
+    ("machine", "options", "devices", "slices", "workdir", "chips", "topology"),
     [
-        (TPU, ["--slices=2"], 512, 2, "gs://bucket"),
-        (TPU, ["--accelerator=tpu7x", "--topology=2x2x2"], 16, 1, "gs://bucket"),  # two devices a chip
-        (GPU, [], 32, 4, "claim:nfs"),  # a node of GPUs is a slice
-        (CPU, ["--data_bucket=gs://images"], 2, 1, "gs://bucket"),
+        (TPU, ["--slices=2"], 512, 2, "gs://bucket", 512, "2*v5e:16x16"),
+        (TPU, ["--accelerator=tpu7x", "--topology=2x2x2"], 16, 1, "gs://bucket", 8, ""),  # two devices a chip
+        (GPU, [], 32, 4, "claim:nfs", 32, "4*h100:8"),  # a node of GPUs is a slice
+        (CPU, ["--data_bucket=gs://images"], 2, 1, "gs://bucket", 0, ""),
     ],
 )
-def test_machines_as_vit_jax_counts_them(machine, options, devices, slices, workdir):
+def test_machines_as_vit_jax_counts_them(machine, options, devices, slices, workdir, chips, topology):
     lines = [f"devices {devices}", f"slices {slices}", "workdir /workdir/runs/h", f"mount /workdir {workdir}"]
+    lines += [f"chips {chips}", *([f"topology {topology}"] if topology else [])]
     lines += ["mount /data gs://images"] * ("--data_bucket=gs://images" in options)
     assert renderer["render"]([*machine, *options, "--machine", *WORDS]).splitlines() == lines
 
@@ -334,7 +343,7 @@ def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, found, 
     stage.answers("ls", found)
     stage.answers("get", "echo Completed/0")
     result = stage.run("gke.sh", command, *TPU, "--data_bucket=gs://images", *WORDS)
-    assert stage.calls("vit-jax") == [CHECKED]
+    assert stage.calls("vit-jax") == [CHECKED, *([] if message else [PLANNED])]
     assert result.returncode == (2 if message else 0), result.stderr
     assert bool(stage.calls("kubectl")) == (message is None)
     assert (message or "") in result.stderr
@@ -372,7 +381,21 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
     assert "/workdir/weights is on the volume claim:nfs and is not looked for" in result.stderr
     programs = stage.folder / "bin"
     programs.mkdir()
-    for name in ("bash", "env", "readlink", "dirname", "cat", "mktemp", "rm", "tail", "head", "nvidia-smi", "flock"):
+    for name in (
+        "bash",
+        "env",
+        "readlink",
+        "dirname",
+        "cat",
+        "mktemp",
+        "rm",
+        "tail",
+        "head",
+        "sed",
+        "awk",
+        "nvidia-smi",
+        "flock",
+    ):
         (programs / name).symlink_to(shutil.which(name) or "/bin/true")
     (programs / "python3").symlink_to(sys.executable)
     (programs / "kubectl").symlink_to("/bin/true")
@@ -385,6 +408,7 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
     ("words", "play", "code", "message"),
     [
         (["log", "--name=vit-h", "--no_check"], {}, 2, "--no_check is of run and submit"),
+        (["log", "--name=vit-h", "--price=2"], {}, 2, "--price is of run and submit"),
         (["log", "--name=vit-h"], {"get": "echo Failed/3"}, 1, "vit-h has failed, after 3 restart(s)"),
         (["log", "--name=vit-h"], {"get": "true"}, 1, "there is no JobSet vit-h"),
         (["log", "--name=vit-h", "--poll_seconds=0"], {"get": "echo 'timed out' >&2; exit 1"}, 1, "cost money"),

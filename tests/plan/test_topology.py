@@ -42,8 +42,7 @@ def test_sizes(name, chips, hosts, device_kind):
     [
         ("v5e", "KIND:SHAPE such as v5e:16x16"),
         ("v5e:", "is not a machine"),
-        ("v5litepod-256", "Here v5litepod-256 is v5e:16x16."),
-        ("v4-32", "Here v4-32 is v4:2x2x4."),
+        ("v5litepod-7", "or a type of Google Cloud, such as v5litepod-256"),
         ("v5x:4x4", "Did you mean v5"),
         ("tpu:4x4", "Kinds: v4, v5e"),
         ("v5e:3x3", "one of 1x1, 2x2"),
@@ -89,3 +88,19 @@ def test_names_that_are_none(name, message):
 def test_groups(name, keep, group):
     topology = parse_topology(name)
     assert group_of([device for device in topology.stand_ins() if keep(device)], topology) == group
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "chips", "hosts"),
+    [
+        ("v5litepod-256", "v5e:16x16", 256, 64),
+        ("2*v5litepod-16", "2*v5e:4x4", 32, 8),
+        ("v6e-8", "v6e:2x4", 8, 2),
+        ("v4-32", "v4:2x2x4", 16, 4),
+        ("v5p-2048", "v5p:8x8x16", 1024, 256),
+    ],
+)
+def test_types_of_google_cloud(name, shape, chips, hosts):
+    topology = parse_topology(name)
+    assert (topology.shape, topology.fabric) == (parse_topology(shape).shape, parse_topology(shape).fabric)
+    assert (topology.name, topology.num_chips, topology.num_hosts) == (name, chips, hosts)

@@ -24,7 +24,7 @@ class Plan(Recipe):
     """
 
     topology: str = option(
-        "NAME", "v4, v5e, v5p or v6e:16x16; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs", REQUIRED
+        "NAME", "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs", REQUIRED
     )
     slices: Count | None = option("N", "of this topology")
     price: NotNegative | None = option("N", "of one chip for one hour")

@@ -278,6 +278,9 @@ class Doctor(Overrides):
 
     workdir: str | None = option("FOLDER", "write a checkpoint there, too, and report the free space")
     config: str | None = option("RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too")
+    topology: Annotated[str | None, When("config")] = option(
+        "NAME", "as of `plan`: compare the data with the step that is planned for this machine instead"
+    )
     hardware: bool = switch("examine the devices in minutes: numerics, determinism, speed and memory")
     json: bool = switch("print the findings of each process as JSON")
 
@@ -291,11 +294,13 @@ class Doctor(Overrides):
 
         from vit_jax import hosts
         from vit_jax.machine.doctor import ExaminationError, examine, lines
+        from vit_jax.plan.topology import parse_topology
 
+        topology = parse_topology(self.topology) if self.topology is not None else None
         found = []
         try:
             with joined():
-                for findings in examine(self.workdir, config, with_hardware=self.hardware):
+                for findings in examine(self.workdir, config, topology=topology, with_hardware=self.hardware):
                     found.append(findings)
                     if hosts.is_first() and not self.json:
                         print(printable_lines("\n".join(lines(findings))), flush=True)

@@ -10,8 +10,9 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import RunConfig
 from vit_jax.files import expanded, first_line
-from vit_jax.machine import checks, hardware, together
+from vit_jax.machine import checks, hardware, reading, together
 from vit_jax.machine.checks import Finding
+from vit_jax.plan.topology import Topology
 
 SAME = ("versions", "devices")  # lines that must be the same in every process
 _WIDTH = 18  # of the column of names
@@ -22,8 +23,13 @@ class ExaminationError(RuntimeError):
     """One of several processes fails in a check of all together; the message names the check."""
 
 
-def examine(workdir: str | None, config: RunConfig | None, *, with_hardware: bool = False) -> Iterator[list[Finding]]:
+def examine(
+    workdir: str | None, config: RunConfig | None, *, topology: Topology | None = None, with_hardware: bool = False
+) -> Iterator[list[Finding]]:
     """Yield what each process found, by check and process id.
+
+    With a topology the recipe's data are compared with the step that is planned for it, not with the step on the
+    devices here.
 
     Call it in every process of a run, after `hosts.start`. A check that all do together and that one cannot do ends
     all of them. Devices that are missing or compute wrongly end it, too, but not with the checks of the hardware.
@@ -38,10 +44,13 @@ def examine(workdir: str | None, config: RunConfig | None, *, with_hardware: boo
         )
     alone: list[Check] = [checks.versions, checks.driver, checks.devices, checks.memory, checks.shared_memory]
     folder = None if workdir is None else expanded(workdir).absolute()
-    recipe = [] if config is None else [functools.cache(functools.partial(together.prepared, config))]
+    measured = config if topology is None else None
+    recipe = [] if measured is None else [functools.cache(functools.partial(together.prepared, measured))]
     needed = [functools.partial(together.checkpoint_bytes, prepare) for prepare in recipe]
     alone += [] if folder is None else [functools.partial(checks.disk, folder, *needed)]
-    for check in (*alone, checks.compilation):
+    alone.append(checks.compilation)
+    alone += [] if config is None or topology is None else [functools.partial(reading.data_path, config, topology)]
+    for check in alone:
         findings = _gather(_attempt(check))
         yield findings
         is_needed = findings[0].name in ("devices", "compilation") and not with_hardware

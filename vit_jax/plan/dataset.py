@@ -25,7 +25,8 @@ JFT = Dataset("JFT-300M", 303_000_000, 18_291, "303 million images (ViT, sec. 4.
 _OF_DATA = {
     "digits": Dataset("digits", 1437, 10, "scikit-learn"),
     "tfds:imagenet2012": IMAGENET,
-    "tfds:imagenet21k": IMAGENET_21K,  # the name that docs/imagenet21k.md gives it
+    "tfds:imagenet1k": IMAGENET,  # this name and the next are those of docs/imagenet21k.md
+    "tfds:imagenet21k": IMAGENET_21K,
     "tfds:imagenet21k_resized": IMAGENET_21K,
     "tfds:cifar10": Dataset("CIFAR-10", 50_000, 10, "its training split"),
     "tfds:cifar100": Dataset("CIFAR-100", 50_000, 100, "its training split"),

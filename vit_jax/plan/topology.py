@@ -1,5 +1,7 @@
 """Machines by name: "v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
 
+TPUs also by Google Cloud's type: "v5litepod-256", "2*v5p-1024".
+
 Their devices in name only, and how fast these communicate. Neither the machine nor a compiler for it is needed.
 """
 
@@ -19,6 +21,7 @@ _SHAPES = {  # by the number of axes
     2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
 }
+_CUBES = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16))  # of Google Cloud's types
 _CUBE = 4  # larger slices with three axes are made of cubes of this side
 _HOST = (2, 2, 1)  # chips of one host along each axis
 
@@ -75,6 +78,10 @@ class Topology:
         closes = tuple(length % every == 0 for length in self.shape)
         return closes if self.fabric.num_axes == 2 else (all(closes),) * 3
 
+    @property
+    def num_hosts(self) -> int:
+        return len({device.process_index for device in self.stand_ins()})
+
     def stand_ins(self) -> list[StandIn]:
         """Devices in name only, in the order in which jax lists the real ones."""
         platform, kind = "tpu" if self.is_tpu else "gpu", self.fabric.device_kind
@@ -97,16 +104,19 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS"; the number may be given apart, as `num_slices`.
+    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE" with a type of Google Cloud.
+
+    The number of slices may be given apart, as `num_slices`.
 
     Raises:
       ValueError: there is no such machine.
     """
-    match = _FORM.fullmatch(name)
+    match = _FORM.fullmatch(_without_type(name))
     if not match:
         raise ValueError(
             f"--topology={name} is not a machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
-            f"SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16.{_cloud_hint(name)}"
+            f"SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16; or a type of Google Cloud, such as "
+            "v5litepod-256."
         )
     before, kind, shape_text = match.groups()
     fabric = find_fabric(kind)
@@ -122,15 +132,16 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     return Topology(name if num_slices is None else f"{num_slices}*{name}", fabric, shape, count)
 
 
-def _cloud_hint(name: str) -> str:
-    """Return a hint for types of Google Cloud, which count chips (v5e, v6e) or cores (two in a v4 or v5p)."""
-    match = re.fullmatch(r"(v5litepod|v6e|v4|v5p)-(\d+)", name)
+def _without_type(name: str) -> str:
+    """Replace a type of Google Cloud by its shape; it counts chips (v5e, v6e), or cores (two a chip of v4 and v5p)."""
+    match = re.fullmatch(r"((?:\d+\*)?)(v5litepod|v6e|v4|v5p)-(\d+)", name)
     if match is None:
-        return ""
-    kind, axes, cores = {"v5litepod": ("v5e", 2, 1), "v6e": ("v6e", 2, 1)}.get(match[1], (match[1], 3, 2))
-    shapes = [*_SHAPES[axes], *([(4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)] if axes == 3 else [])]
-    found = next((shape for shape in shapes if math.prod(shape) * cores == int(match[2])), None)
-    return "" if found is None else f" Here {name} is {kind}:{'x'.join(map(str, found))}."
+        return name
+    slices, kind, number = match.groups()
+    kind, axes, cores = {"v5litepod": ("v5e", 2, 1), "v6e": ("v6e", 2, 1)}.get(kind, (kind, 3, 2))
+    shapes = [*_SHAPES[axes], *(_CUBES if axes == 3 else ())]
+    found = next((shape for shape in shapes if math.prod(shape) * cores == int(number)), None)
+    return name if found is None else f"{slices}{kind}:{'x'.join(map(str, found))}"
 
 
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
