@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("nearest",),
+    ("buckets", "nearest"),
     ("backend", "extras", "references", "files"),
     ("config", "arrays", "drawing", "pytree", "hosts", "tables"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
