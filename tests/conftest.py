@@ -155,6 +155,25 @@ def compiled_once():
         yield
 
 
+@pytest.fixture(scope="module")
+def cloud():
+    """An emulator of Cloud Storage with an empty bucket: the proxy before it."""
+    from tests import gcs
+
+    with gcs.cloud_storage() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket_folder(cloud, request):
+    """A folder of the bucket for one test, which must leave no injected fault."""
+    from tests.gcs import BUCKET
+    from vit_jax.buckets import BucketPath
+
+    yield BucketPath(f"gs://{BUCKET}/{request.node.name}")
+    assert not cloud.forgive(), "a fault that was injected met no request"
+
+
 @pytest.fixture(scope="session")
 def tiny_run(data_dir, tmp_path_factory):
     """The tiny run, trained by the verb: its config, its workdir, which no test may change, and its summary."""

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("nearest",),
-    ("backend", "extras", "references", "files"),
+    ("buckets", "extras", "nearest"),
+    ("backend", "references", "files"),
     ("config", "arrays", "drawing", "pytree", "hosts", "tables"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
     ("evals", "weights"),

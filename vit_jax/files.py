@@ -1,7 +1,11 @@
-"""Writing a file completely or not at all; reading one that may be anything; showing names and errors of any kind."""
+"""Writing a file completely or not at all; reading one that may be anything; showing names and errors of any kind.
+
+Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expanded` makes of an address.
+"""
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
@@ -12,7 +16,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, AnyStr, BinaryIO
+from typing import IO, Any, AnyStr, BinaryIO, cast
+
+from vit_jax import buckets
+from vit_jax.extras import install_command
 
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -23,18 +30,20 @@ _MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
 _BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
 
 
-def refuse_bucket(path: str, given: str) -> None:
-    """Raises ValueError for an address of a bucket, which Python would take for a folder named "gs:".
+def refuse_bucket(path: str, given: str, *, allowed: bool = False) -> None:
+    """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
 
-    `given` is what the user wrote, with the name of the option or field.
-
-    Files are read and written as of a file system: atomically renamed, locked, memory-mapped.
+    Args:
+      path: that may be an address.
+      given: what the user wrote, with the name of the option or field.
+      allowed: gs:// is read or written here.
     """
-    if found := _BUCKET.match(path):
+    found = _BUCKET.match(path)
+    if found and not (allowed and found[1] == "gs"):
         tool = {"gs": "gcsfuse", "s3": "mount-s3"}[found[1]]
         raise ValueError(
             f"{given}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
-            "FOLDER) and give the folder; launch/README.md has the options. tpu_pod.sh and gke.sh mount theirs."
+            "FOLDER) and give the folder; docs/gcs.md lists the options that take gs:// directly."
         )
 
 
@@ -59,11 +68,14 @@ def first_line(error: BaseException) -> str:
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Return a path with the home folder in the place of `~` and `~user`.
+    """Return a path with the home folder in the place of `~` and `~user`; a `BucketPath` of a gs:// address.
 
     Raises:
-      ValueError: the system knows no such user, or no home folder of a user without a name, as in some containers.
+      ValueError: the system knows no such user, or no home folder of a user without a name, as in some containers; an
+        address names no bucket, or the libraries for it are not installed.
     """
+    if buckets.is_address(path):
+        return cast(pathlib.Path, _open_address(os.fspath(path)))  # with the methods that are used
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError:
@@ -75,6 +87,63 @@ def cache_folder(name: str) -> pathlib.Path:
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / name
 
 
+def _open_address(address: str) -> buckets.BucketPath:
+    try:
+        return buckets.open_address(address)
+    except ImportError as error:
+        raise ValueError(
+            f"{address}: gs:// needs {error.name}, which is not installed: {install_command('gcs')}. Or mount the "
+            "bucket (gcsfuse BUCKET FOLDER) and give the folder."
+        ) from None
+
+
+def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return `expanded(path)` in full and without links."""
+    path = expanded(path)
+    return path if is_in_bucket(path) else pathlib.Path(os.path.realpath(path))
+
+
+def is_in_bucket(path: pathlib.Path) -> bool:
+    """Return whether a path from `expanded` is of a bucket."""
+    return isinstance(path, buckets.BucketPath)
+
+
+@functools.cache  # a run opens its data several times
+def mirror(address: str, *whole: str) -> pathlib.Path:
+    """Return a folder of this machine with the names below a gs:// address; `open_regular` reads the files from there.
+
+    Names that end in one of `whole` are downloaded, for libraries that open them by themselves.
+
+    Raises:
+      ValueError: the address cannot be listed.
+    """
+    try:
+        return buckets.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
+    except OSError as error:
+        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
+
+
+def fetch(path: pathlib.Path) -> pathlib.Path:
+    """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
+    try:
+        return buckets.fetch(cast(buckets.BucketPath, path), _mirrors())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}. Correct the address.") from error
+
+
+def is_mirrored(path: str) -> bool:
+    """Return whether a path is that of a file in a `mirror`."""
+    return path.startswith(f"{_mirrors()}/")
+
+
+def _mirrors() -> pathlib.Path:
+    """Return the folder of all mirrors, without links: paths of their files are compared with it."""
+    return _without_links(cache_folder("gs"))
+
+
+_without_links = functools.cache(lambda path: pathlib.Path(os.path.realpath(path)))
+
+
 # Reading files that others made.
 
 MAX_JSON_BYTES = 2**26
@@ -84,16 +153,34 @@ MAX_JSON_DEPTH = 64  # recursive code handles this many levels
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file for reading. A device would be read without end, and a pipe would be waited for.
 
+    Objects of buckets are read in ranges: those of a `BucketPath`, and those that a `mirror` has the names of.
+
     Raises:
       ValueError: it is another kind of file.
       OSError: the system refuses.
     """
+    if (remote := buckets.open_remote(path, _mirrors())) is not None:
+        return remote
     if stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, because opening a device can have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced since
             return os.fdopen(descriptor, "rb")
         os.close(descriptor)
     raise ValueError("it is not a regular file")
+
+
+def size_of(file: BinaryIO) -> int:
+    """Return the size in bytes of a file from `open_regular`."""
+    raw = getattr(file, "raw", None)
+    return raw.size if isinstance(raw, buckets.Ranges) else os.fstat(file.fileno()).st_size
+
+
+def read_range(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
+    """Return bytes of a regular file, fewer at its end; errors as `open_regular`."""
+    if (content := buckets.read_remote_range(path, offset, size, _mirrors())) is not None:
+        return content
+    with open_regular(path) as file:
+        return os.pread(file.fileno(), size, offset)
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
@@ -104,7 +191,7 @@ def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
       OSError: the system refuses.
     """
     with open_regular(path) as file:
-        stated = os.fstat(file.fileno()).st_size
+        stated = size_of(file)
         content = (file.read(stated + 1) or b"") if stated <= most_bytes else b""
         if len(content) > stated:  # it grows, or states a size of 0, as files of the system do
             content += file.read(most_bytes + 1 - len(content)) or b""
@@ -193,11 +280,14 @@ class WriteError(OSError, ValueError):
 def make_folder(path: pathlib.Path) -> Iterator[None]:
     """Create a folder and its parents; after a ValueError or a stop, remove those it created, unless filled.
 
-    Links are followed, also those whose target does not exist.
+    Links are followed, also those whose target does not exist. A bucket has no folders: nothing is created.
 
     Raises:
       WriteError: the system refuses, or `path` is not a folder.
     """
+    if is_in_bucket(path):
+        yield
+        return
     try:
         folder = pathlib.Path(os.path.realpath(path))
         made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
@@ -216,7 +306,7 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` at the end, or is removed after an error.
+    """Yield a new file that replaces `path` at the end, or is removed after an error; an object is uploaded at the end.
 
     Links are followed: the target is replaced, and the link stays. The file is in the folder of the target, and its
     `name` is its path, for libraries that write by path. A pipe, a terminal, another character device or an open
@@ -228,6 +318,12 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
       BrokenPipeError: the reader of a pipe has closed it.
     """
     try:
+        if isinstance(path, buckets.BucketPath):
+            with tempfile.NamedTemporaryFile() as file:
+                yield cast(BinaryIO, file)
+                file.seek(0)
+                path.write_bytes(file.read())
+            return
         target = target_of(path)
         with _open_beside(target) if target else _write_at_end(_open_stream(path)) as file:
             yield file
@@ -326,3 +422,12 @@ def _open_beside(path: pathlib.Path) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def remove_tree(folder: pathlib.Path) -> None:
+    """Remove a folder with all it holds, as far as the system permits."""
+    if isinstance(folder, buckets.BucketPath):
+        with contextlib.suppress(OSError):
+            folder.rmtree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -157,15 +157,30 @@ def test_wrong_words(words, parser, rule):
 
 @pytest.mark.parametrize(
     "word",
-    ["--data_dir=gs://b/tfds", "--config.data=folder:s3://b", "--data=a,gs://b", "gs://b/runs/x", "folder:gs://b"],
+    ["--output=gs://b/x", "--config.data=folder:s3://b", "--data=a,s3://b", "gs://b/runs/x", "folder:gs://b"],
 )
 def test_addresses_of_buckets_are_rejected(word):
     with rejects(word, "folder.*mount the bucket"):
         VERB.parse([word])
 
 
-@pytest.mark.parametrize("name", [name for name, verb in cli.VERBS.items() if "--workdir FOLDER" in verb.help()])
-def test_no_folder_is_made_of_an_address(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("pretrain", ["--config=x", "--workdir=gs://b/run", "--config.data=folder:gs://b/x"]),
+        ("evaluate", ["gs://b/run", "--data=wds:gs://b/{0..3}.tar", "--data_dir=gs://b/tfds"]),
+        ("status", ["gs://b/run", "gs://b/runs"]),
+        ("duplicates", ["--weights=gs://b/x.npz", "folder:a", "--against=folder:gs://b/x"]),
+    ],
+)
+def test_addresses_of_buckets_are_taken_where_they_are_read(verb, words):
+    assert cli.VERBS[verb].parse(words)
+    with pytest.raises(ValueError, match="Mount the bucket"):
+        cli.VERBS[verb].parse([word.replace("gs://", "s3://") for word in words])
+
+
+@pytest.mark.parametrize("name", ["sweep", "study", "vtab"])
+def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit_:
         cli.main([name, "--config=digits", "--workdir=gs://bucket/run"])

@@ -146,7 +146,8 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
         ({"init_from": "a", "resume_from": "b"}, "resume_from.*both"),
         ({"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"}, "=0.1.*loss='bce'.*sigmoid"),
         ({"polyak.warmup": "ratio", "polyak.factor": 0.9}, "'ratio'.*bias_correction=False"),
-        ({"input.data_dir": "gs://b/tfds"}, "=gs://b/tfds.*folder"),
+        ({"input.data_dir": "s3://b/tfds"}, "=s3://b/tfds.*folder"),
+        ({"input.exclude": "gs://b/list.json"}, "=gs://b/list.json.*folder.*docs/gcs.md"),
         # input
         ({"input.test_split": "train"}, "'train'"),
         *(({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1") for area in NO_AREAS),

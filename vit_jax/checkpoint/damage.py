@@ -7,6 +7,7 @@ import pathlib
 import re
 import stat
 
+from vit_jax.buckets import BucketPath
 from vit_jax.files import MAX_JSON_BYTES, first_line, parse_json, read_bounded
 
 METADATA = "metadata"
@@ -83,8 +84,8 @@ def require_plain_files(folder: pathlib.Path) -> None:
 
     A link to a device would be read without end.
     """
-    for path in folder.rglob("*"):
-        status = path.stat()
+    found = folder.objects() if isinstance(folder, BucketPath) else ((path, path.stat()) for path in folder.rglob("*"))
+    for path, status in found:
         if stat.S_ISDIR(status.st_mode):
             if path.is_symlink():
                 raise ValueError(f"{path.relative_to(folder)} is a link to a folder")  # which is not walked here

@@ -25,7 +25,7 @@ from vit_jax.checkpoint.damage import (
     require_plain_files,
 )
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.files import MAX_JSON_BYTES, parse_json, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, expanded, parse_json, read_bounded
 from vit_jax.references import mark_stored
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class CheckpointReader:
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
         """Packages `allowed`, from `references.allowed_code`, are those whose code the metadata may name."""
         workarounds.apply()
-        self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
         self._described: dict[int, dict[str, Any]] = {}  # metadata with digests, by step
 
@@ -163,7 +163,7 @@ def metadata_digest(metadata: Mapping[str, Any]) -> str:
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:
     """Whether a folder looks like a workdir with at least one checkpoint."""
-    folder = pathlib.Path(workdir) / FOLDER
+    folder = expanded(workdir) / FOLDER
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
 
 

@@ -10,7 +10,6 @@ import logging
 import operator
 import pathlib
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,8 +23,8 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, metadata_digest
-from vit_jax.files import first_line, read_json, write_atomically
+from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, CheckpointReader, metadata_digest
+from vit_jax.files import expanded, first_line, read_json, remove_tree, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
 LATE_SECONDS = 1
@@ -72,7 +71,7 @@ class CheckpointStore:
         orbax_log = logging.getLogger("absl")
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
-        self.folder = pathlib.Path(workdir).absolute() / FOLDER
+        self.folder = expanded(workdir).absolute() / FOLDER
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
             best = checkpoint_managers.BestN(
@@ -175,7 +174,7 @@ class CheckpointStore:
                 beside = {path.name for path in self.folder.parent.glob("*")}
                 steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
                 if beside == {FOLDER} and steps <= {str(self._last_save)}:  # nothing of another run, or of a copy
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                    remove_tree(self.folder)
                     with contextlib.suppress(OSError):
                         self.folder.parent.rmdir()
                     quiet_since = time.monotonic()
@@ -186,8 +185,10 @@ class CheckpointStore:
             action()
         except Exception as error:
             self._check_workdir()
-            step = max((step for step in self._manager.all_steps() if (self.folder / str(step)).is_dir()), default=None)
-            kept = f"the checkpoint of step {step} is intact" if step is not None else "there is no earlier checkpoint"
+            kept = "there is no earlier checkpoint"
+            with contextlib.suppress(Exception):  # storage that failed may fail again
+                if steps := CheckpointReader(self.folder.parent).all_steps():
+                    kept = f"the checkpoint of step {steps[-1]} is intact"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
@@ -230,4 +231,4 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
         (beside / FOLDER).replace(taken)
     finally:
         store.close()
-        shutil.rmtree(beside, ignore_errors=True)
+        remove_tree(beside)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 LEAST_SLICE_BYTES = 2**16
@@ -26,11 +27,15 @@ def apply() -> None:
 
     For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which loses about 3 kB at
     each call (tensorstore 0.1.86): 0.1 MB at each save.
+
+    In a bucket orbax asks whether it has folders, for which an account needs more than access to objects. Without the
+    answer it treats all buckets as flat, which works with both kinds.
     """
     logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
     threading.excepthook = _without_orbax(threading.excepthook)
     sys.unraisablehook = _without_orbax(sys.unraisablehook)
     warnings.filterwarnings("ignore", r"coroutine '.*serialize.*' was never awaited", RuntimeWarning)
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *direction: 0
 

@@ -25,6 +25,11 @@ _KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
 _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"
+_READ = ("data", "against", "data_dir", "weights")  # options that take gs://
+_READING_VERBS = (  # whose positional words do
+    *("status", "evaluate", "predict", "export", "convert", "inspect"),
+    *("probe", "knn", "fewshot", "features", "duplicates"),
+)
 REQUIRED = dataclasses.MISSING
 PositiveShare = Annotated[float, Range("(0, 1]")]
 
@@ -280,19 +285,26 @@ def _plain(hint: Any) -> Any:
     return parts[0] if typing.get_origin(hint) is list else hint
 
 
+def _refuse_buckets(word: str, value: str, *, allowed: bool) -> None:
+    for path in value.split(","):
+        refuse_bucket(path, word, allowed=allowed)
+
+
 def _known(word: str, options: type[Any], verb: str) -> str:
     """Return a word as the parser takes it: with "_" for "-", an override of the recipe as an option.
 
     Raises:
-      UsageError: there is no such option; or an address of a bucket, which no verb reads or writes.
+      UsageError: there is no such option.
+      ValueError: an address of a bucket for an option that takes none.
     """
-    value = word.partition("=")[2] if word.startswith("--") else word
-    for path in value.split(","):
-        refuse_bucket(path, word)
     if not word.startswith("--"):
+        _refuse_buckets(word, word, allowed=verb in _READING_VERBS)
         return word
     name, equals, value = word.removeprefix("--").partition("=")
     name, known = name.replace("-", "_"), _named(options)
+    is_read = name in _READ and verb != "prepare"  # `config.check` knows the fields of a config
+    is_used = name == "workdir" and verb in ("pretrain", "finetune")
+    _refuse_buckets(word, value, allowed=is_read or is_used or name.startswith("config."))
     if word.startswith("--config.") and _OVERRIDE in known:
         return f"--{_OVERRIDE}={word}"
     if name not in known:

@@ -86,6 +86,9 @@ class RunSteps:
     phases: tuple[Phase, ...] = ()
 
 
+_FROM_BUCKETS = ("data", "input.data_dir", "init_from", "resume_from")
+
+
 def validate(config: RunConfig) -> None:
     """Check values one by one and against each other, and import the user's code that references name.
 
@@ -94,7 +97,8 @@ def validate(config: RunConfig) -> None:
     """
     for name, value in flatten(to_dict(config)).items():
         if isinstance(value, str):
-            refuse_bucket(value, f"config.{name}={value}")
+            is_read = name in _FROM_BUCKETS or name.endswith(".data")  # of an evaluator
+            refuse_bucket(value, f"config.{name}={value}", allowed=is_read)
     for name, value in references(config):  # first: whether other fields have an effect depends on what exists
         import_reference(value, f"config.{name}")
     checks = (

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vit_jax.buckets import NoAnswer
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import few
 from vit_jax.files import read_bounded, read_lines
@@ -116,9 +117,12 @@ def read_file(path: str) -> bytes:
     Raises:
       UnreadableImage: the file was removed since it was listed, may not be read, is a pipe or a device, or is larger
         than `MAX_IMAGE_BYTES`.
+      NoAnswer: the file is in a bucket that does not answer.
     """
     try:
         return read_bounded(path, MAX_IMAGE_BYTES)
+    except NoAnswer:
+        raise
     except OSError as error:
         raise UnreadableImage(f"The file cannot be opened ({error.strerror})") from error
     except ValueError as error:

@@ -21,7 +21,7 @@ from vit_jax.data.depth import MOST_FILES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.packed import Packed, PackedSource
 from vit_jax.data.records import few
-from vit_jax.files import parse_json, printable
+from vit_jax.files import is_mirrored, open_regular, parse_json, printable
 
 CACHE_BYTES = 2**28
 """Images in memory, uncompressed, of all sources of a process; beside them each thread may read one group."""
@@ -75,11 +75,16 @@ def _now(path: str) -> _File:
     return _File(path, found.st_size, found.st_mtime_ns)
 
 
+def _readable(path: str) -> Any:
+    """Return what the library opens: a path, or a file that lies in a bucket."""
+    return open_regular(path) if is_mirrored(path) else path
+
+
 @functools.lru_cache(1024)
 def _metadata(file: _File) -> pq.FileMetaData:
     """Return the description at the end of a file; ValueError if it is no parquet file, or is cut off."""
     try:
-        return pq.read_metadata(file.path)
+        return pq.read_metadata(_readable(file.path))
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{file.path}: it is no complete parquet file ({error}). Copy it again.") from error
 
@@ -91,7 +96,7 @@ def _column_bytes(metadata: pq.FileMetaData, group: int, column: str) -> int:
 
 
 def _read_group(file: _File, group: int, column: str) -> pa.Array:
-    with pq.ParquetFile(file.path, metadata=_metadata(file)) as opened:
+    with pq.ParquetFile(_readable(file.path), metadata=_metadata(file)) as opened:
         table = opened.read_row_group(group, columns=[column], use_threads=False)
     array = table.column(0).combine_chunks()
     return array.field(0) if pa.types.is_struct(array.type) else array
@@ -165,7 +170,7 @@ class Parquet(Packed):
     def labels(self, files: Sequence[str]) -> np.ndarray:
         name, found = self._label_column, []
         for file in files:
-            column = pq.read_table(file, columns=[name], partitioning=None).column(0)
+            column = pq.read_table(_readable(file), columns=[name], partitioning=None).column(0)
             if column.null_count:
                 raise ValueError(f"{file}: {column.null_count:,} rows have no label in column {name!r}. Remove them.")
             found.append(column.to_numpy())

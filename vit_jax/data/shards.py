@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.buckets import NoAnswer
 from vit_jax.data.depth import CAN_BE_DEEP
 from vit_jax.data.files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
@@ -38,6 +39,8 @@ from vit_jax.files import (
     parse_json,
     printable,
     read_bounded,
+    read_range,
+    size_of,
     write_atomically,
 )
 
@@ -68,8 +71,9 @@ class ShardSource(PackedSource):
         if size > MAX_IMAGE_BYTES:
             raise UnreadableImage(f"It is larger than {MAX_IMAGE_BYTES:,} bytes")
         try:
-            with open_regular(self.files[shard]) as file:
-                image = os.pread(file.fileno(), size, offset)
+            image = read_range(self.files[shard], offset, size)
+        except NoAnswer:
+            raise
         except (OSError, ValueError) as error:
             raise UnreadableImage(f"The shard cannot be read ({error})") from error
         if len(image) < size:
@@ -175,7 +179,7 @@ def read_index(file: str, key: str = "") -> np.ndarray:
     """
     try:
         with open_regular(file) as opened:
-            found = list(samples(_entries(Stream(opened, file, os.fstat(opened.fileno()).st_size))))
+            found = list(samples(_entries(Stream(opened, file, size_of(opened)))))
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror}).") from error
     names = [sample.name for sample in found]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.buckets import is_address
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.exclusion import exclude
 from vit_jax.data.folder import Folder
@@ -20,6 +21,7 @@ from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
 from vit_jax.data.vtab import find_task
+from vit_jax.files import mirror
 from vit_jax.nearest import closest
 from vit_jax.references import is_reference, resolve
 
@@ -30,12 +32,23 @@ LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
     "csv": Table,
 }
 """Lists of images by their kind, "folder" in "folder:PATH"."""
+_FILE = re.compile(r"[*?\[{#]|\.(csv|tar|parquet)$")  # in a part of an address that is no folder
 
 
 def listing_of(data: str) -> Listing | None:
     """Return the list of images in "folder:PATH", "csv:FILE", "wds:PATH" and "parquet:PATH"; None for other data."""
     kind, _, name = data.partition(":")
-    return LISTINGS[kind](Path(os.path.expanduser(name))) if kind in LISTINGS and name else None
+    return LISTINGS[kind](_path_of(kind, name)) if kind in LISTINGS and name else None
+
+
+def _path_of(kind: str, name: str) -> Path:
+    """Return the path in "kind:PATH"; of gs:// that in a mirror of the folder, up to the first pattern or file."""
+    if not is_address(name):
+        return Path(os.path.expanduser(name))
+    parts = name.rstrip("/").split("/")
+    is_whole = kind == "folder"
+    stop = next((i for i, part in enumerate(parts) if i > 2 and _FILE.search(part) and not is_whole), len(parts))
+    return mirror("/".join(parts[:stop])).joinpath(*parts[stop:])
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:
@@ -51,11 +64,14 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
         return None
     from vit_jax.data.tfds_source import tfds_folder  # here, because tensorflow_datasets takes seconds to load
 
-    return tfds_folder(data_dir) / (find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0])
+    dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
+    return tfds_folder(data_dir, dataset) / dataset
 
 
 def located(data: str) -> str:
     """Return one text for all ways to write the path of a list of images; other data unchanged."""
+    if is_address(data.partition(":")[2]):
+        return data.rstrip("/")
     listing = listing_of(data)
     return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}{listing.suffix}"
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.files import MAX_NAME_BYTES
-from vit_jax.files import open_regular, parse_json, shortened
+from vit_jax.files import open_regular, parse_json, shortened, size_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 LABEL_EXTENSIONS = ("cls", "json")
@@ -148,7 +148,7 @@ def open_tar(path: str) -> Iterator[Stream]:
             counter = _Counter(file)
             yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
         else:
-            yield Stream(file, name, None if path == STANDARD_INPUT else os.fstat(file.fileno()).st_size)
+            yield Stream(file, name, None if path == STANDARD_INPUT else size_of(file))
 
 
 class Member(NamedTuple):

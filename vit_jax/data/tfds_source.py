@@ -17,16 +17,19 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from google.protobuf import json_format
 
+from vit_jax.buckets import is_address
 from vit_jax.data import digits
+from vit_jax.data.array_records import BucketRecords, num_records
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.vtab import STORED, Labels, find_task
 from vit_jax.extras import install_command
-from vit_jax.files import expanded, read_json
+from vit_jax.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.nearest import closest
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
 UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
+READ_WHOLE = (".json", ".txt")  # descriptions, which TFDS opens by itself
 CHUNK = 256  # records read at once for their labels
 
 
@@ -34,8 +37,10 @@ class NotPrepared(ValueError):
     """A dataset of the catalogue is missing; the message has the command that prepares it."""
 
 
-def tfds_folder(data_dir: str | None) -> Path:
-    """Return the folder of prepared datasets; None: TFDS's own."""
+def tfds_folder(data_dir: str | None, dataset: str = "") -> Path:
+    """Return the folder of prepared datasets; None: TFDS's own. For gs:// it is a mirror with this dataset alone."""
+    if data_dir is not None and is_address(data_dir):
+        return mirror(f"{data_dir.rstrip('/')}/{dataset}", *READ_WHOLE).parent
     return expanded(data_dir or tfds.core.constants.DATA_DIR)
 
 
@@ -54,7 +59,7 @@ class TfdsSource(Source):
         _require_files(builder, split)
         self.class_names = _class_names(builder, labels)
         self.split, self._labels, self._known = split, labels, dict(builder.info.features)
-        self._records = builder.as_data_source(split=split).data_source  # still serialised
+        self._records = _records(builder, split)
         self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         self._features = tfds.features.FeaturesDict({name: self._known[name] for name in ("image", labels.feature)})
@@ -108,6 +113,8 @@ class TfdsSource(Source):
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
     """Open the digits of scikit-learn; prepare them if necessary."""
+    if data_dir is not None and is_address(data_dir):
+        raise ValueError(f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.")
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
@@ -123,10 +130,10 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
     if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and runs code there
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
-    home = tfds_folder(data_dir)
-    _require_descriptions(home / re.split("[/:]", name)[0])
+    home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
+    _require_descriptions(home / family)
     try:
-        builder = tfds.builder(name, data_dir=data_dir)
+        builder = tfds.builder(name, data_dir=data_dir and str(home))
     except tfds.core.DatasetNotFoundError:
         if ((root := home / name) / UNFINISHED).exists():
             raise NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.") from None
@@ -148,7 +155,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
         raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
-    root = tfds.core.Path(tfds_folder(data_dir))
+    root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
     usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]
@@ -238,6 +245,9 @@ def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
 def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
     """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
+        if is_mirrored(part.filename):
+            _require_records(part)
+            continue
         problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
         if (found := reader.num_records()) != part.examples_in_shard:
             problem = f"it has {found} records instead of {part.examples_in_shard}"
@@ -248,6 +258,23 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
         if problem:
             fix = "copy it again, or remove the dataset and prepare it anew"
             raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
+
+
+def _require_records(part: Any) -> None:
+    try:
+        problem = "" if (found := num_records(part.filename)) == part.examples_in_shard else f"it has {found} records"
+    except RuntimeError as error:
+        problem = str(error)
+    if problem:
+        raise ValueError(f"{part.filename!r} is cut off or damaged ({problem}): copy it to the bucket again.")
+
+
+def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
+    """Return the records of a split by index, still serialised."""
+    parts = builder.info.splits[split].file_instructions
+    if not is_mirrored(parts[0].filename):
+        return builder.as_data_source(split=split).data_source
+    return BucketRecords([(part.filename, part.skip, part.take) for part in parts])
 
 
 def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import jax
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.check import validate
 from vit_jax.data.sources import path_of
-from vit_jax.files import first_line
+from vit_jax.files import expanded, first_line
 from vit_jax.plan.dataset import choose_dataset, known_examples
 from vit_jax.plan.topology import StandIn
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
@@ -77,14 +77,14 @@ def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
     yield from _data_paths(config)
     for start in (config.init_from, getattr(config, "resume_from", None)):
         if start is not None and not is_hub_address(start):
-            yield pathlib.Path(start)
+            yield expanded(start)
 
 
 def _data_paths(config: RunConfig) -> Iterator[pathlib.Path]:
     if config.data is not None and (path := path_of(config.data, config.input.data_dir)) is not None:
         yield path
     elif config.input.data_dir is not None:
-        yield pathlib.Path(config.input.data_dir)
+        yield expanded(config.input.data_dir)
 
 
 def _open(config: RunConfig, unseen: list[pathlib.Path]) -> tuple[Datasets | None, str]:
@@ -110,7 +110,7 @@ def _architecture(
     None: it is that of weights, and they or the data are elsewhere.
     """
     if isinstance(config, FinetuneConfig) and config.init_from is not None:
-        if data is not None and pathlib.Path(config.init_from) not in unseen:
+        if data is not None and expanded(config.init_from) not in unseen:
             return adapt(config, data.train)[0]
         if config.model.name is None:
             return None
@@ -134,7 +134,7 @@ def _read_start(run: Assembly, unseen: list[pathlib.Path]) -> None:
     """Read the weights or checkpoint that pre-training begins with, if these are here."""
     config = run.config
     assert isinstance(config, PretrainConfig)
-    if config.init_from is not None and pathlib.Path(config.init_from) not in unseen:
+    if config.init_from is not None and expanded(config.init_from) not in unseen:
         fitting_weights(run)
     if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
         steps_to_continue(run)

@@ -166,6 +166,7 @@ def train(
                 "unreadable_records": records,
             }
             progress |= stopping.metadata()
+            writers.flush()
             store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics_of(results))
 
         late = LateMetrics(report)

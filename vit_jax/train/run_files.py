@@ -6,7 +6,6 @@ They may come from somebody else, or from a disk that was full. `workdir` and `w
 import contextlib
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
@@ -116,7 +115,7 @@ def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> dict[str, An
     Raises:
       ValueError: it is damaged, or lacks a result.
     """
-    if not os.path.exists(workdir / SUMMARY_FILE):
+    if not (workdir / SUMMARY_FILE).exists():
         return None
     values = _read_object(workdir / SUMMARY_FILE)
     with _damage(workdir / SUMMARY_FILE):
@@ -137,7 +136,7 @@ def write_pause(workdir: pathlib.Path, pause: Mapping[str, Any]) -> None:
 
 def read_pause(workdir: pathlib.Path) -> dict[str, Any] | None:
     """Return the "fraction" that a run was paused at, and its "steps"; None where it was not. Errors as above."""
-    if not os.path.exists(workdir / PAUSE_FILE):
+    if not (workdir / PAUSE_FILE).exists():
         return None
     values = _read_object(workdir / PAUSE_FILE)
     with _damage(workdir / PAUSE_FILE):
@@ -152,7 +151,7 @@ def read_divergence(workdir: pathlib.Path) -> dict[str, Any] | None:
     Raises:
       ValueError: it is damaged.
     """
-    if not os.path.exists(workdir / DIVERGENCE_FILE):
+    if not (workdir / DIVERGENCE_FILE).exists():
         return None
     values = _read_object(workdir / DIVERGENCE_FILE)
     with _damage(workdir / DIVERGENCE_FILE):
@@ -166,7 +165,7 @@ def read_divergence(workdir: pathlib.Path) -> dict[str, Any] | None:
 def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the text and the values of each line, without a last one that is not complete."""
     path = workdir / METRICS_FILE
-    if not os.path.exists(path):
+    if not path.exists():
         return
     with _damage(path):
         *lines, _ = read_bounded(path, MAX_METRICS_BYTES).split(b"\n")  # the last one is being written, or was cut off

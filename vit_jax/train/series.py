@@ -7,7 +7,6 @@ machines may share the runs; the lock of a workdir keeps a second machine out of
 import json
 import math
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +14,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.files import remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_pause, read_summary, write_summary
@@ -105,7 +105,7 @@ def run_once(
                 write_summary(folder, {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)})
         summary = of_first(read_summary(folder))
     if is_trial and hosts.is_first():
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_tree(folder / CHECKPOINTS)
     return summary
 
 

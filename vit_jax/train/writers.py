@@ -3,15 +3,19 @@
 import json
 import os
 import pathlib
+import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from vit_jax.buckets import BucketPath
 from vit_jax.config import to_dict
 from vit_jax.extras import install_command
-from vit_jax.files import read_bounded, write_atomically
+from vit_jax.files import is_in_bucket, read_bounded, write_atomically
+from vit_jax.train.profiling import Upload
 from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
 
+FLUSH_SECONDS = 10.0
 MAX_ID_BYTES = 256  # of a run of Weights & Biases
 
 
@@ -28,8 +32,37 @@ class JsonLines:
         self._file.flush()
         os.fsync(self._file.fileno())  # a bucket that is mounted as a folder has the line only now
 
+    def flush(self) -> None:
+        """All lines are on disk."""
+
     def close(self) -> None:
         self._file.close()
+
+
+class ObjectLines:
+    """The same in a bucket: the object is written as a whole, at most every `FLUSH_SECONDS`, and before checkpoints.
+
+    It is replaced only if nobody else has written it; then, and while the bucket does not answer, OSError is raised.
+    """
+
+    def __init__(self, workdir: pathlib.Path, start_step: int):
+        self._path, self._text = cast(BucketPath, workdir / METRICS_FILE), metrics_up_to(workdir, start_step)
+        self._generation, self._is_due_at, self._is_written = self._path.write_bytes(self._text.encode()), 0.0, True
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._text += json.dumps({"step": step, **metrics}) + "\n"
+        self._is_written = False
+        if time.monotonic() >= self._is_due_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """All lines are in the bucket."""
+        if not self._is_written:
+            self._generation = self._path.write_bytes(self._text.encode(), self._generation)
+            self._is_due_at, self._is_written = time.monotonic() + FLUSH_SECONDS, True
+
+    def close(self) -> None:
+        self.flush()
 
 
 class TensorBoard:
@@ -38,14 +71,22 @@ class TensorBoard:
     def __init__(self, workdir: pathlib.Path, start_step: int):
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+        self._folder = Upload(workdir / "tensorboard")
+        self._writer = SummaryWriter(str(self._folder.local), purge_step=start_step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        """Events are in the bucket, if the workdir is in one."""
+        if self._folder.is_needed:
+            self._writer.flush()
+            self._folder.send()
+
     def close(self) -> None:
         self._writer.close()
+        self._folder.send()
 
 
 class WeightsAndBiases:
@@ -66,13 +107,16 @@ class WeightsAndBiases:
             project=config.logging.wandb_project,
             id=read_bounded(id_file, MAX_ID_BYTES).decode(),
             name=workdir.name,
-            dir=str(workdir),
+            dir=str(Upload(workdir).local),
             config=to_dict(config),
             resume="allow",
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def flush(self) -> None:
+        """The library sends by itself."""
 
     def close(self) -> None:
         self._run.finish()
@@ -82,12 +126,12 @@ class Writers:
     """All writers of a run, as one; none in processes that do not write."""
 
     def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
-        self._writers: list[JsonLines | TensorBoard | WeightsAndBiases] = []
+        self._writers: list[JsonLines | ObjectLines | TensorBoard | WeightsAndBiases] = []
         if not enabled:
             return
         if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
             self._writers.append(WeightsAndBiases(workdir, config))
-        self._writers.append(JsonLines(workdir, start_step))
+        self._writers.append((ObjectLines if is_in_bucket(workdir) else JsonLines)(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
 
@@ -95,6 +139,11 @@ class Writers:
         """Hand the metrics of a step to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
+
+    def flush(self) -> None:
+        """Call before a checkpoint is saved, with which a run that is killed begins again."""
+        for writer in self._writers:
+            writer.flush()
 
     def close(self) -> None:
         """All metrics are on disk, or sent, when it returns."""

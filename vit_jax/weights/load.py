@@ -5,6 +5,7 @@ compared before any data is read. Numbers stay as they are; half precision becom
 """
 
 import dataclasses
+import fnmatch
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax import pytree
+from vit_jax.buckets import is_address
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture, at_image_size
-from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, expanded, fetch, is_in_bucket, read_bounded
 from vit_jax.models import lora
 from vit_jax.references import allowed_code
 from vit_jax.weights import description, folding, hub
@@ -96,7 +98,7 @@ def load_weights(
 
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
-        of ours; or "hf://owner/name".
+        of ours; or "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
@@ -112,6 +114,8 @@ def load_weights(
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
     address = str(source)
     path = hub.fetch(address) if hub.is_hub_address(address) else expanded(source)
+    if is_in_bucket(path) and not has_checkpoints(path):
+        path = _fetch(path)
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, options, allowed_code(allow_code))
     else:
@@ -126,9 +130,32 @@ def load_weights(
         weights = _load_file(file, _beside(path, file), options, allowed_code(allow_code))
         if hub.is_hub_address(address) and not weights.licence:
             weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
+        if is_address(address):
+            weights = dataclasses.replace(weights, source=f"{address} ({weights.format or 'vit_jax'})")
     if options.get("image_size") is not None:
         weights = resized(weights, tuple(options["image_size"]))
     return weights if class_names is None else _with_class_names(weights, tuple(class_names))
+
+
+def _fetch(path: pathlib.Path) -> pathlib.Path:
+    """Download weights from a bucket, with what belongs to them; return the file or folder on this machine.
+
+    Raises:
+      ValueError: there are none, or they cannot be read.
+    """
+    if path.is_dir():
+        found = [file for file in path.iterdir() if any(fnmatch.fnmatchcase(file.name, name) for name in hub.PATTERNS)]
+        if not found:
+            raise ValueError(f"{path}: must have checkpoints of ours or a .safetensors. Give the folder of weights.")
+        for file in found:
+            local = fetch(file)
+        return local.parent
+    local = fetch(path)
+    names = [class_names_file(path).name, *([CONFIG, "preprocessor_config.json"] if path.name == WEIGHTS else [])]
+    for beside in (path.with_name(name) for name in names):
+        if beside.is_file():
+            fetch(beside)
+    return local
 
 
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:

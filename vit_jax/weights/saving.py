@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import expanded, make_folder, write_atomically
+from vit_jax.files import expanded, make_folder, refuse_bucket, write_atomically
 from vit_jax.weights import transfer
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -48,6 +48,7 @@ def save_weights(
     Raises:
       ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
     """
+    refuse_bucket(str(path), f"path={path}")
     into_folder, path = names_folder(path), expanded(path)
     without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
@@ -251,14 +252,15 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     Raises:
       ValueError: the format is not determined or does not fit the kind of destination, or files would be overwritten.
     """
+    if "://" in destination:
+        fix = "Give a local file or folder, and copy that there"
+        raise ValueError(f"{destination}: must be a path on this machine. {fix}.")
     path, is_folder = expanded(destination), names_folder(destination)
     suffix = FORMATS[to].suffix if to in FORMATS else ""
     problem = ""
     if to is not None and to not in WRITABLE:
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
-    if "://" in destination:
-        problem = "must be a path on this machine. Give a local file or folder, and copy that there"
-    elif to is None and not is_folder and path.suffix != ".npz":
+    if to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)
         problem = f"does not determine whose names are wanted. Give {names}; or a .npz or a folder"
     elif to == OWN and not is_folder:

@@ -5,12 +5,15 @@ renews it. On the same machine a lock is void when the owner's process has ended
 
 A lock appears complete, as a hard link that fails where there is one. A void lock is replaced by the process that has
 a second lock, a claim, whose name follows from the void one.
+
+In a bucket the lock is an object. It is created, renewed and replaced only if it has the generation that was seen.
 """
 
 import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import pathlib
 import socket
@@ -21,6 +24,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from vit_jax.buckets import BucketPath
 from vit_jax.files import parse_json, read_bounded, write_atomically
 
 FILE = "run.lock"
@@ -77,7 +81,7 @@ class WorkdirLock:
             self._thread.join()
             with contextlib.suppress(OSError, WorkdirLost):
                 self.check()
-                self._path.unlink()
+                self._release()
 
     def check(self) -> None:
         """Call before writing into the workdir.
@@ -85,9 +89,11 @@ class WorkdirLock:
         Raises:
           WorkdirLost: it is not the folder any more that was locked, or another run has it.
         """
-        if not self._enabled:
-            return
-        found = _read(self._path)
+        if self._enabled:
+            self._require_owner(_read(self._path))
+
+    def _require_owner(self, found: dict[str, Any] | None) -> None:
+        """Raise WorkdirLost unless the lock, as it was read, is of this process."""
         if found is None:
             raise WorkdirLost(
                 f"workdir {str(self.folder)!r} was removed or replaced while the run used it, with all it holds. "
@@ -105,11 +111,7 @@ class WorkdirLock:
             found = _content(path)
             if found is None:  # released since
                 continue
-            if (other := _owner(found)) is not None and not self._is_void(other, path):
-                raise ValueError(
-                    f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
-                    f"since {other['since']}. End that run first, or choose another workdir."
-                )
+            self._require_void(found, path)
             if not found and self._is_filled(path):
                 continue
             claim = claim_of(path, found)
@@ -120,6 +122,17 @@ class WorkdirLock:
                     return
             finally:
                 claim.unlink(missing_ok=True)
+
+    def _require_void(self, found: bytes, path: pathlib.Path) -> None:
+        """Raise ValueError if the lock at `path`, with this content, is of a run that is alive."""
+        if (other := _owner(found)) is not None and not self._is_void(other, path):
+            raise ValueError(
+                f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
+                f"since {other['since']}. End that run first, or choose another workdir."
+            )
+
+    def _release(self) -> None:
+        self._path.unlink()
 
     def _create(self, path: pathlib.Path) -> bool:
         """Create `path` with its content at once; return False if it exists."""
@@ -187,6 +200,58 @@ class WorkdirLock:
                 continue
 
 
+class BucketLock(WorkdirLock):
+    """The same for a workdir in a bucket; arguments and errors as of `WorkdirLock`.
+
+    `check` sends no request while the last renewal is recent: another machine takes over only what is not renewed.
+    """
+
+    _path: BucketPath  # type: ignore[assignment]
+    _generation = 0
+    _renewed = 0.0  # by the clock `time.monotonic`
+
+    def check(self) -> None:
+        if self._enabled and time.monotonic() - self._renewed > self._expiry_seconds:
+            self._require_owner(_read_object(self._path))
+
+    def _acquire(self, path: pathlib.Path) -> None:
+        found, generation = b"", 0
+        while True:
+            with contextlib.suppress(FileExistsError):
+                self._write(generation)
+                return
+            found, generation = b"", 0
+            with contextlib.suppress(FileNotFoundError):  # released since
+                found, generation = self._path.read_generation()
+                self._require_void(found, path)
+
+    def _write(self, generation: int) -> None:
+        began = time.monotonic()
+        self._generation = self._path.write_bytes(self._text().encode(), generation)
+        self._renewed = began
+
+    def _renew(self) -> None:
+        self._renewals += 1
+        self._write(self._generation)
+
+    def _release(self) -> None:
+        self._path.unlink(generation=self._generation)
+
+    def _keep_renewing(self) -> None:
+        while not self._is_closing.wait(self._renewal_seconds):
+            try:
+                self._renew()
+            except (FileExistsError, FileNotFoundError):  # taken over, or removed: let `check` see
+                self._renewed = -math.inf
+            except OSError:
+                continue
+
+
+def lock_of(folder: pathlib.Path, **options: Any) -> WorkdirLock:
+    """Return the lock of a workdir in a file system or a bucket; options are the arguments of `WorkdirLock`."""
+    return (BucketLock if isinstance(folder, BucketPath) else WorkdirLock)(folder, **options)
+
+
 def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> bool:
     """Return whether nobody uses a folder that a process has locked, without waiting.
 
@@ -222,6 +287,14 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     """Return the owner of a lock; None if there is none, or the file is not a lock."""
     found = _content(path)
     return None if found is None else _owner(found)
+
+
+def _read_object(path: BucketPath) -> dict[str, Any] | None:
+    """Return the owner of a lock in a bucket; None if there is none. Raise OSError if the bucket does not answer."""
+    try:
+        return _owner(path.read_generation()[0])
+    except FileNotFoundError:
+        return None
 
 
 def _content(path: pathlib.Path) -> bytes | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Self
 
 from vit_jax import hosts
-from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
+from vit_jax.checkpoint import CheckpointReader
 from vit_jax.hosts import exits
 from vit_jax.train.lifecycle.interruption import Interrupted
 
@@ -102,5 +102,4 @@ def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, 
 
 def newest_checkpoint(folder: pathlib.Path) -> int | None:
     """The step of the newest complete checkpoint, read without the store, which may be saving."""
-    names = (child.name for child in (folder / CHECKPOINTS).glob("*"))
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max(CheckpointReader(folder).all_steps(), default=None)

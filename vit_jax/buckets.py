@@ -1,0 +1,490 @@
+"""Google Cloud Storage by address: `gs://BUCKET/NAME` as a path, writes with preconditions, reads of ranges.
+
+A bucket has objects and no folders: a folder is what names before a "/" have in common, and exists while an object is
+below it. An object is written as a whole or not at all. Each version of it has a number, its generation; a write that
+names the generation which it replaces fails if another process has written in between.
+
+Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS`.
+"""
+
+import atexit
+import concurrent.futures
+import contextlib
+import errno
+import fnmatch
+import functools
+import io
+import logging
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+SCHEME = "gs://"
+TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
+RETRY_SECONDS = 120.0
+READ_AHEAD_BYTES = 2**20
+_NOTHING = "there is no such object or bucket"
+_CONNECTIONS = 64  # kept open by a process; more threads than this open a connection for each request
+_THREADS = 16
+_PLACEHOLDER = 0o200  # permissions of a file of a mirror whose content is in the bucket: nobody reads it as zeros
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is the address of a bucket or object: gs://..."""
+    return os.fspath(path).startswith(SCHEME)
+
+
+class NoAnswer(OSError):
+    """Cloud Storage does not answer; this says nothing about an object."""
+
+
+class Status(NamedTuple):
+    """Facts of an object, by the names of `os.stat_result` where it has them; a folder has size and time 0."""
+
+    st_mode: int
+    st_size: int
+    st_mtime: float
+    generation: int
+
+
+class BucketPath(pathlib.PurePosixPath):
+    """A path of an object or folder in a bucket, with the methods of `pathlib.Path` that a run needs.
+
+    Methods raise the errors that `pathlib.Path` raises: FileNotFoundError (no object, no bucket), PermissionError (403,
+    no credentials), FileExistsError (a precondition failed), and `NoAnswer` (after `RETRY_SECONDS`).
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        is_full = self.parts[:1] == (SCHEME.rstrip("/"),)  # and not what `relative_to` returns
+        return SCHEME + "/".join(self.parts[1:]) if is_full else super().__str__()
+
+    @property
+    def bucket(self) -> str:
+        return "".join(self.parts[1:2])
+
+    @property
+    def key(self) -> str:
+        """The name of the object in its bucket."""
+        return "/".join(self.parts[2:])
+
+    def absolute(self) -> "BucketPath":
+        return self
+
+    def stat(self) -> Status:
+        if self.key:
+            with contextlib.suppress(FileNotFoundError), _system_errors(self):
+                blob = self.blob()
+                blob.reload(**_options())
+                return _status(blob)
+        if self.is_dir():
+            return Status(stat.S_IFDIR, 0, 0.0, 0)
+        raise FileNotFoundError(errno.ENOENT, _NOTHING, str(self))
+
+    def exists(self) -> bool:
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_file(self) -> bool:
+        try:
+            return stat.S_ISREG(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def is_dir(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), _system_errors(self):
+            return not self.key or any(self._listed(max_results=1))
+        return False
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def iterdir(self) -> Iterator["BucketPath"]:
+        """Yield the objects and folders directly inside."""
+        with _system_errors(self):
+            found = self._listed(delimiter="/")
+            names = [blob.name for blob in found if not blob.name.endswith("/")] + sorted(found.prefixes)
+        yield from (type(self)(f"{SCHEME}{self.bucket}/{name}") for name in names)
+
+    def objects(self) -> Iterator[tuple["BucketPath", Status]]:
+        """Yield every object below the folder, at any depth, with its facts: a request for each 1,000 of them."""
+        with _system_errors(self):
+            for blob in self._listed():
+                if not blob.name.endswith("/"):  # which marks a folder
+                    yield type(self)(f"{SCHEME}{self.bucket}/{blob.name}"), _status(blob)
+
+    def glob(self, pattern: str) -> Iterator["BucketPath"]:
+        """Yield objects and folders by a pattern of one part, or several; without `**`."""
+        first, _, rest = pattern.partition("/")
+        for path in self.iterdir():
+            if fnmatch.fnmatchcase(path.name, first):
+                yield from path.glob(rest) if rest else (path,)
+
+    def rglob(self, pattern: str) -> Iterator["BucketPath"]:
+        """Yield objects at any depth whose name matches a pattern of one part."""
+        return (path for path, _ in self.objects() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def open_ranges(self, generation: int | None = None) -> io.BufferedReader:
+        """Open an object for reads in ranges, all of one generation."""
+        found = self.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self))
+        return io.BufferedReader(Ranges(self, found.st_size, generation or found.generation), READ_AHEAD_BYTES)
+
+    def read_range(self, offset: int, size: int, generation: int | None = None) -> bytes:
+        """Return the bytes of a range by one request; fewer where the object ends."""
+        from google.api_core.exceptions import RequestRangeNotSatisfiable
+
+        if size <= 0:
+            return b""
+        options = _options() | ({"if_generation_match": generation} if generation else {})
+        with _system_errors(self):
+            try:
+                content: bytes = self.blob().download_as_bytes(start=offset, end=offset + size - 1, **options)
+            except RequestRangeNotSatisfiable:
+                return b""
+        return content
+
+    def read_bytes(self) -> bytes:
+        return self.read_generation()[0]
+
+    def read_text(self) -> str:
+        return self.read_generation()[0].decode()
+
+    def read_generation(self) -> tuple[bytes, int]:
+        """Return the content of an object, checked by its CRC32C, and the generation that has it."""
+        with _system_errors(self):
+            blob = self.blob()
+            content: bytes = blob.download_as_bytes(checksum="auto", **_options())
+            return content, int(blob.generation)
+
+    def write_bytes(self, content: bytes, generation: int | None = None) -> int:
+        """Replace the object; return its new generation.
+
+        Args:
+          content: of the object.
+          generation: the one to replace, 0 for a new object; None: the one that there is when the write begins.
+
+        Raises:
+          FileExistsError: the object has another generation.
+        """
+        if generation is None:
+            generation = self._generation()
+        with _system_errors(self):
+            blob, failed = self.blob(), _exceptions().PreconditionFailed
+            try:
+                blob.upload_from_string(
+                    content, "application/octet-stream", if_generation_match=generation, checksum="auto", **_options()
+                )
+                return int(blob.generation)
+            except failed:  # also if the reply to a first request was lost
+                found, generation = self.read_generation()
+                if found != content:
+                    raise
+                return generation
+
+    def write_text(self, text: str) -> None:
+        self.write_bytes(text.encode())
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: a folder exists while an object is in it."""
+
+    def rmdir(self) -> None:
+        """Do nothing, as `mkdir`."""
+
+    def unlink(self, missing_ok: bool = False, generation: int | None = None) -> None:
+        options = _options() | ({"if_generation_match": generation} if generation else {})
+        with contextlib.suppress(*[FileNotFoundError] * missing_ok), _system_errors(self):
+            self.blob().delete(**options)
+
+    def rename(self, target: "BucketPath") -> "BucketPath":
+        """Copy the objects below a folder to another folder of the bucket or of another one, and remove them here.
+
+        It is not atomic: until all are copied, nothing is removed.
+        """
+        names = [path.relative_to(self) for path, _ in self.objects()]
+        _in_threads(lambda name: (self / name)._copy(target / name), names)
+        self.rmtree()
+        return target
+
+    def rmtree(self) -> None:
+        """Remove every object below the folder."""
+        _in_threads(lambda path: path.unlink(missing_ok=True), [path for path, _ in self.objects()])
+
+    def blob(self) -> Any:
+        """Return the client's object."""
+        return _client().bucket(self.bucket).blob(self.key)
+
+    def _copy(self, target: "BucketPath") -> None:
+        token = None
+        with _system_errors(self):
+            while (token := target.blob().rewrite(self.blob(), token=token, **_options())[0]) is not None:
+                pass
+
+    def _generation(self) -> int:
+        try:
+            return self.stat().generation
+        except FileNotFoundError:
+            return 0
+
+    def _listed(self, **options: Any) -> Any:
+        prefix = f"{self.key}/" if self.key else ""
+        return _client().list_blobs(self.bucket, prefix=prefix, **options, **_options())
+
+
+class Ranges(io.RawIOBase):
+    """An object as a file: each read is a request for a range."""
+
+    def __init__(self, path: BucketPath, size: int, generation: int):
+        self.path, self.size, self.generation, self._place = path, size, generation, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = max(min(len(buffer), self.size - self._place), 0)
+        content = self.path.read_range(self._place, wanted, self.generation)
+        buffer[: len(content)] = content
+        self._place += len(content)
+        return len(content)
+
+
+# Mirrors: names, sizes and generations of a bucket's objects in a folder of this machine.
+
+
+def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ()) -> pathlib.Path:
+    """Create or update a folder with a placeholder for each object below an address; return it.
+
+    A placeholder has the name and size of its object, no content (it takes no space), and no permission to read; its
+    time of change is the object's generation in microseconds. `open_remote` reads it from the bucket.
+
+    Args:
+      address: of a folder.
+      root: of all mirrors on this machine.
+      whole: ends of names whose objects are downloaded.
+
+    Raises:
+      OSError: the bucket cannot be listed, or the folder cannot be written.
+    """
+    folder, seen = root / address.bucket / address.key, set()
+    waiting = []
+    for path, found in address.objects():
+        local = folder / path.relative_to(address)
+        seen.add(local)
+        if not local.exists() or local.stat().st_mtime_ns != found.generation * 1000:
+            waiting.append((path, found, local))
+    if not seen:
+        raise FileNotFoundError(errno.ENOENT, "there is no object below this address", str(address))
+    for parent in {local.parent for local in seen}:
+        parent.mkdir(parents=True, exist_ok=True)
+
+    def update(item: tuple[BucketPath, Status, pathlib.Path]) -> None:
+        path, found, local = item
+        temporary = local.with_name(f".{secrets.token_hex(8)}")
+        is_whole = path.name.endswith(whole)
+        temporary.touch(0o600)
+        if is_whole:
+            temporary.write_bytes(path.read_range(0, found.st_size, found.generation))
+        else:
+            os.truncate(temporary, found.st_size)
+        temporary.chmod(0o600 if is_whole else _PLACEHOLDER)
+        os.utime(temporary, ns=(found.generation * 1000,) * 2)
+        temporary.replace(local)
+
+    _in_threads(update, waiting)
+    for local in folder.rglob("*"):
+        is_ours = local.is_file() and (_is_placeholder(local) or local.name.endswith(whole or ("\0",)))
+        if is_ours and local not in seen and not local.name.startswith("."):  # which another process may be writing
+            local.unlink(missing_ok=True)
+    return folder
+
+
+def fetch(path: BucketPath, root: pathlib.Path) -> pathlib.Path:
+    """Download an object into the folder of the mirrors, unless it is there already; return the file."""
+    local, found = root / path.bucket / path.key, path.stat()
+    time = found.generation * 1000
+    if not local.exists() or local.stat().st_mtime_ns != time or _is_placeholder(local):
+        local.parent.mkdir(parents=True, exist_ok=True)
+        temporary = local.with_name(f".{secrets.token_hex(8)}")
+        try:
+            with _system_errors(path):
+                path.blob().download_to_filename(temporary, if_generation_match=found.generation, **_options())
+            os.utime(temporary, ns=(time, time))
+            temporary.replace(local)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return local
+
+
+def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.BufferedReader | None:
+    """Open what is in a bucket: an address, or a placeholder of a mirror below `root`; None for other files."""
+    if isinstance(path, BucketPath):
+        return path.open_ranges()
+    if (found := _mirrored(path, root)) is None:
+        return None
+    address, size, generation = found
+    return io.BufferedReader(Ranges(address, size, generation), READ_AHEAD_BYTES)
+
+
+def read_remote_range(path: str | os.PathLike[str], offset: int, size: int, root: pathlib.Path) -> bytes | None:
+    """Return a range of a file as `open_remote` opens it, by one request."""
+    if isinstance(path, BucketPath):
+        return path.read_range(offset, size)
+    found = _mirrored(path, root)
+    return None if found is None else found[0].read_range(offset, size, found[2])
+
+
+def _mirrored(path: str | os.PathLike[str], root: pathlib.Path) -> tuple[BucketPath, int, int] | None:
+    """Return the object of a placeholder, its size and generation; None for other files."""
+    text = os.fspath(path)
+    if not text.startswith(f"{root}/") or not _is_placeholder(pathlib.Path(text)):
+        return None
+    found = os.stat(text)
+    return BucketPath(SCHEME + text[len(str(root)) + 1 :]), found.st_size, found.st_mtime_ns // 1000
+
+
+def _is_placeholder(path: pathlib.Path) -> bool:
+    return stat.S_IMODE(path.stat().st_mode) == _PLACEHOLDER
+
+
+# The client.
+
+
+def open_address(address: str) -> BucketPath:
+    """Return the path of an address, with everything set up that reads and writes it, orbax and tensorstore included.
+
+    Raises:
+      ValueError: there is no bucket in it.
+      ImportError: the libraries are not installed.
+    """
+    path = BucketPath(address)
+    if not address.removeprefix(SCHEME).partition("/")[0]:
+        raise ValueError(f"{address}: must name a bucket. Write gs://BUCKET/FOLDER.")
+    if ".." in path.parts:
+        raise ValueError(f"{address}: must not have '..' in it; a bucket has no folders to go up to.")
+    _set_up()
+    return path
+
+
+@functools.cache
+def _set_up() -> None:
+    """Make the libraries of orbax use the same endpoint, time limits and kind of bucket as `_client`.
+
+    orbax finds and commits checkpoints through etils and gcsfs and writes arrays through tensorstore. Folders as
+    objects of their own (hierarchical namespaces) are not used: gcsfs would ask for the kind of each bucket by gRPC.
+    """
+    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, etils would use its file system
+    import gcsfs  # noqa: I001  # first: errors name it
+    import aiohttp
+    import fsspec
+    from google.cloud import storage  # noqa: F401
+
+    connect, read = TIMEOUT_SECONDS
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
+    options: dict[str, Any] = {"requests_timeout": limits, "use_listings_cache": False}
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+        options["token"] = "anon"
+        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
+    fsspec.config.conf["gcs"] = options | fsspec.config.conf.get("gcs", {})
+    fsspec.register_implementation("gcs", gcsfs.core.GCSFileSystem, clobber=True)
+    logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)  # it is raised, too
+
+
+@functools.cache
+def _client() -> Any:
+    """Return a client of this process, for all threads."""
+    _set_up()
+    import google.auth
+    import requests.adapters
+    from google.cloud import storage
+
+    try:
+        client = storage.Client()
+    except google.auth.exceptions.DefaultCredentialsError:  # public buckets can be read without any
+        client = storage.Client.create_anonymous_client()
+    except OSError:  # a project is only needed to create buckets
+        client = storage.Client(project="none")
+    client._http.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS))
+    client._http.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=_CONNECTIONS))
+    client._http.hooks["response"].append(_release)
+    atexit.register(client.close)
+    return client
+
+
+def _release(reply: Any, **options: Any) -> None:
+    """Read a reply that reports a failure: a download keeps its connection until the garbage collector finds it."""
+    if not reply.ok:
+        _ = reply.content
+
+
+def _options() -> dict[str, Any]:
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return {"timeout": TIMEOUT_SECONDS, "retry": DEFAULT_RETRY.with_timeout(RETRY_SECONDS)}
+
+
+def _exceptions() -> Any:
+    from google.api_core import exceptions
+
+    return exceptions
+
+
+@contextlib.contextmanager
+def _system_errors(path: BucketPath) -> Iterator[None]:
+    """Raise errors of the client as the errors of the system that they correspond to."""
+    import requests
+    from google.auth.exceptions import GoogleAuthError, InvalidOperation, RefreshError
+    from google.cloud.storage.exceptions import DataCorruption
+
+    failures = _exceptions()
+    try:
+        yield
+    except failures.NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, _NOTHING, str(path)) from error
+    except (failures.Forbidden, failures.Unauthorized) as error:
+        reason = f"access is denied ({error.code}): the account needs the role roles/storage.objectUser on the bucket"
+        raise PermissionError(errno.EACCES, reason, str(path)) from error
+    except failures.PreconditionFailed as error:
+        raise FileExistsError(errno.EEXIST, "another process has written it meanwhile", str(path)) from error
+    except (RefreshError, InvalidOperation) as error:  # the second of anonymous requests
+        reason = f"there are no valid credentials ({_first_line(error)}): run `gcloud auth application-default login`"
+        raise PermissionError(errno.EACCES, reason, str(path)) from error
+    except (failures.GoogleAPIError, GoogleAuthError, DataCorruption, requests.RequestException) as error:
+        raise NoAnswer(errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the status of the last reply, or the first line of what was raised instead."""
+    cause = error.__cause__ or error  # after the last try, the cause
+    code = getattr(cause, "code", None) or getattr(getattr(cause, "response", None), "status_code", None)
+    return f"status {code}" if code else _first_line(cause)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+
+
+def _status(blob: Any) -> Status:
+    return Status(stat.S_IFREG, int(blob.size), blob.updated.timestamp(), int(blob.generation))
+
+
+def _in_threads(action: Any, items: list[Any]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(action, items))
