@@ -19,13 +19,14 @@ from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
+from vit_jax.models import unit_kernel
 from vit_jax.models.activations import named, platform
 from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.head import apply_head, build_head
 from vit_jax.models.transformer import standardized
+from vit_jax.models.unit_kernel import CONVOLUTION, STATISTICS
 
-CONVOLUTION, STATISTICS = "convolution", "statistics"  # names under which rematerialisation knows what it may keep
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
@@ -51,9 +52,13 @@ class StandardizedConv(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
-        kernel = standardize(self.kernel[...], self.epsilon, self.epsilon_added_to).astype(self.dtype)
+        kernel = self.standardized_kernel().astype(self.dtype)
         compute = convolve_on_cpu if platform() == "cpu" else convolve
         return checkpoint_name(compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION)
+
+    def standardized_kernel(self) -> jax.Array:
+        """Return the kernel (H, W, I, O) in float32."""
+        return standardize(self.kernel[...], self.epsilon, self.epsilon_added_to)
 
 
 def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
@@ -133,7 +138,26 @@ class Unit(nnx.Module):
         self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes else None
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        if self._has_kernel(x_BHWC):
+            return self.by_kernel(x_BHWC)
         return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
+
+    def _has_kernel(self, x_BHWC: jax.Array) -> bool:
+        if not self.is_preactivated or self.conv2.stride != 1:
+            return False
+        inner, outputs = self.conv3.kernel.shape[2:]
+        return unit_kernel.can_compute(x_BHWC.shape[1] * x_BHWC.shape[2], outputs, inner, self.norm1.dtype)
+
+    def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the output of a pre-activated unit without a stride; off TPUs the kernel is interpreted."""
+        shape, norms = x_BHWC.shape[:3], (self.norm1, self.norm2, self.norm3)
+        norm1, norm2, norm3 = (jnp.stack([norm.scale[...], norm.bias[...]]) for norm in norms)
+        conv1, conv2, conv3 = (conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3))
+        shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
+        parameters = unit_kernel.Parameters(norm1, norm2, norm3, conv1[0, 0], conv2, conv3[0, 0], shortcut)
+        x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(shape[0], -1, x_BHWC.shape[-1])
+        epsilon, interpret = self.norm1.epsilon, platform() != "tpu"
+        return unit_kernel.bottleneck(x_BRI, parameters, shape[2], epsilon, interpret).reshape(*shape, -1)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))
