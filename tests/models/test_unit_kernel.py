@@ -37,14 +37,20 @@ def output_and_gradients(run, unit, x, gradient):
 
 
 @pytest.mark.parametrize(
-    ("size", "inputs", "inner"),
-    [((5, 8), 256, 64), ((3, 7), 64, 64), ((4, 5), 512, 128)],
-    ids=["two taps in a tile", "shortcut, odd columns", "one tap in a tile"],
+    ("form", "size", "inputs", "inner"),
+    [
+        ("preactivation", (3, 8), 256, 64),
+        ("preactivation", (3, 7), 64, 64),
+        ("preactivation", (4, 5), 512, 128),
+        ("postactivation", (3, 8), 256, 64),
+        ("postactivation", (3, 7), 64, 64),
+    ],
+    ids=["two taps in a tile", "shortcut", "one tap in a tile", "post-activation", "post-activation, shortcut"],
 )
-def test_values_and_gradients_are_those_of_xla(size, inputs, inner, monkeypatch):
+def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, monkeypatch):
     monkeypatch.setattr(unit_kernel, "ROWS", 16)  # several products, the last one with fewer rows
-    operands = unit(inputs, inner), maps(2, *size, inputs), maps(2, *size, 4 * inner)
-    expected = output_and_gradients(Unit._preactivated, *operands)
+    operands = unit(inputs, inner, form=form), maps(2, *size, inputs), maps(2, *size, 4 * inner)
+    expected = output_and_gradients(lambda unit, x: unit(x), *operands)
     found = output_and_gradients(Unit.by_kernel, *operands)
     for ours, xla in zip(found, expected, strict=True):
         assert_same_up_to_rounding(xla, ours)
@@ -67,7 +73,7 @@ def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
         ("TPU v5 lite", 96, {}, False),
         ("TPU v5 lite", 56, {"dtype": "float32"}, False),
         ("TPU v5 lite", 56, {"stride": 2}, False),
-        ("TPU v5 lite", 56, {"form": "postactivation"}, False),
+        ("TPU v5 lite", 56, {"form": "postactivation"}, True),
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):

@@ -143,21 +143,27 @@ class Unit(nnx.Module):
         return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
 
     def _has_kernel(self, x_BHWC: jax.Array) -> bool:
-        if not self.is_preactivated or self.conv2.stride != 1:
-            return False
-        inner, outputs = self.conv3.kernel.shape[2:]
-        return unit_kernel.can_compute(x_BHWC.shape[1] * x_BHWC.shape[2], outputs, inner, self.norm1.dtype)
+        (inner, outputs), num_rows = self.conv3.kernel.shape[2:], x_BHWC.shape[1] * x_BHWC.shape[2]
+        return self.conv2.stride == 1 and unit_kernel.can_compute(num_rows, outputs, inner, self.norm1.dtype)
 
     def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
-        """Return the output of a pre-activated unit without a stride; off TPUs the kernel is interpreted."""
-        shape, norms = x_BHWC.shape[:3], (self.norm1, self.norm2, self.norm3)
-        norm1, norm2, norm3 = (jnp.stack([norm.scale[...], norm.bias[...]]) for norm in norms)
+        """Return the output of a unit without a stride; off TPUs the kernel is interpreted."""
+        outer, inner = [self.norm3], [self.norm1, self.norm2]
+        if self.is_preactivated:
+            outer, inner = [self.norm1], [self.norm2, self.norm3]
+        elif self.shortcut is not None and self.shortcut.norm is not None:
+            outer.append(self.shortcut.norm)
+        outer_norms_2N, inner_norms_4C = (
+            jnp.stack([x for norm in norms for x in (norm.scale[...], norm.bias[...])]) for norms in (outer, inner)
+        )
         conv1, conv2, conv3 = (conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3))
         shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
-        parameters = unit_kernel.Parameters(norm1, norm2, norm3, conv1[0, 0], conv2, conv3[0, 0], shortcut)
+        kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
+        parameters = unit_kernel.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
+        shape, epsilon = x_BHWC.shape[:3], self.norm1.epsilon
+        form = unit_kernel.Form(shape[2], epsilon, self.is_preactivated, interpret=platform() != "tpu")
         x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(shape[0], -1, x_BHWC.shape[-1])
-        epsilon, interpret = self.norm1.epsilon, platform() != "tpu"
-        return unit_kernel.bottleneck(x_BRI, parameters, shape[2], epsilon, interpret).reshape(*shape, -1)
+        return unit_kernel.bottleneck(x_BRI, parameters, form).reshape(*shape, -1)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))

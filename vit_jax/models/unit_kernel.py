@@ -1,4 +1,4 @@
-"""Pre-activated bottleneck units for TPUs whose maps stay on the chip: a Pallas kernel and its gradient.
+"""Bottleneck units of ResNets for TPUs, whose maps stay on the chip: a Pallas kernel and its gradient.
 
 One program computes a complete unit of one image: group norms, ReLUs, convolutions and the sum. A group norm needs the
 complete map of one image and nothing else, so each map is read once and written once. XLA reads and writes every map
@@ -44,15 +44,27 @@ _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
 class Parameters(NamedTuple):
-    """Parameters of a unit in float32: kernels are standardised, a norm has its scale and its bias."""
+    """Parameters of a unit in float32: kernels are standardised, a norm is its scale and its bias.
 
-    norm1_2I: jax.Array
-    norm2_2C: jax.Array
-    norm3_2C: jax.Array
+    The outer norm is the first one of a pre-activated unit (N = I), and the last one of a post-activated unit (N = E),
+    whose shortcut has a norm too.
+    """
+
+    outer_norms_2N: jax.Array  # (4, E) with the norm of the shortcut
+    inner_norms_4C: jax.Array
     conv1_IC: jax.Array
     conv2_HWIO: jax.Array
     conv3_CE: jax.Array
     shortcut_IE: jax.Array | None  # None: I = E, and the input is added
+
+
+class Form(NamedTuple):
+    """Everything else that fixes a unit."""
+
+    width: int  # columns of the map
+    epsilon: float  # of the group norms
+    is_preactivated: bool
+    interpret: bool  # run on any device, slowly, as the kernel would on a TPU
 
 
 def can_compute(num_rows: int, outputs: int, inner: int, dtype: jnp.dtype) -> bool:
@@ -63,23 +75,15 @@ def can_compute(num_rows: int, outputs: int, inner: int, dtype: jnp.dtype) -> bo
     return has_tiles and inner <= MAX_INNER and num_rows * outputs <= MAX_NUMBERS
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def bottleneck(x_BRI: jax.Array, parameters: Parameters, width: int, epsilon: float, interpret: bool) -> jax.Array:
-    """Return a unit's output, (B, R, E).
-
-    Args:
-      x_BRI: maps, line after line. Operands of products have their dtype.
-      parameters: of the unit.
-      width: columns of the map.
-      epsilon: of the group norms.
-      interpret: run on any device, slowly, as the kernel would on a TPU.
-    """
-    return _save(x_BRI, parameters, width, epsilon, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def bottleneck(x_BRI: jax.Array, parameters: Parameters, form: Form) -> jax.Array:
+    """Return a unit's output, (B, R, E). `x_BRI` are maps, line after line; operands of products have their dtype."""
+    return _save(x_BRI, parameters, form)[0]
 
 
-def _save(x_BRI: jax.Array, parameters: Parameters, width: int, epsilon: float, interpret: bool) -> Any:
+def _save(x_BRI: jax.Array, parameters: Parameters, form: Form) -> Any:
     def run(x_BRI: jax.Array, parameters: Parameters) -> tuple[jax.Array, ...]:
-        return tuple(_Unit(x_BRI, parameters, width).run_forward(x_BRI, parameters, epsilon, interpret))
+        return tuple(_Unit(x_BRI, parameters, form).run_forward(x_BRI, parameters))
 
     run = on_parts(run, ("map_BRC", "whole"), ("map_BRC",) * 4)
     out_BRE, kept_BRC, *statistics = run(x_BRI, parameters)
@@ -87,13 +91,13 @@ def _save(x_BRI: jax.Array, parameters: Parameters, width: int, epsilon: float, 
     return out_BRE, (x_BRI, parameters, kept_BRC, *(checkpoint_name(x, STATISTICS) for x in statistics))
 
 
-def _differentiate(width: int, epsilon: float, interpret: bool, saved: Any, gradient_BRE: jax.Array) -> Any:
+def _differentiate(form: Form, saved: Any, gradient_BRE: jax.Array) -> Any:
     def run(x_BRI: jax.Array, parameters: Parameters, *others: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return _Unit(x_BRI, parameters, width).run_backward(x_BRI, parameters, *others, interpret=interpret)
+        return _Unit(x_BRI, parameters, form).run_backward(x_BRI, parameters, *others)
 
     run = on_parts(run, ("map_BRC", "whole", *("map_BRC",) * 4), ("map_BRC",) * 2)
     dx_BRI, sums = run(*saved, gradient_BRE)
-    return dx_BRI, _Unit(saved[0], saved[1], width).collect({name: sum_.sum(0) for name, sum_ in sums.items()})
+    return dx_BRI, _Unit(saved[0], saved[1], form).collect({name: sum_.sum(0) for name, sum_ in sums.items()})
 
 
 bottleneck.defvjp(_save, _differentiate)
@@ -102,79 +106,86 @@ bottleneck.defvjp(_save, _differentiate)
 class _Unit:
     """Sizes of a unit, and the forms that its parameters and gradients have in the kernel."""
 
-    def __init__(self, x_BRI: jax.Array, parameters: Parameters, width: int):
+    def __init__(self, x_BRI: jax.Array, parameters: Parameters, form: Form):
         self.batch, self.rows, self.inputs = x_BRI.shape
         self.inner, self.outputs = parameters.conv3_CE.shape
-        self.width, self.dtype, self.has_shortcut = width, x_BRI.dtype, parameters.shortcut_IE is not None
+        self.dtype, self.has_shortcut = x_BRI.dtype, parameters.shortcut_IE is not None
+        self.width, self.epsilon, self.is_preactivated, self.interpret = form
+        self.num_outer, self.outer = parameters.outer_norms_2N.shape
         self.lanes = max(self.inner, LANES)
         self.copies = self.lanes // self.inner  # of an inner map in its lanes; also the taps in one tile
         self.tiles = math.ceil(len(TAPS) / self.copies)
-        self.border = math.ceil((width + 1) / 8) * 8  # rows around a map that is shifted
+        self.border = math.ceil((self.width + 1) / 8) * 8  # rows around a map that is shifted
         self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums
         self.slices = [slice(start, min(start + ROWS, self.rows)) for start in range(0, self.rows, ROWS)]
         self.inner_map = pltpu.VMEM((self.rows, self.lanes), jnp.float32)
+        self.outer_map = pltpu.VMEM((self.rows, self.outer), self.dtype)
         self.shifted_map = pltpu.VMEM((3, self.rows + 2 * self.border, self.lanes), jnp.float32)
 
-    def run_forward(self, x_BRI: jax.Array, p: Parameters, epsilon: float, interpret: bool) -> list[jax.Array]:
+    def run_forward(self, x_BRI: jax.Array, p: Parameters) -> list[jax.Array]:
         """Return the output, the two inner maps beside each other, and the norms' statistics."""
         return self._call(
-            functools.partial(_forward, epsilon=epsilon),
+            _forward,
             maps={"x": x_BRI},
             constants=self._norms(p) | self._kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE),
             results={
                 "out": jax.ShapeDtypeStruct((self.rows, self.outputs), self.dtype),
                 "kept": jax.ShapeDtypeStruct((self.rows, 2 * self.inner), self.dtype),
-                "statistics1": _float32((2, self.inputs)),
-                "statistics": _float32((4, self.lanes)),
+                "outer_statistics": _float32((self.num_outer, self.outer)),
+                "inner_statistics": _float32((4, self.lanes)),
             },
             sums={},
-            scratch={"y1": self.inner_map, "y2": self.inner_map, "z": self.shifted_map},
-            interpret=interpret,
+            scratch={"y1": self.inner_map, "y2": self.inner_map, "z": self.shifted_map}
+            | ({} if self.is_preactivated else {"y3": self.outer_map}),
         )
 
     def run_backward(
-        self, x_BRI: jax.Array, p: Parameters, *others: jax.Array, interpret: bool
+        self, x_BRI: jax.Array, p: Parameters, *others: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the gradient of the input and, by name, sums that `collect` makes gradients of parameters from."""
         sums = {
-            "of_norm1": (2, self.inputs),
-            "of_norms": (4, self.lanes),
+            "of_outer_norms": (self.num_outer, self.outer),
+            "of_inner_norms": (4, self.lanes),
             "of_conv1": (self.inner, self.inputs),
             "of_conv2": (self.inner, self.tiles * self.lanes),
             "of_conv3": (self.inner, self.outputs),
         } | ({"of_shortcut": (self.inputs, self.outputs)} if self.has_shortcut else {})
         turned_HWOI = jnp.flip(p.conv2_HWIO, (0, 1)).swapaxes(2, 3)
         shortcut_EI = None if p.shortcut_IE is None else p.shortcut_IE.T
+        constants = self._norms(p) | self._kernels(p.conv3_CE.T, turned_HWOI, p.conv1_IC.T, shortcut_EI)
+        scratch = {"g": self.inner_map, "outer_g": self.outer_map, "z": self.shifted_map, "dy2": self.shifted_map}
+        if not self.is_preactivated:  # computes the last convolution again
+            again = self._kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE)
+            constants |= {f"{name}_again": again[name] for name in ("outward", "shortcut") if name in again}
+            scratch |= {"y3": self.outer_map}
         dx_BRI, *found = self._call(
             _backward,
-            maps={"x": x_BRI} | dict(zip(("kept", "statistics1", "statistics", "dout"), others, strict=True)),
-            constants=self._norms(p) | self._kernels(p.conv3_CE.T, turned_HWOI, p.conv1_IC.T, shortcut_EI),
+            maps={"x": x_BRI}
+            | dict(zip(("kept", "outer_statistics", "inner_statistics", "dout"), others, strict=True)),
+            constants=constants,
             results={"dx": jax.ShapeDtypeStruct((self.rows, self.inputs), self.dtype)},
             sums=sums,
-            scratch={
-                "g": self.inner_map,
-                "g1": pltpu.VMEM((self.rows, self.inputs), self.dtype),
-                "z": self.shifted_map,
-                "dy2": self.shifted_map,
-            },
-            interpret=interpret,
+            scratch=scratch,
         )
         return dx_BRI, dict(zip(sums, found, strict=True))
 
     def collect(self, sums: Mapping[str, jax.Array]) -> Parameters:
         """Return these gradients in the form of the parameters."""
-        inner, norms_4C = self.inner, sums["of_norms"][:, : self.inner]
+        inner = self.inner
         conv2_OHWI = sums["of_conv2"][:, : len(TAPS) * inner].reshape(inner, 3, 3, inner)
         kernels = sums["of_conv1"].T, conv2_OHWI.transpose(1, 2, 3, 0), sums["of_conv3"], sums.get("of_shortcut")
-        return Parameters(sums["of_norm1"], norms_4C[:2], norms_4C[2:], *kernels)
+        return Parameters(sums["of_outer_norms"], sums["of_inner_norms"][:, :inner], *kernels)
 
     def _norms(self, p: Parameters) -> dict[str, jax.Array]:
         """Return the norms, and 0 at each position of the first and, apart, of the last column, else 1."""
         column_R = jnp.arange(self.rows) % self.width
         inside_2R = jnp.stack([column_R != 0, column_R != self.width - 1]).astype(jnp.float32)
         inside_2RL = jnp.broadcast_to(inside_2R[..., None], (2, self.rows, self.lanes))
-        norms_4L = self._beside(jnp.concatenate([p.norm2_2C, p.norm3_2C]))
-        return {"norm1": p.norm1_2I, "norms": norms_4L, "inside": inside_2RL}
+        return {
+            "outer_norms": p.outer_norms_2N,
+            "inner_norms": self._beside(p.inner_norms_4C),
+            "inside": inside_2RL,
+        }
 
     def _kernels(self, inward: jax.Array, middle: jax.Array, outward: jax.Array, shortcut: Any) -> dict[str, jax.Array]:
         """Return the kernels to the inner channels, between them and from them, for both halves of the lanes."""
@@ -197,7 +208,6 @@ class _Unit:
         results: Mapping[str, jax.ShapeDtypeStruct],  # of each image
         sums: Mapping[str, tuple[int, int]],  # over images, in float32
         scratch: Mapping[str, Any],
-        interpret: bool,
     ) -> list[jax.Array]:
         """Run `body` for each image, with a reference by each of these names."""
         images = self.batch // self.cores  # of a core
@@ -221,70 +231,88 @@ class _Unit:
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VECTOR_MEMORY
             ),
-            interpret=interpret,
+            interpret=self.interpret,
             name="unit_backward" if sums else "unit_forward",
             metadata={"programs": str(self.batch)},  # by which `plan` counts their cycles
         )
         return list(call(*maps.values(), *constants.values()))
 
 
-def _forward(refs: Any, u: _Unit, *, epsilon: float) -> None:
-    def norm(sums: tuple[Any, Any], channels: int, affine: Any, statistics: Any, first: int) -> tuple[Any, Any]:
-        """Store mean and 1 / standard deviation; return a and b of the norm a x + b."""
-        mean, square = (_group_means(x, channels, u.rows) for x in sums)
-        scale = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + epsilon)
-        statistics[first : first + 1], statistics[first + 1 : first + 2] = mean, scale
-        a = scale * affine[first : first + 1]
-        return a, affine[first + 1 : first + 2] - mean * a
+def _forward(refs: Any, u: _Unit) -> None:
+    if u.is_preactivated:
+        sums = _Sums()
+        for rows in u.slices:
+            sums.add_squares(refs.x[rows].astype(jnp.float32))
+        a1, b1 = sums.normalize(refs, "outer", 0, u)
+
+    def enter(rows: slice) -> Any:
+        return _relu(refs.x[rows], a1, b1).astype(u.dtype) if u.is_preactivated else refs.x[rows]
 
     sums = _Sums()
     for rows in u.slices:
-        x = refs.x[rows].astype(jnp.float32)
-        sums.add_rows(x, x * x)
-    a1, b1 = norm(sums.of, u.inputs, refs.norm1, refs.statistics1, 0)
-    sums = _Sums()
-    for rows in u.slices:
-        refs.y1[rows] = y1 = _dot(_relu(refs.x[rows], a1, b1).astype(u.dtype), refs.inward[...])
-        sums.add_rows(y1, y1 * y1)
-    a2, b2 = norm(sums.of, u.inner, refs.norms, refs.statistics, 0)
+        refs.y1[rows] = y1 = _dot(enter(rows), refs.inward[...])
+        sums.add_squares(y1)
+    a2, b2 = sums.normalize(refs, "inner", 0, u)
     _clear_border(refs.z, u)
     for rows in u.slices:
         _store_shifted(refs.z, rows, _relu(refs.y1[rows], a2, b2), refs.inside, u)
     sums = _Sums()
     for rows in u.slices:
         refs.y2[rows] = y2 = _convolve(refs.z, rows, refs.middle, u)
-        sums.add_rows(y2, y2 * y2)
-    a3, b3 = norm(sums.of, u.inner, refs.norms, refs.statistics, 2)
+        sums.add_squares(y2)
+    a3, b3 = sums.normalize(refs, "inner", 2, u)
+    sums, of_shortcut = _Sums(), _Sums()
     for rows in u.slices:
         y2 = refs.y2[rows]
-        residual = refs.x[rows].astype(jnp.float32)
-        if u.has_shortcut:
-            residual = _dot(_relu(residual, a1, b1).astype(u.dtype), refs.shortcut[...])
-        out = residual + _dot(_relu(y2, a3, b3).astype(u.dtype), refs.outward[...])
-        refs.out[rows] = out.astype(refs.out.dtype)
+        y3 = _dot(_relu(y2, a3, b3).astype(u.dtype), refs.outward[...])
         refs.kept[rows] = _join(refs.y1[rows], y2, u).astype(refs.kept.dtype)
+        residual = _dot(enter(rows), refs.shortcut[...]) if u.has_shortcut else refs.x[rows].astype(jnp.float32)
+        if u.is_preactivated:
+            refs.out[rows] = (residual + y3).astype(refs.out.dtype)
+        else:
+            refs.y3[rows] = y3.astype(u.dtype)
+            sums.add_squares(y3)
+            of_shortcut.add_squares(residual)
+    if u.is_preactivated:
+        return
+    a, b = sums.normalize(refs, "outer", 0, u)
+    if u.has_shortcut:
+        shortcut_a, shortcut_b = of_shortcut.normalize(refs, "outer", 2, u)
+    for rows in u.slices:
+        residual = refs.x[rows]
+        if u.has_shortcut:
+            residual = shortcut_a * _dot(residual, refs.shortcut[...]) + shortcut_b
+        out = jnp.maximum(residual.astype(jnp.float32) + a * refs.y3[rows].astype(jnp.float32) + b, 0.0)
+        refs.out[rows] = out.astype(refs.out.dtype)
 
 
 def _backward(refs: Any, u: _Unit) -> None:
-    """Go backwards: g is the gradient of a norm's output, dy that of its input, which is a g + c y + d."""
-    sums_of_images = {name: ref for name, ref in vars(refs).items() if name.startswith("of_")}
+    """Go backwards: g is the gradient of a norm's output, dy that of its input y, which is a g + c y + d."""
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        for ref in sums_of_images.values():
-            ref[...] = jnp.zeros(ref.shape, ref.dtype)
+        for name, ref in vars(refs).items():
+            if name.startswith("of_"):
+                ref[...] = jnp.zeros(ref.shape, ref.dtype)
 
-    norm1 = _Norm(refs.statistics1, refs.norm1, refs.of_norm1, 0, u.inputs, u.rows)
-    norm2 = _Norm(refs.statistics, refs.norms, refs.of_norms, 0, u.inner, u.rows)
-    norm3 = _Norm(refs.statistics, refs.norms, refs.of_norms, 2, u.inner, u.rows)
     _clear_border(refs.z, u)
     _clear_border(refs.dy2, u)
+    if u.is_preactivated:
+        _end_preactivated(refs, u, *_backward_inner(refs, u, lambda rows: refs.dout[rows]))
+    else:
+        of_conv3, of_shortcut = _begin_postactivated(refs, u)
+        _end_postactivated(refs, u, *_backward_inner(refs, u, of_conv3), of_shortcut)
+
+
+def _backward_inner(refs: Any, u: _Unit, dy3_of: Callable[[slice], Any]) -> tuple[Any, Any, Any]:
+    """Go from the gradient of the third convolution, of which `dy3_of` gives rows, to a, c and d of the first."""
+    norm2, norm3 = _Norm(refs, "inner", 0, u), _Norm(refs, "inner", 2, u)
     sums, of_conv3 = _Sums(), _Sums()
     for rows in u.slices:
         y1, y2 = _split(refs.kept[rows].astype(jnp.float32), u)
-        dout, z3 = refs.dout[rows], norm3.a * y2 + norm3.b
-        of_conv3.add(_dot(jnp.maximum(z3, 0.0).astype(u.dtype)[:, : u.inner], dout, _TN))
-        refs.g[rows] = g = jnp.where(z3 > 0, _dot(dout, refs.inward[...]), 0.0)
+        dy3, z3 = dy3_of(rows), norm3.a * y2 + norm3.b
+        of_conv3.add(_dot(jnp.maximum(z3, 0.0).astype(u.dtype)[:, : u.inner], dy3, _TN))
+        refs.g[rows] = g = jnp.where(z3 > 0, _dot(dy3, refs.inward[...]), 0.0)
         sums.add_rows(g, g * y2)
         _store_shifted(refs.z, rows, _relu(y1, norm2.a, norm2.b), refs.inside, u)
     refs.of_conv3[...] += of_conv3.of[0]
@@ -301,7 +329,11 @@ def _backward(refs: Any, u: _Unit) -> None:
         sums.add_rows(g, g * y1)
     for place, sum_ in enumerate(of_conv2.of):
         refs.of_conv2[:, place * u.lanes : (place + 1) * u.lanes] += sum_
-    a, c, d = norm2.differentiate(*sums.of)
+    return norm2.differentiate(*sums.of)
+
+
+def _end_preactivated(refs: Any, u: _Unit, a: Any, c: Any, d: Any) -> None:
+    norm1 = _Norm(refs, "outer", 0, u)
     sums, of_conv1, of_shortcut = _Sums(), _Sums(), _Sums()
     for rows in u.slices:
         y1, _ = _split(refs.kept[rows].astype(jnp.float32), u)
@@ -313,27 +345,80 @@ def _backward(refs: Any, u: _Unit) -> None:
             of_shortcut.add(_dot(h1, refs.dout[rows], _TN))
             g = g + _dot(refs.dout[rows], refs.shortcut[...])
         g = jnp.where(z1 > 0, g, 0.0)
-        refs.g1[rows] = g.astype(u.dtype)
+        refs.outer_g[rows] = g.astype(u.dtype)
         sums.add_rows(g, g * x)
     refs.of_conv1[...] += of_conv1.of[0]
     if u.has_shortcut:
         refs.of_shortcut[...] += of_shortcut.of[0]
     a, c, d = norm1.differentiate(*sums.of)
     for rows in u.slices:
-        dx = a * refs.g1[rows].astype(jnp.float32) + c * refs.x[rows].astype(jnp.float32) + d
+        dx = a * refs.outer_g[rows].astype(jnp.float32) + c * refs.x[rows].astype(jnp.float32) + d
         dx = dx if u.has_shortcut else dx + refs.dout[rows].astype(jnp.float32)
         refs.dx[rows] = dx.astype(refs.dx.dtype)
+
+
+def _begin_postactivated(refs: Any, u: _Unit) -> tuple[Callable[[slice], Any], Callable[[slice], Any]]:
+    """Go through the last ReLU; return functions of rows: the gradients of the last convolution and the shortcut."""
+    norm2, norm3 = _Norm(refs, "inner", 2, u), _Norm(refs, "outer", 0, u)
+    shortcut_norm = _Norm(refs, "outer", 2, u) if u.has_shortcut else None
+    sums, of_shortcut = _Sums(), _Sums()
+    for rows in u.slices:
+        _, y2 = _split(refs.kept[rows].astype(jnp.float32), u)
+        y3 = _dot(_relu(y2, norm2.a, norm2.b).astype(u.dtype), refs.outward_again[...])
+        refs.y3[rows] = y3.astype(u.dtype)
+        y = z = refs.x[rows].astype(jnp.float32)
+        if shortcut_norm:
+            y = _dot(refs.x[rows], refs.shortcut_again[...])
+            z = shortcut_norm.a * y + shortcut_norm.b
+        g = jnp.where(z + norm3.a * y3 + norm3.b > 0, refs.dout[rows].astype(jnp.float32), 0.0)
+        refs.outer_g[rows] = g.astype(u.dtype)
+        sums.add_rows(g, g * y3)
+        if shortcut_norm:
+            of_shortcut.add_rows(g, g * y)
+    a, c, d = norm3.differentiate(*sums.of)
+
+    def of_conv3(rows: slice) -> Any:
+        return (a * refs.outer_g[rows].astype(jnp.float32) + c * refs.y3[rows].astype(jnp.float32) + d).astype(u.dtype)
+
+    if not shortcut_norm:
+        return of_conv3, lambda rows: refs.outer_g[rows]
+    shortcut_a, shortcut_c, shortcut_d = shortcut_norm.differentiate(*of_shortcut.of)
+
+    def of_shortcut_conv(rows: slice) -> Any:
+        y = _dot(refs.x[rows], refs.shortcut_again[...])
+        return (shortcut_a * refs.outer_g[rows].astype(jnp.float32) + shortcut_c * y + shortcut_d).astype(u.dtype)
+
+    return of_conv3, of_shortcut_conv
+
+
+def _end_postactivated(refs: Any, u: _Unit, a: Any, c: Any, d: Any, shortcut_of: Callable[[slice], Any]) -> None:
+    of_conv1, of_shortcut = _Sums(), _Sums()
+    for rows in u.slices:
+        y1, _ = _split(refs.kept[rows].astype(jnp.float32), u)
+        dy1, residual = (a * refs.g[rows] + c * y1 + d).astype(u.dtype), shortcut_of(rows)
+        of_conv1.add(_dot(dy1[:, : u.inner], refs.x[rows], _TN))
+        if u.has_shortcut:
+            of_shortcut.add(_dot(refs.x[rows], residual, _TN))
+            residual = _dot(residual, refs.shortcut[...])
+        dx = _dot(dy1, refs.outward[...]) + residual.astype(jnp.float32)
+        refs.dx[rows] = dx.astype(refs.dx.dtype)
+    refs.of_conv1[...] += of_conv1.of[0]
+    if u.has_shortcut:
+        refs.of_shortcut[...] += of_shortcut.of[0]
 
 
 class _Norm:
     """A group norm a x + b, whose a and b depend on x."""
 
-    def __init__(self, statistics: Any, affine: Any, gradient: Any, first: int, channels: int, rows: int):
-        self.mean, self.inverse = (statistics[place : place + 1] for place in (first, first + 1))
-        self.scale, bias = (affine[place : place + 1] for place in (first, first + 1))
+    def __init__(self, refs: Any, place: str, first: int, u: _Unit):
+        """`place` is "outer" or "inner", `first` the row of its scale and its mean."""
+        statistics, affine = getattr(refs, f"{place}_statistics"), getattr(refs, f"{place}_norms")
+        self.mean, self.inverse = (statistics[row : row + 1] for row in (first, first + 1))
+        self.scale, bias = (affine[row : row + 1] for row in (first, first + 1))
         self.a = self.inverse * self.scale
         self.b = bias - self.mean * self.a
-        self.gradient, self.first, self.means = gradient, first, lambda x: _group_means(x, channels, rows)
+        self.gradient, self.first, self.unit = getattr(refs, f"of_{place}_norms"), first, u
+        self.channels = getattr(u, place)
 
     def differentiate(self, g: Any, gx: Any) -> tuple[Any, Any, Any]:
         """Add to the gradients of scale and bias; return a, c and d of the input's gradient a g + c x + d.
@@ -341,10 +426,11 @@ class _Norm:
         Arguments are the sums of g and g x over positions.
         """
         of_scale = self.inverse * (gx - self.mean * g)
-        for place, sum_ in enumerate((of_scale, g), self.first):
-            self.gradient[place : place + 1] += sum_
-        c = -jnp.square(self.inverse) * self.means(self.scale * of_scale)
-        return self.a, c, -self.inverse * self.means(self.scale * g) - self.mean * c
+        for row, sum_ in enumerate((of_scale, g), self.first):
+            self.gradient[row : row + 1] += sum_
+        mean_g, mean_gx = (_group_means(self.scale * x, self.channels, self.unit.rows) for x in (g, of_scale))
+        c = -jnp.square(self.inverse) * mean_gx
+        return self.a, c, -self.inverse * mean_g - self.mean * c
 
 
 class _Sums:
@@ -353,11 +439,23 @@ class _Sums:
     def __init__(self) -> None:
         self.of: tuple[Any, ...] = ()
 
+    def add(self, *values: Any) -> None:
+        self.of = tuple(a + b for a, b in zip(self.of, values, strict=True)) if self.of else values
+
     def add_rows(self, *maps: Any) -> None:
         self.add(*(x.sum(0, keepdims=True) for x in maps))
 
-    def add(self, *values: Any) -> None:
-        self.of = tuple(a + b for a, b in zip(self.of, values, strict=True)) if self.of else values
+    def add_squares(self, x: Any) -> None:
+        self.add_rows(x, x * x)
+
+    def normalize(self, refs: Any, place: str, first: int, u: _Unit) -> tuple[Any, Any]:
+        """Store mean and 1 / standard deviation of what `add_squares` got; return a and b of the norm a x + b."""
+        statistics, affine = getattr(refs, f"{place}_statistics"), getattr(refs, f"{place}_norms")
+        mean, square = (_group_means(x, getattr(u, place), u.rows) for x in self.of)
+        inverse = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + u.epsilon)
+        statistics[first : first + 1], statistics[first + 1 : first + 2] = mean, inverse
+        a = inverse * affine[first : first + 1]
+        return a, affine[first + 1 : first + 2] - mean * a
 
 
 def _group_means(sums_1L: Any, channels: int, rows: int) -> Any:
