@@ -1,6 +1,7 @@
 """The compiler for TPUs: messages, and, where libtpu is installed, one small step compiled for four chips."""
 
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from tests.models.test_unit_kernel import unit as make_unit
 from tests.plan import small_plans as small
+from vit_jax.models.activations import placed_by
 from vit_jax.models.attention_kernel import attention
 from vit_jax.plan import aot, estimate, hlo
 from vit_jax.plan.arithmetic import arithmetic_memory
@@ -18,6 +21,7 @@ from vit_jax.plan.estimate import make_plan
 from vit_jax.plan.report import to_json, to_text
 from vit_jax.plan.timeline import step_timeline
 from vit_jax.plan.topology import parse_topology
+from vit_jax.sharding.mesh import Placement, build_mesh, replicated
 
 needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed")
 
@@ -98,6 +102,27 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     passes = int(last) - 2
     assert passes == num_images / topology.fabric.cores_per_chip
     assert line.kernel_seconds == pytest.approx(bundles * passes / topology.fabric.clock_hertz)
+
+
+@pytest.mark.newest
+@needs_libtpu
+@pytest.mark.tools
+@pytest.mark.parametrize("form", ["preactivation", "postactivation"])
+def test_units_of_a_resnet_are_compiled_as_kernels(form):
+    """Forwards and backwards, with a shortcut and rows that are no complete tiles."""
+    topology = parse_topology("v5e:1x1")
+    mesh = build_mesh(aot.topology_devices(topology))
+    unit, x = make_unit(64, 64, form=form, dtype="bfloat16"), jnp.zeros((2, 7, 6, 64), jnp.bfloat16)
+    place = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
+    arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
+    differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))
+    step = jax.jit(placed_by(Placement(mesh))(differentiate))
+    compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
+    line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+    kernels = {name: bundles for name, bundles in compiled.bundles.items() if name.startswith("unit_")}
+    assert len(kernels) == 2
+    assert line.num_unknown_kernels == 0
+    assert line.kernel_seconds == pytest.approx(2 * sum(kernels.values()) / topology.fabric.clock_hertz)
 
 
 @pytest.fixture(scope="module")

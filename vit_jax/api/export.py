@@ -115,6 +115,7 @@ class _AnyRuntime:
     """Unknown devices of a traced program: it has no form that is fast on particular ones."""
 
     platform = "any"
+    device_kind = ""
     compute_capability = None
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:

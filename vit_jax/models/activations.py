@@ -20,6 +20,10 @@ class Place(Protocol):
         """The platform of the devices: "cpu", "gpu" or "tpu"."""
 
     @property
+    def device_kind(self) -> str:
+        """The kind of the devices, such as "TPU v5 lite"."""
+
+    @property
     def compute_capability(self) -> tuple[int, ...] | None:
         """Compute capability of an NVIDIA GPU, such as (9, 0); (0, 0) for other GPUs; None elsewhere or if unknown."""
 
@@ -61,6 +65,12 @@ def platform() -> str:
     """Return the platform that the program is traced for; outside of `placed_by` that of JAX's devices."""
     place = _place.get()
     return jax.default_backend() if place is None else place.platform
+
+
+def device_kind() -> str:
+    """Return the kind of the devices that `placed_by` has set, such as "TPU v5 lite"; else ""."""
+    place = _place.get()
+    return "" if place is None else place.device_kind
 
 
 def compute_capability() -> tuple[int, ...] | None:

@@ -19,13 +19,14 @@ from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
+from vit_jax.models import unit_kernel
 from vit_jax.models.activations import named, platform
 from vit_jax.models.convolution import convolve, convolve_on_cpu
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.head import apply_head, build_head
 from vit_jax.models.transformer import standardized
+from vit_jax.models.unit_kernel import CONVOLUTION, STATISTICS
 
-CONVOLUTION, STATISTICS = "convolution", "statistics"  # names under which rematerialisation knows what it may keep
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
@@ -51,9 +52,13 @@ class StandardizedConv(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
-        kernel = standardize(self.kernel[...], self.epsilon, self.epsilon_added_to).astype(self.dtype)
+        kernel = self.standardized_kernel().astype(self.dtype)
         compute = convolve_on_cpu if platform() == "cpu" else convolve
         return checkpoint_name(compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION)
+
+    def standardized_kernel(self) -> jax.Array:
+        """Return the kernel (H, W, I, O) in float32."""
+        return standardize(self.kernel[...], self.epsilon, self.epsilon_added_to)
 
 
 def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
@@ -133,7 +138,32 @@ class Unit(nnx.Module):
         self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes else None
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        if self._has_kernel(x_BHWC):
+            return self.by_kernel(x_BHWC)
         return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
+
+    def _has_kernel(self, x_BHWC: jax.Array) -> bool:
+        (inner, outputs), num_rows = self.conv3.kernel.shape[2:], x_BHWC.shape[1] * x_BHWC.shape[2]
+        return self.conv2.stride == 1 and unit_kernel.can_compute(num_rows, outputs, inner, self.norm1.dtype)
+
+    def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the output of a unit without a stride; off TPUs the kernel is interpreted."""
+        outer, inner = [self.norm3], [self.norm1, self.norm2]
+        if self.is_preactivated:
+            outer, inner = [self.norm1], [self.norm2, self.norm3]
+        elif self.shortcut is not None and self.shortcut.norm is not None:
+            outer.append(self.shortcut.norm)
+        outer_norms_2N, inner_norms_4C = (
+            jnp.stack([x for norm in norms for x in (norm.scale[...], norm.bias[...])]) for norms in (outer, inner)
+        )
+        conv1, conv2, conv3 = (conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3))
+        shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
+        kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
+        parameters = unit_kernel.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
+        shape, epsilon = x_BHWC.shape[:3], self.norm1.epsilon
+        form = unit_kernel.Form(shape[2], epsilon, self.is_preactivated, interpret=platform() != "tpu")
+        x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(shape[0], -1, x_BHWC.shape[-1])
+        return unit_kernel.bottleneck(x_BRI, parameters, form).reshape(*shape, -1)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))

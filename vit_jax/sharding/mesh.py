@@ -24,6 +24,8 @@ _SPECS = {
     "hidden_BSM": PartitionSpec(BATCH_AXES, None, "model"),
     "hidden_RM": PartitionSpec(BATCH_AXES, "model"),  # tokens of all images in one dimension
     "map_BHWC": PartitionSpec(BATCH_AXES, None, None, None),
+    "map_BRC": PartitionSpec(BATCH_AXES, None, None),  # positions in one dimension
+    "whole": PartitionSpec(),
     "bias_3E": PartitionSpec(None, "model"),
     "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
     "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
@@ -110,6 +112,11 @@ class Placement:
     def platform(self) -> str:
         """The platform of the mesh's devices."""
         return str(self.mesh.devices.flat[0].platform)
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of the mesh's devices."""
+        return str(self.mesh.devices.flat[0].device_kind)
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
