@@ -9,7 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from vit_jax.data.vtab import TASKS
+from vit_jax.data.vtab_tasks import TASKS
 from vit_jax.evals.splits import RELEASED
 from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 

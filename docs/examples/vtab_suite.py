@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.config import InputConfig
 from vit_jax.data.images import decode
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.tfds_source import open_digits
 from vit_jax.sweeps.suite import Task
 

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import cli
 from vit_jax.config import FinetuneConfig, PretrainConfig, schema
 from vit_jax.config.descriptions import describe_fields, read_sections
-from vit_jax.config.load import field_paths
+from vit_jax.config.parsing import field_paths
 
 SECTIONS = read_sections()
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
-from vit_jax.config.load import field_paths, from_dict
+from vit_jax.config.parsing import field_paths, from_dict
 from vit_jax.config.synonyms import MEANT, fields_meant
 
 PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)

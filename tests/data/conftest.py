@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_evaluation_transform
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.files import list_images
+from vit_jax.data.image_files import list_images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.sources import holds_out, open_source
 

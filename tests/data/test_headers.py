@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vit_jax.api.build import build_transform
 from vit_jax.data import headers, images
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import reason_of

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax.data import images, jpeg, prepared, workers
-from vit_jax.data.files import image_files
+from vit_jax.data.image_files import image_files
 from vit_jax.data.sources import open_source
 
 LARGE = cv2.resize(np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import images, stream
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 

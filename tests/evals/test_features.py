@@ -24,7 +24,7 @@ from vit_jax.api import from_weights
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import InputConfig
 from vit_jax.config.architecture import Architecture
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.evals import runner

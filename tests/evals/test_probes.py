@@ -8,7 +8,7 @@ import pytest
 
 from tests.evals.test_fewshot import features
 from tests.rejections import rejects
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.probes import measure_neighbours, probe, run_few_shot, run_on_pairs, to_text
 from vit_jax.evals.splits import Pair

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import Batch
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.runner import counted, rows_of

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from tests.evals.samples import SEVEN, evaluate_of, sample_pixels, sample_weights
 from vit_jax.api import from_weights
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.evals.label_map import Labelled, LabelMap
 from vit_jax.figures import page
 from vit_jax.figures.curves import RunLog

@@ -8,7 +8,7 @@ import pytest
 from tests import tiny
 from tests.integration.commands import run
 from tests.tiny import RECIPE, RUN, flags
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.workers import Parallelism
 from vit_jax.machine import reading
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from tests.tiny import flags
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.sweeps.suite import Task
 
 MODULE = "tests.sweeps.small_suite"

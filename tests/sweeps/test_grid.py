@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vit_jax.config import build_architecture, load_recipe, resolve
-from vit_jax.config.load import flatten, to_dict
+from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.sweeps.grid import make_grid
 

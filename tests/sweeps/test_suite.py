@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.vtab import TASKS
+from vit_jax.data.vtab_tasks import TASKS
 from vit_jax.sweeps.suite import PUBLISHED, VTAB, load_suite, select_tasks
 
 ALL_TASKS_MEANS = (77.63, 76.29, 72.71)  # of Table 2, which the paper prints with two digits

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from vit_jax.config import load_recipe, resolve
-from vit_jax.config.load import flatten, to_dict
+from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.sweeps.suite import VTAB
 from vit_jax.sweeps.vtab import Outcome, Setting, choose, config_of_run, folder_of_run, grid, outcome_of
 from vit_jax.train.run_files import write_summary

@@ -15,8 +15,8 @@ from vit_jax import pytree
 from vit_jax.config import AdaptConfig, load_recipe
 from vit_jax.train.assemble import assemble
 from vit_jax.train.start import adapt, state_of_parameters
+from vit_jax.weights.fit import fit, without_head
 from vit_jax.weights.saving import save_weights
-from vit_jax.weights.transfer import fit, without_head
 
 MLP = NETWORKS["mlp_head"]
 RECIPE = load_recipe("configs/finetune.py:any,own")

@@ -15,7 +15,7 @@ from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.pretrain import pretrain
-from vit_jax.train.search import trial_config
+from vit_jax.train.rate_search import trial_config
 from vit_jax.weights import load_weights
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]

@@ -14,7 +14,7 @@ from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.api import from_weights
 from vit_jax.config import EvaluatorConfig
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.evals.fewshot import FewShot, few_shot
 from vit_jax.sharding import build_mesh, replicated

@@ -16,7 +16,7 @@ from vit_jax.sweeps.catalogue import STUDIES
 from vit_jax.sweeps.grid import make_grid
 from vit_jax.sweeps.results import folder_of, rows_of
 from vit_jax.sweeps.vtab import outcome_of as outcome_of_task
-from vit_jax.train import run_files, search
+from vit_jax.train import rate_search, run_files
 from vit_jax.train.lifecycle import workdir
 from vit_jax.train.series import state_of
 from vit_jax.weights import load_weights
@@ -213,7 +213,7 @@ def test_summary(run, draw_nothing):
         summary = run_files.read_summary(folder, ("test_loss",), ("test_accuracy",))
         if summary is not None:
             found = {name.replace("test", "validation"): value for name, value in summary.items()}
-            search.choose({0.1: found, 0.2: {search.ACCURACY: 0.5, search.LOSS: 1.0}})
+            rate_search.choose({0.1: found, 0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0}})
 
     rejected = fuzz(run, "summary.json", (make_page, outcome_of_task, of_search, of_study), seed=2)
     assert all(0 < number < NUM_CASES for number in rejected.values())

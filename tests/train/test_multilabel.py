@@ -23,7 +23,7 @@ from vit_jax.sweeps.suite import Task
 from vit_jax.sweeps.vtab import unavailable
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.evaluations import with_best_metric
-from vit_jax.train.search import choose, table
+from vit_jax.train.rate_search import choose, table
 from vit_jax.weights import load_weights
 
 CLASSES = ("bright", "odd", "tall")

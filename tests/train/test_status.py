@@ -112,7 +112,7 @@ def test_following_ends_with_the_run(workdir, monkeypatch):
         slept.append(seconds)
         lock.__exit__(None, None, None)
 
-    monkeypatch.setattr("vit_jax.cli.runs.time.sleep", sleep)
+    monkeypatch.setattr("vit_jax.cli.run_reports.time.sleep", sleep)
     table = succeed(["status", str(workdir), "--follow=7"])
     assert slept == [7.0]
     assert [state in table for state in ("| running ", "| stopped ")] == [True, True]

@@ -16,8 +16,8 @@ from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, w
 from vit_jax.extras import install_command
 from vit_jax.files import printable
 from vit_jax.weights.card import model_card
+from vit_jax.weights.fit import without_head
 from vit_jax.weights.saving import OWN, save_weights
-from vit_jax.weights.transfer import without_head
 
 NAMES = ("cat", "dog | `x`", "bird")
 

@@ -9,7 +9,7 @@ from tests.weights.small_networks import OURS, RESNET, SQUARE, TRAINING, VIT, ar
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
-from vit_jax.weights.report import ArrayStatus, table
+from vit_jax.weights.load_report import ArrayStatus, table
 from vit_jax.weights.saving import OWN, convert, save_weights
 
 

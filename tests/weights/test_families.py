@@ -16,6 +16,7 @@ from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.evals.features import make_feature_step
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.fit import ending_in, fit
 from vit_jax.weights.folding import unfold
 from vit_jax.weights.formats import StoredArray, open_arrays
 from vit_jax.weights.load import load_weights
@@ -23,7 +24,6 @@ from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
 from vit_jax.weights.recognise import recognise
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
-from vit_jax.weights.transfer import ending_in, fit
 
 RECORDED, ADAPTED = (
     json.loads((pathlib.Path(__file__).parents[1] / f"golden/{name}.json").read_text())

@@ -14,9 +14,9 @@ from tests.weights.small_networks import assert_same
 from vit_jax import pytree
 from vit_jax.models import build_model
 from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.fit import with_position_table
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.saving import save_weights
-from vit_jax.weights.transfer import with_position_table
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/reference_logits.json").read_text())["cases"]
 # Relative to the largest logit. Both sides compute in float32 and sum in another order, over up to 512

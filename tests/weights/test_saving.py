@@ -8,15 +8,15 @@ import pytest
 from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
 from tests.weights.small_networks import NETWORKS, OURS, PREPROCESSING, SQUARE, TRAINING, VIT, assert_same, weights_of
-from tests.weights.test_transfer import model_of
+from tests.weights.test_fit import model_of
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import adapt_architecture
 from vit_jax.config.schema import AdaptConfig
 from vit_jax.weights import load_weights
+from vit_jax.weights.fit import fit, without_head
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
-from vit_jax.weights.transfer import fit, without_head
 
 NAMES = ("cat", "naïve dog", "a, b")
 EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]

@@ -19,9 +19,9 @@ from vit_jax.evals.least_squares import LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.fit import ending_in, fit, with_classifier, without_head
 from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights, load_weights, resized
-from vit_jax.weights.transfer import ending_in, fit, with_classifier, without_head
 
 _OF_OTHERS = {
     **dict.fromkeys(("pretrained", "checkpoint_path"), "load_model(source) reads weights"),

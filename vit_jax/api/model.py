@@ -15,7 +15,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.arrays import ModelOutput, normalise
 from vit_jax.config import Architecture
-from vit_jax.data.files import read_file
+from vit_jax.data.image_files import read_file
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.placement import prefetch
@@ -28,7 +28,7 @@ from vit_jax.sharding import batch_sharding, build_mesh, replicated
 from vit_jax.weights.description import TrainingData, describe_preparation
 from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.load import Weights
-from vit_jax.weights.report import Report
+from vit_jax.weights.load_report import Report
 from vit_jax.weights.saving import save
 
 BATCH_SIZE = 64

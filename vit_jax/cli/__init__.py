@@ -12,15 +12,22 @@ from typing import Any
 
 from vit_jax import __version__
 from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
-from vit_jax.cli import analysis, catalogue, frozen, planning, preparation, runs, stop, sweeps, training, weights
+from vit_jax.cli import analysis, frozen, lists, planning, preparation, run_reports, stop, sweeps, training, weights
 from vit_jax.cli.options import Verb, fail
 from vit_jax.nearest import did_you_mean
 
 _TRAINING = (training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep)
 _WEIGHTS = (weights.Evaluate, weights.Predict, weights.Export, weights.Convert)
 _TRANSFER = (frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab)
-_PICTURES = (sweeps.Study, runs.Status, runs.Plot, runs.Report, analysis.Inspect, analysis.InspectData)
-_LISTS = (catalogue.Models, catalogue.Weights, catalogue.Recipes, training.Show)
+_PICTURES = (
+    sweeps.Study,
+    run_reports.Status,
+    run_reports.Plot,
+    run_reports.Report,
+    analysis.Inspect,
+    analysis.InspectData,
+)
+_LISTS = (lists.Models, lists.Weights, lists.Recipes, training.Show)
 _OTHERS = (planning.Plan, preparation.Prepare, training.Bench, training.Doctor)
 _ALL: Any = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}

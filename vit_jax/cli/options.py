@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
-from vit_jax.config.load import check_value, parse_text
+from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.rules import Range, When, default_of_field, rules_in, rules_of
 from vit_jax.files import printable_lines, refuse_bucket
 from vit_jax.nearest import closest
@@ -330,7 +330,7 @@ def _hint(name: str, known: Collection[str]) -> str:
 def _fields_meant_by(name: str) -> list[str]:
     """Return fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
-    from vit_jax.config.load import field_paths
+    from vit_jax.config.parsing import field_paths
     from vit_jax.config.synonyms import fields_meant
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]

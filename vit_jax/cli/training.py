@@ -71,7 +71,7 @@ class _Run(Recipe):
         """Print what a run of the recipe would start with; no device is used."""
         os.environ["JAX_PLATFORMS"] = "cpu"
 
-        from vit_jax.plan.check import check_start
+        from vit_jax.plan.preflight import check_start
 
         remote = None if self.remote is None else Path(self.remote)
         lines = check_start(self.config, config, num_devices=self.devices, num_slices=self.slices or 1, remote=remote)

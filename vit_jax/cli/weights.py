@@ -178,7 +178,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
 def _csv_file(csv: str | None) -> pathlib.Path | None:
     """Return the file of --csv=; None without one, and for "-", standard output."""
-    from vit_jax.data.files import is_image
+    from vit_jax.data.image_files import is_image
 
     if csv is None or csv == "-":
         return None
@@ -217,7 +217,7 @@ class Predict(Reading, Names, Checkpoint):
 
     def run(self) -> None:
         table = _csv_file(self.csv)
-        from vit_jax.data.files import list_images
+        from vit_jax.data.image_files import list_images
 
         images = list_images(self.images)
 

@@ -11,10 +11,10 @@ from vit_jax.config.arguments import parse_argument as parse_argument
 from vit_jax.config.check import RunSteps as RunSteps
 from vit_jax.config.check import resolve as resolve
 from vit_jax.config.check import validate as validate
-from vit_jax.config.load import from_dict as from_dict
-from vit_jax.config.load import load_recipe as load_recipe
-from vit_jax.config.load import to_dict as to_dict
-from vit_jax.config.load import to_text as to_text
+from vit_jax.config.parsing import from_dict as from_dict
+from vit_jax.config.parsing import load_recipe as load_recipe
+from vit_jax.config.parsing import to_dict as to_dict
+from vit_jax.config.parsing import to_text as to_text
 from vit_jax.config.schema import AdaptConfig as AdaptConfig
 from vit_jax.config.schema import CheckpointConfig as CheckpointConfig
 from vit_jax.config.schema import Duration as Duration

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from vit_jax.config import schema, variants
-from vit_jax.config.load import from_dict
+from vit_jax.config.parsing import from_dict
 from vit_jax.config.rules import Number, Part, Reference, out_of_range, reject, rules_of, without_effect
 from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name

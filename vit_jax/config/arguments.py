@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.config.load import check_value, parse_text
+from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.variants import parse_name
 from vit_jax.nearest import did_you_mean
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.load import flatten, references, to_dict
+from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
+from vit_jax.data.image_files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
 from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.depth import ValueRange, survey
-from vit_jax.data.files import read_file
+from vit_jax.data.image_files import read_file
 from vit_jax.data.records import Source, class_sizes, few, innermost
 from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 from vit_jax.nearest import did_you_mean

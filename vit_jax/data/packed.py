@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.depth import ValueRange, survey
-from vit_jax.data.files import MAX_NAME_BYTES, walk
+from vit_jax.data.image_files import MAX_NAME_BYTES, walk
 from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
 from vit_jax.data.records import checked_labels, few
 from vit_jax.files import printable, read_bounded, read_lines

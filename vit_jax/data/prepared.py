@@ -13,8 +13,8 @@ from pathlib import Path
 import cv2
 
 from vit_jax.data.depth import is_deep
-from vit_jax.data.files import image_files, read_file
 from vit_jax.data.folder import DESCRIPTION, description_of, folder_of
+from vit_jax.data.image_files import image_files, read_file
 from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.records import few

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.buckets import NoAnswer
 from vit_jax.data.depth import CAN_BE_DEEP
-from vit_jax.data.files import MAX_IMAGE_BYTES
+from vit_jax.data.image_files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.listing import warn_once
 from vit_jax.data.packed import Packed, PackedSource, read_class_names

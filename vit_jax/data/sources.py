@@ -13,14 +13,14 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data.exclusion import exclude
 from vit_jax.data.folder import Folder
 from vit_jax.data.images import UnreadableImage, decode
+from vit_jax.data.in_memory import CachedSource
 from vit_jax.data.listing import RANGE_OPTION, Listing, open_listing, whole_splits
-from vit_jax.data.memory import CachedSource
 from vit_jax.data.parquet import Parquet
 from vit_jax.data.records import Source, checked_labels, few
 from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
 from vit_jax.data.table import Table
-from vit_jax.data.vtab import find_task
+from vit_jax.data.vtab_tasks import find_task
 from vit_jax.files import mirror
 from vit_jax.nearest import closest
 from vit_jax.references import is_reference, resolve

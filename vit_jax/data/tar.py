@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from vit_jax.data.files import MAX_NAME_BYTES
+from vit_jax.data.image_files import MAX_NAME_BYTES
 from vit_jax.files import open_regular, parse_json, shortened, size_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")

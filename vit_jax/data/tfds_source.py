@@ -22,7 +22,7 @@ from vit_jax.data import digits
 from vit_jax.data.array_records import BucketRecords, num_records
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
-from vit_jax.data.vtab import STORED, Labels, find_task
+from vit_jax.data.vtab_tasks import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.nearest import closest

@@ -11,7 +11,7 @@ import jinja2
 import markupsafe
 
 from vit_jax.api import Model
-from vit_jax.config.load import flatten
+from vit_jax.config.parsing import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures
 from vit_jax.evals.evaluate import Evaluation, make_evaluate

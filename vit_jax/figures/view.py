@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.api import Model
 from vit_jax.api.model import Images
-from vit_jax.data.files import list_images
+from vit_jax.data.image_files import list_images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource

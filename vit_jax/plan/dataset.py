@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 
 from vit_jax.config import RunConfig
-from vit_jax.data.vtab import find_task
+from vit_jax.data.vtab_tasks import find_task
 
 
 @dataclasses.dataclass(frozen=True)

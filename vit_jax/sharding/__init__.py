@@ -8,5 +8,5 @@ from vit_jax.sharding.mesh import build_mesh as build_mesh
 from vit_jax.sharding.mesh import compiler_options as compiler_options
 from vit_jax.sharding.mesh import count_slices as count_slices
 from vit_jax.sharding.mesh import replicated as replicated
-from vit_jax.sharding.rules import shard_tree as shard_tree
-from vit_jax.sharding.rules import spec_of as spec_of
+from vit_jax.sharding.partition import shard_tree as shard_tree
+from vit_jax.sharding.partition import spec_of as spec_of

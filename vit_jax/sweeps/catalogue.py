@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
-from vit_jax.config.load import flatten
+from vit_jax.config.parsing import flatten
 from vit_jax.config.rules import parse_duration
 from vit_jax.sweeps.grid import MODEL, Axis, Overrides, Picture, Point, Study, field_axis
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recipe
-from vit_jax.config.load import load_studies
+from vit_jax.config.parsing import load_studies
 
 Overrides = Callable[[Any, str, Sequence[str]], Sequence[str]]
 """Takes the config so far, a value of an axis and all values; returns overrides such as "model.pool=gap"."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.data import vtab
+from vit_jax.data import vtab_tasks
 from vit_jax.data.records import few
 from vit_jax.nearest import closest
 from vit_jax.references import resolve
@@ -68,7 +68,7 @@ VTAB = tuple(
         crop=task.crop,
         published=_TABLE_9[task.name],
     )
-    for task in vtab.TASKS
+    for task in vtab_tasks.TASKS
 )
 
 

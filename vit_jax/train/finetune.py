@@ -11,7 +11,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.check import validate
-from vit_jax.train import overview, search
+from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -72,8 +72,8 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
 
             chosen, trials = config, None
             if config.search.learning_rates:
-                chosen, trials = search.choose_learning_rate(config, data, claimed.folder, train_with)
+                chosen, trials = rate_search.choose_learning_rate(config, data, claimed.folder, train_with)
             summary = train_with(chosen, data, claimed, "test", 0, pause_fraction=pause_fraction)
         if trials and hosts.is_first():
-            print(search.table(trials, chosen.schedule.learning_rate), flush=True)
+            print(rate_search.table(trials, chosen.schedule.learning_rate), flush=True)
         return summary

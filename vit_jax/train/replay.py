@@ -21,7 +21,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint
 from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, to_dict
 from vit_jax.config.check import validate
-from vit_jax.config.load import from_dict, references
+from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import hold_out
 from vit_jax.files import expanded, printable, write_atomically
 from vit_jax.references import StoredReference, allowed_code, mark_stored

@@ -18,7 +18,7 @@ from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
 from vit_jax.config.check import lengths
-from vit_jax.config.load import from_dict, references
+from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
 from vit_jax.files import expanded, printable
@@ -26,7 +26,7 @@ from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.transfer import Fitted, fit, without_head
+from vit_jax.weights.fit import Fitted, fit, without_head
 
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 MEANING = (

@@ -5,7 +5,7 @@ States of runs are in `checkpoint`.
 
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.weights.options import OPTIONS
+from vit_jax.weights.overrides import OPTIONS
 
 if TYPE_CHECKING:
     from vit_jax.weights.load import Weights, load_weights

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture, read_architecture
-from vit_jax.config.load import from_dict, references
+from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import TrainingData
 from vit_jax.models.lora import Lora
 from vit_jax.references import StoredReference

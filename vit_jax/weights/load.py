@@ -23,12 +23,12 @@ from vit_jax.weights import description, folding, hub
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.formats import ArrayFile, naming, open_arrays
+from vit_jax.weights.load_report import ArrayStatus
 from vit_jax.weights.names import stack, stacked_shapes, tokens
-from vit_jax.weights.options import OPTIONS
+from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
-from vit_jax.weights.report import ArrayStatus
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"

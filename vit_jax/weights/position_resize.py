@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.weights.report import ArrayStatus
+from vit_jax.weights.load_report import ArrayStatus
 
 EQUALS: dict[str, str] = {
     "corners": "as the released code",

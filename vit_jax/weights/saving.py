@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import expanded, make_folder, refuse_bucket, write_atomically
-from vit_jax.weights import transfer
+from vit_jax.weights import fit
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
 from vit_jax.weights.folding import OURS, stored_normalisation, unfold
@@ -19,10 +19,10 @@ from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
+from vit_jax.weights.load_report import ArrayStatus, Report
 from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.recognise import format_defaults, with_rows
-from vit_jax.weights.report import ArrayStatus, Report
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
@@ -53,14 +53,14 @@ def save_weights(
     without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
     statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
-    weights = transfer.without_head(weights, keep_hidden=False) if without_head else weights
+    weights = fit.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
         write_card(weights, OWN, path)
         return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
     require_standard(weights.architecture, format_name)
     of_patches = format_name == "timm" or (format_name == "huggingface" and weights.architecture.registers > 0)
-    written = transfer.with_position_table(weights, of_patches=of_patches)
+    written = fit.with_position_table(weights, of_patches=of_patches)
     refuse_unwritable(format_name, written.architecture)
     if format_name in LIBRARIES and written.architecture.family == "vit":
         written = _with_library_pixels(written, format_name)

@@ -15,7 +15,7 @@ from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe, to_dict
 from vit_jax.files import WriteError
-from vit_jax.train import search
+from vit_jax.train import rate_search
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.workdir import claim, refuse_as_source, require_same_start
@@ -62,7 +62,7 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     assert take(tmp_path, FINETUNING) == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     require_same_start(tmp_path, start("1"), "weights.npz")
-    take(tmp_path / "search" / "learning_rate=0.01", search.trial_config(FINETUNING, 0.01))
+    take(tmp_path / "search" / "learning_rate=0.01", rate_search.trial_config(FINETUNING, 0.01))
     take(tmp_path, LONGER)
     require_same_start(tmp_path, start("2"), "other.npz")
     assert stored_config(tmp_path) == as_json(LONGER)

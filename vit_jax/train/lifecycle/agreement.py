@@ -15,7 +15,7 @@ import jax
 import vit_jax
 from vit_jax import hosts
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.load import flatten
+from vit_jax.config.parsing import flatten
 from vit_jax.data.records import few
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.overview import files_of

@@ -13,7 +13,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import to_dict
-from vit_jax.config.load import flatten, from_dict
+from vit_jax.config.parsing import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.files import expanded, resolved, shortened, write_atomically
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE

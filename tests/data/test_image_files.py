@@ -8,7 +8,7 @@ import types
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.files import MAX_NAME_BYTES, list_images, read_file
+from vit_jax.data.image_files import MAX_NAME_BYTES, list_images, read_file
 from vit_jax.data.images import UnreadableImage
 
 FILES = ("b.jpg", "a.PNG", "deep/er/c.webp", "deep/d.gif", "deep/notes.txt", ".hidden/x.png", "deep/.y.png", "e.txt")

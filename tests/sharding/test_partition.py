@@ -23,7 +23,7 @@ from vit_jax.models import build_model
 from vit_jax.models.lora import Lora, factor_shapes
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.sharding import shard_tree, spec_of
-from vit_jax.sharding.rules import RULES
+from vit_jax.sharding.partition import RULES
 from vit_jax.train.state import init_state
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "shardings"

@@ -9,11 +9,11 @@ import tensorflow_datasets as tfds
 
 from tests.data import vtab_datasets
 from tests.rejections import rejects
-from vit_jax.data import images, vtab
+from vit_jax.data import images, vtab_tasks
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import checked_labels
 from vit_jax.data.sources import open_source
-from vit_jax.data.vtab import TASKS
+from vit_jax.data.vtab_tasks import TASKS
 
 # Of VTAB's paper and code: how many hundredths of train are for training, and how many before those for testing, where
 # TFDS has no such splits.
@@ -169,7 +169,7 @@ def objects(distances, types=None):
 
 @pytest.mark.parametrize(("number", "label"), [(3, 0), (4, 1), (10, 7)])
 def test_object_count(number, label):
-    assert vtab.object_count(objects([9.0] * number)) == label
+    assert vtab_tasks.object_count(objects([9.0] * number)) == label
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_object_count(number, label):
     [(0.5, 0), (8, 0), (8.000001, 1), (8.5, 1), (8.6, 2), (9, 2), (9.1, 3), (9.5, 3), (9.75, 4), (10, 4), (10.1, 5)],
 )
 def test_object_distance_is_that_of_the_closest_and_a_threshold_belongs_below(distance, label):
-    assert vtab.object_distance(objects([30, distance, 12])) == label
+    assert vtab_tasks.object_distance(objects([30, distance, 12])) == label
 
 
 def test_a_distance_of_no_range_is_no_class():
-    assert vtab.object_distance(objects([0.0])) == -1
-    assert vtab.object_distance(objects([101.0])) == len(vtab.ranges(vtab.CLEVR_DISTANCES))
+    assert vtab_tasks.object_distance(objects([0.0])) == -1
+    assert vtab_tasks.object_distance(objects([101.0])) == len(vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_a_distance_of_no_range_is_no_class():
     ],
 )
 def test_vehicle_distance(distances, types, label):
-    assert vtab.vehicle_distance(objects(distances, types)) == label
+    assert vtab_tasks.vehicle_distance(objects(distances, types)) == label
 
 
 def test_bins_are_floors_of_quotients():
-    location, orientation = vtab.bins("x", 32, 16), vtab.bins("o", 40, 16)
+    location, orientation = vtab_tasks.bins("x", 32, 16), vtab_tasks.bins("o", 40, 16)
     assert [location.label(value) for value in range(32)] == [value // 2 for value in range(32)]
     assert [orientation.label(value) for value in range(40)] == [int(value / 2.5) for value in range(40)]
     assert location.class_names[:2] == ("0-1", "2-3")
@@ -215,8 +215,8 @@ def test_bins_are_floors_of_quotients():
 
 def test_a_mask_becomes_black_and_white():
     mask = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
-    image = vtab.mask_to_grey(cv2.imencode(".png", mask)[1].tobytes())
+    image = vtab_tasks.mask_to_grey(cv2.imencode(".png", mask)[1].tobytes())
     assert image.dtype == np.uint8
     assert image.tolist() == [[[0], [255], [255]], [[255], [0], [0]]]
     with pytest.raises(UnreadableImage):
-        vtab.mask_to_grey(b"rubbish")
+        vtab_tasks.mask_to_grey(b"rubbish")

@@ -16,9 +16,9 @@ from tests.weights.reference import resizing
 from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, adapt_architecture
+from vit_jax.weights.fit import ending_in, fit, without_head
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
-from vit_jax.weights.transfer import ending_in, fit, without_head
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "resizing.npz"
 MLP = NETWORKS["mlp_head"]

@@ -15,9 +15,9 @@ from vit_jax.models.position_tables import fixed_positions
 from vit_jax.references import is_reference
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
+from vit_jax.weights.load_report import ArrayStatus
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import resize_positions
-from vit_jax.weights.report import ArrayStatus
 
 _NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import SearchConfig, load_recipe, resolve
-from vit_jax.data.memory import MemorySource
+from vit_jax.data.in_memory import MemorySource
 from vit_jax.train.assemble import Datasets
+from vit_jax.train.rate_search import choose, choose_learning_rate, table, trial_config, with_learning_rate
 from vit_jax.train.run_files import write_summary
-from vit_jax.train.search import choose, choose_learning_rate, table, trial_config, with_learning_rate
 
 CONFIG = load_recipe("configs/finetune.py:any,own")
 DIVERGED = {"validation_accuracy": None, "validation_loss": None, "diverged": "Step 3: the loss is nan"}

@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 
 from tests import tiny
 from vit_jax.config import load_recipe
-from vit_jax.plan.check import check_start
+from vit_jax.plan.preflight import check_start
 
 
 def check(*overrides, **options):
@@ -35,7 +35,7 @@ def test_one_line():
         ("resume_from=/nowhere", "resume_from='/nowhere' is not a workdir"),
         ("schedule.warmup=100 epochs", "must end before the run"),
         (
-            "objective.loss=tests.plan.test_check:wrong_loss",
+            "objective.loss=tests.plan.test_preflight:wrong_loss",
             "A training step cannot be traced: dot_general requires contracting dimensions",
         ),
     ],
