@@ -92,18 +92,16 @@ def _read_records(file: str, begin: int, end: int) -> list[bytes]:
 def _index_of(file: str) -> _Index:
     with open_regular(file) as opened:
         size = size_of(opened)
-    if not size or size % _BLOCK_BYTES:
-        raise RuntimeError("it does not end as an ArrayRecord file")
+    _require(size > 0 and size % _BLOCK_BYTES == 0, "it does not end as an ArrayRecord file")
     start = size - _BLOCK_BYTES
     postscript = dict(_fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0]))
     footer = postscript.get(_FOOTER_OFFSET, 0)
-    if postscript.get(_FOOTER_MAGIC) != _MAGIC or not 0 < footer < start or start - footer > _MOST_FOOTER_BYTES:
-        raise RuntimeError("it does not end as an ArrayRecord file")
+    is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
+    _require(is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC, "it does not end as an ArrayRecord file")
     _, *chunks = _records_of(_without_headers(read_range(file, footer, start - footer), footer))
     found = [dict(_fields(chunk)) for chunk in chunks]
     offsets = np.array([*(chunk[_OFFSET] for chunk in found), footer], np.int64)
-    if (np.diff(offsets) <= 0).any():
-        raise RuntimeError("its footer is damaged")
+    _require(bool((np.diff(offsets) > 0).all()), "its footer is damaged")
     return _Index(offsets, np.cumsum([0, *(chunk.get(_NUM_RECORDS, 0) for chunk in found)]))
 
 
@@ -124,8 +122,8 @@ def _records_of(chunk: bytes) -> list[bytes]:
     try:
         _, num_bytes, _, kind, _ = _CHUNK_HEADER.unpack_from(chunk)
         data = chunk[_CHUNK_HEADER.size :][:num_bytes]
-        if kind & 0xFF != _SIMPLE or len(data) < num_bytes or data[0] not in _COMPRESSION:
-            raise RuntimeError("a chunk is damaged, or of another kind than TFDS writes")
+        is_simple = kind & 0xFF == _SIMPLE and len(data) == num_bytes and data[0] in _COMPRESSION
+        _require(is_simple, "a chunk is damaged, or of another kind than TFDS writes")
         codec = _COMPRESSION[data[0]]
         num_sizes, place = _varint(data, 1)
         sizes, place = _decompressed(data[place : place + num_sizes], codec), place + num_sizes
@@ -135,8 +133,7 @@ def _records_of(chunk: bytes) -> list[bytes]:
             ends.append(ends[-1] + size)
     except (struct.error, IndexError, pa.ArrowException, OSError, ValueError) as error:
         raise RuntimeError(f"a chunk is damaged ({error})") from error
-    if ends[-1] != len(values):
-        raise RuntimeError("a chunk is damaged: its records have another size than it states")
+    _require(ends[-1] == len(values), "a chunk is damaged: its records have another size than it states")
     return [values[low:high] for low, high in itertools.pairwise(ends)]
 
 
@@ -152,10 +149,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, int]]:
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
-        if key & 7:
-            raise RuntimeError("its index is damaged")
+        _require(key & 7 == 0, "its index is damaged")
         value, place = _varint(message, place)
         yield key >> 3, value
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise RuntimeError(problem)
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
