@@ -73,4 +73,4 @@ def test_speeds_of_real_data(data_dir):
 
 def test_a_topology_needs_a_recipe():
     outcome = run(["doctor", "--topology=v5e:1x1"])
-    assert (outcome.code, "without effect without --config=" in outcome.err) == (2, True)
+    assert (outcome.code, "has no effect without --config" in outcome.err) == (2, True)
