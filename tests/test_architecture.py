@@ -5,6 +5,7 @@ complain: a check that cannot fail proves nothing.
 """
 
 import ast
+import collections
 import graphlib
 import subprocess
 import sys
@@ -193,6 +194,20 @@ def unbounded_reads(sources: Sources) -> list[str]:
     return found
 
 
+def shared_names(paths: list[str]) -> list[str]:
+    """Modules of the package whose basename another module has."""
+    modules = [path for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
+    names = collections.Counter(PurePosixPath(path).name for path in modules)
+    return [path for path in modules if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"]
+
+
+def small_folders(paths: list[str]) -> list[str]:
+    """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do."""
+    modules = [PurePosixPath(path) for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
+    sizes = collections.Counter(path.parent.as_posix() for path in modules)
+    return [folder for folder, size in sizes.items() if size < 3]
+
+
 def nameless(paths: list[str]) -> list[str]:
     """Files and folders whose name, or its last word, says nothing: `utils.py`, `image_utils.py`, `lib/`."""
     return [
@@ -274,6 +289,8 @@ COMPLAINTS = {
     "spelling": lambda: second_spelling_helpers(PACKAGE),
     "raises": lambda: too_many_raises(PACKAGE),
     "foreign": lambda: foreign_violations(PACKAGE),
+    "shared names": lambda: shared_names(PACKAGE),
+    "small folders": lambda: small_folders(PACKAGE),
     "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
     "options": lambda: unread_fields(PACKAGE),
@@ -387,6 +404,13 @@ CASES = [  # a check, sources, and how many complaints
     (too_many_raises, {"vit_jax/x.py": "raise ValueError\n" + "x = 1\n" * 99}, 0),
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
+    (shared_names, ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"], 2),
+    (shared_names, ["vit_jax/a/x.py", "vit_jax/b/y.py", "tests/x.py", "docs/y.py"], 0),
+    (
+        small_folders,
+        ["vit_jax/a/x.py", "vit_jax/a/__init__.py", "vit_jax/b/x.py", "vit_jax/b/y.py", "vit_jax/b/z.py"],
+        1,
+    ),
     (
         lambda sources: untested_folders(sources, ["tests/plan/conftest.py"]),
         {"vit_jax/__init__.py": "x = 1", "vit_jax/plan/__init__.py": '"""Doc."""', "vit_jax/plan/chips.py": "x = 1"},
