@@ -53,7 +53,7 @@ FEATURES = (  # files with at least one fast test
     *(f"models/test_{family}.py" for family in ("vit", "resnet", "blocks", "attention")),
     *(f"evals/test_{part}.py" for part in ("evaluate", "report_folder")),
     *(f"api/test_{part}.py" for part in ("export", "predictions")),
-    *(f"weights/test_{step}.py" for step in ("saving", "convert", "transfer")),  # each with all formats
+    *(f"weights/test_{step}.py" for step in ("saving", "convert", "fit")),  # each with all formats
     *(f"cli/test_{family}_verbs.py" for family in ("training", "weight", "frozen")),
     *("cli/test_inspect_verb.py", "cli/test_plan_verb.py"),
     *(f"launch/test_{script}.py" for script in ("scripts", "slurm", "gke", "tpu_pod")),

@@ -11,9 +11,9 @@ from tests.tiny import LENGTH
 from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.config import StopEarlyConfig, load_recipe
+from vit_jax.pytree import parameters_sha256
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.train.overview import parameters_sha256
 from vit_jax.train.pretrain import pretrain
 from vit_jax.train.rate_search import trial_config
 from vit_jax.weights import load_weights

@@ -153,8 +153,8 @@ def test_an_upload(tmp_path, monkeypatch, hub):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["new", "--push=hf://me/x"], "the Hub takes a folder that is --to=timm or --to=huggingface"),
-        (["new.safetensors", "--to=timm", "--push=hf://me/x"], "the Hub takes a folder"),
+        (["new", "--push=hf://me/x"], "must be of a folder. Use --to=timm or --to=huggingface"),
+        (["new.safetensors", "--to=timm", "--push=hf://me/x"], "must be of a folder"),
         (["new", "--to=timm", "--push=me/x"], "is not an address of the form hf://owner/name"),
         (["new", "--to=timm", "--push=hf://me/x@v1"], "a revision is made by the upload; give hf://owner/name."),
     ],
