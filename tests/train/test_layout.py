@@ -84,6 +84,15 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
     assert found[-1][0] == len(POLICIES) - 1
 
 
+@pytest.mark.parametrize(
+    ("machine", "batch", "parts"),
+    [("v5p:2x2x4", 4096, 4), ("v5e:4x4", 4096, 4), ("v5e:4x4", 1024, 1), ("v6e:4x4", 4096, 1), ("v5p:2x2x4", 4112, 1)],
+)
+def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, parts):
+    """257 images on each chip cannot be divided; a v6e computes 256 at once."""
+    assert assembled(B16, machine, f"global_batch={batch}").config.optimizer.accumulation_steps == parts
+
+
 def test_one_device_has_nothing_to_split_parameters_over():
     for batch in (1, 16, 4096):
         run = assembled(H14, "v5e:1x1", f"global_batch={batch}")
@@ -91,7 +100,7 @@ def test_one_device_has_nothing_to_split_parameters_over():
 
 
 def test_parameters_are_split_where_their_update_would_take_long():
-    large, small = (assembled(B16, machine).config.sharding for machine in ("v5e:4x4", "v5e:16x16"))
+    large, small = (assembled(B16, machine).config.sharding for machine in ("h100:8", "v5e:16x16"))
     assert (large.parameters, small.parameters, small.num_replicas) == ("replicated", "fsdp", 16)
 
 

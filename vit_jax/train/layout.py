@@ -40,6 +40,8 @@ UPDATE_SHARE = 0.04
 """Parameters are split where the update of the complete state would take more than this share of a step's products."""
 LEAST_IMAGES = 16
 """Images of a micro-batch on one device: fewer do not keep it busy."""
+MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
+"""Images of a micro-batch on one chip by its name. More make layers of B/16 and H/14 slower there; see plan/README.md."""
 _CHOSEN = ("model.remat", "optimizer.accumulation_steps", "sharding.parameters", "sharding.num_replicas")
 POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")  # from the least recomputation to the most
 EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))
@@ -139,23 +141,28 @@ def _layouts(config: RunConfig, devices: Sequence[jax.Device], update_share: flo
     """Yield configs without `auto`, the fastest first."""
     remat = config.model.remat
     for policies in EQUALLY_FAST if remat == "auto" else ((remat,),):
-        for parts, policy in itertools.product(micro_batches(config, len(devices)), policies):
+        for parts, policy in itertools.product(micro_batches(config, devices), policies):
             for sharding in _shardings(config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE):
                 model: Any = dataclasses.replace(config.model, remat=policy)
                 optimizer = dataclasses.replace(config.optimizer, accumulation_steps=parts)
                 yield dataclasses.replace(config, model=model, optimizer=optimizer, sharding=sharding)
 
 
-def micro_batches(config: RunConfig, num_devices: int) -> Iterator[int]:
-    """Yield numbers of micro-batches: the one that is set, or one, two, ... that leave `LEAST_IMAGES` on a device."""
+def micro_batches(config: RunConfig, devices: Sequence[jax.Device]) -> Iterator[int]:
+    """Yield numbers of micro-batches, the fewest first.
+
+    If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and at most the `MOST_IMAGES` of its
+    kind if the batch can be divided so.
+    """
     if config.optimizer.accumulation_steps is not None:
         yield config.optimizer.accumulation_steps
         return
-    images, parts = config.global_batch * config.sharding.num_model_shards // num_devices, 1
-    yield parts
-    while images % (2 * parts) == 0 and images // (2 * parts) >= LEAST_IMAGES:
-        parts *= 2
-        yield parts
+    images, possible = config.global_batch * config.sharding.num_model_shards // len(devices), [1]
+    while images % (2 * possible[-1]) == 0 and images // (2 * possible[-1]) >= LEAST_IMAGES:
+        possible.append(2 * possible[-1])
+    chip = find_chip(devices[0].device_kind)
+    most = MOST_IMAGES.get(chip.name, images) if chip is not None else images
+    yield from [parts for parts in possible if images // parts <= most] or possible
 
 
 def _shardings(
