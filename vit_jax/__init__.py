@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_jax.api import Model, create_model, list_models, load_model
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Model", "__version__", "create_model", "list_models", "load_model"]
 
 

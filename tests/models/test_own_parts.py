@@ -128,7 +128,7 @@ def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
     model, x = filled(architecture), images(architecture)
     output = apply(model, x)
     np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*use gap or None"):
+    with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"):
         small("R14x0.5", pool="MaxPooling")
 
 

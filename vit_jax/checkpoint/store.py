@@ -196,7 +196,7 @@ class CheckpointStore:
 
 
 def is_loss(metric: str) -> bool:
-    """Whether less is better of a result by this name."""
+    """Return whether lower is better for a metric of this name."""
     return metric.endswith("loss")
 
 

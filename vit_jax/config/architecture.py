@@ -1,4 +1,4 @@
-"""A network with every number filled in: `models` builds it, `cost` counts it, a checkpoint carries it."""
+"""A network with every number filled in: `models` builds it, `sharding` estimates its memory, checkpoints store it."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ class Architecture:
     num_classes: Number  # K, length of the logits; 0 for a network that ends in its features
     patch_outputs: Number = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
     width: int  # D, length of the representation of an image
-    depth: int  # as mlp_dim and num_heads of the transformer; 0 for a ResNet
+    depth: int  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
     mlp_dim: int
     num_heads: int
     units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone

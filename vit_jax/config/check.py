@@ -1,4 +1,4 @@
-"""Checks of a config, and its lengths in steps. No other module rejects a value of a config.
+"""Checks of a config, and its lengths in steps. `architecture._problems` has the checks of the network's fields.
 
 `load` has checked names and types. `validate` needs the config alone, once for a run, before data are opened; `resolve`
 the size of the dataset and the number of devices; `require_fit` the network; `require_labels` the kind of labels.

@@ -137,7 +137,7 @@ def results_of(
 def rows_of(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
 ) -> Iterator[tuple[np.ndarray, Rows]]:
-    """Yield for each batch the numbers of its examples in the split, and their rows of the results, without padding.
+    """Yield for each batch the indices of its examples in the split, and their rows of the results, without padding.
 
     Arguments as for `results_of`. Results have one row for each example, and "mask_B": 0 for unreadable images.
 

@@ -124,11 +124,11 @@ class ClassMetrics:
 
     Attributes:
       labelled: the images.
-      images_L, top1_L, top5_L: images of each class, and those with a right prediction first, or among the first five.
+      images_L, top1_L, top5_L: numbers of images of each class, and of those with a correct top-1 or top-5 prediction.
       loss: sum of softmax cross-entropy.
-      calibration: of the first predictions.
+      calibration: of the top-1 predictions.
       output_A: the outputs that may be predicted, ascending.
-      confusion_2LA: images of each class by first prediction, wrong ones [0] and right ones [1] (an image may have
+      confusion_2LA: images of each class by top-1 prediction, wrong ones [0] and right ones [1] (an image may have
         several right outputs); None if it would be too large.
       wrong: the most confident mistakes, the worst first.
     """

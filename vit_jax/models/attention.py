@@ -22,7 +22,7 @@ PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Projections(NamedTuple):
-    """The operands of an attention's core; each head has h neighbours of E."""
+    """The operands of an attention's core; each head has h adjacent channels of E."""
 
     query_BQE: jax.Array  # without bias, as key and value
     key_BSE: jax.Array
@@ -126,7 +126,7 @@ class Attention(nnx.Module):
 
 
 class LineAttention(Attention):
-    """Attention to the tokens of one's own line: so many neighbours in their order, the first of them at a multiple."""
+    """Attention within lines: each token attends to the `length` tokens of its row or column of the grid."""
 
     def __init__(self, *arguments: Any, length: int, **options: Any):
         super().__init__(*arguments, **options)

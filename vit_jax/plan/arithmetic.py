@@ -22,7 +22,7 @@ ATTAINABLE = 0.6
 PASSES = 4
 """Transfers over the memory bus of what a step without rematerialisation keeps: an assumption."""
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
-"""Relative FLOPs of a step by policy; dots computes scores again, attention projections and hidden units, full all."""
+"""FLOPs of a step by policy: `dots` recomputes scores, `attention` projections and hidden units, `full` everything."""
 
 
 def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:

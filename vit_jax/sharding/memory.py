@@ -58,11 +58,11 @@ _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
 WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
 """Memory that one block works with, as a multiple of what `none` keeps of it, by policy."""
 WORKING_WITH_KERNEL = {"tpu": 0.8, "gpu": 0.52}
-"""The same where something is computed again or nothing is in a loop, and scores stay on the chip."""
+"""The same if scores stay on the chip and either a policy recomputes or no layer is in a loop."""
 WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
-"""The same of a residual unit."""
+"""The multiple of `WORKING` for a residual unit."""
 ON_CHIP = 300_000_000
-"""Bytes of that which a TPU never writes to its large memory."""
+"""Bytes of temporary arrays that a TPU keeps on the chip."""
 COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
 """Copies of gradients beside those that the backward pass collects, as a fraction of these, by policy."""
 GPU_HIDDEN = {"none": 3.4, "dots": 2.7}

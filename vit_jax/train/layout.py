@@ -41,7 +41,7 @@ UPDATE_SHARE = 0.04
 LEAST_IMAGES = 16
 """Images of a micro-batch on one device: fewer do not keep it busy."""
 MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
-"""Images of a micro-batch on one chip by its name. More make layers of B/16 and H/14 slower there; see plan/README.md."""
+"""Images of a micro-batch on one chip by its name. With more, layers of B/16 and H/14 are slower."""
 _CHOSEN = ("model.remat", "optimizer.accumulation_steps", "sharding.parameters", "sharding.num_replicas")
 POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")  # from the least recomputation to the most
 EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))

@@ -1,4 +1,4 @@
-"""Memory of a run's step on one device by formula: the state from its shardings, the rest from `cost.memory`."""
+"""Memory of a run's step on one device by formula: the state from its shardings, the rest from `sharding.memory`."""
 
 import math
 import re

@@ -28,7 +28,7 @@ TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relativ
 class Format(NamedTuple):
     """A way to name parameters."""
 
-    # Names in a file → names of the rules → names in the file; None for a file of another format.
+    # From names in a file: canonical names, as in the rules, with their names in the file; None for another format.
     canonical: Callable[[Iterable[str]], dict[str, str] | None]
     facts: Callable[[Mapping[str, Shape]], Facts]
     # For a network, in the style of the file with these shapes by names of the rules; empty to write.
