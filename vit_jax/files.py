@@ -63,7 +63,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's message the first line that has words; the error's class where none has."""
+    """Return the first line with words of an error's message; the error's class without any."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -46,7 +46,7 @@ class Images(Source):
     class_names = ()
 
     def __init__(self, images: Any) -> None:
-        """Takes one image, an array of images, or an iterable of images."""
+        """Take one image, an array of images, or an iterable of images."""
         is_array = hasattr(images, "ndim")
         is_iterable = isinstance(images, Iterable) and not isinstance(images, (str, bytes, os.PathLike))
         is_many = images.ndim == 4 if is_array else is_iterable

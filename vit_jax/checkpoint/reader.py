@@ -55,7 +55,7 @@ class CheckpointReader:
         return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """What `CheckpointStore.save` was given as metadata.
+        """Return the metadata that `CheckpointStore.save` received.
 
         Raises:
           DamagedCheckpoint: it cannot be read, or has changed since.
@@ -63,7 +63,7 @@ class CheckpointReader:
         return {name: value for name, value in self._metadata(step).items() if name != DIGESTS}
 
     def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
-        """Reads items into the structure, dtypes and shardings of `abstract`.
+        """Read items into the structure, dtypes and shardings of `abstract`.
 
         Args:
           step: one of `all_steps`.
@@ -123,7 +123,7 @@ class CheckpointReader:
         return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
 
     def _metadata(self, step: int) -> dict[str, Any]:
-        """With digests, empty ones of a checkpoint from before there were any; its files are looked at once."""
+        """Return metadata with digests, empty for checkpoints without any; its files are read once."""
         if step in self._described:
             return self._described[step]
         folder = self.folder / str(step)
@@ -162,7 +162,7 @@ def metadata_digest(metadata: Mapping[str, Any]) -> str:
 
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:
-    """Whether a folder looks like a workdir with at least one checkpoint."""
+    """Return whether a folder looks like a workdir with at least one checkpoint."""
     folder = expanded(workdir) / FOLDER
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
 
@@ -174,7 +174,7 @@ def read_workdir(
     polyak: bool = True,
     allowed: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
-    """Reads a run's parameters into this machine's memory, whatever devices they were saved from.
+    """Read a run's parameters into this machine's memory, whatever devices they were saved from.
 
     They are those of the newest checkpoint; of a run with early stopping those of the best that is kept.
 

@@ -43,7 +43,7 @@ class _Manager(ocp.CheckpointManager):
     """
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether to end is the run's decision."""
+        """Return whether the run itself decides to end."""
         return False
 
 
@@ -102,7 +102,7 @@ class CheckpointStore:
     def save(
         self, step: int, items: Mapping[str, Any], *, metadata: Mapping[str, Any], metrics: Mapping[str, float]
     ) -> None:
-        """Starts to save; returns once the arrays are copied off the devices, while files are still being written.
+        """Start to save; return once the arrays are copied off the devices, while files are still being written.
 
         Args:
           step: steps done.
@@ -125,7 +125,7 @@ class CheckpointStore:
         )
 
     def complete(self, step: int, *, metadata: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Adds to a checkpoint what was found after it was saved; every process calls this.
+        """Add to a checkpoint what was found after it was saved; every process calls this.
 
         Args:
           step: saved before, and on disk.
@@ -147,11 +147,11 @@ class CheckpointStore:
         self._manager.reload()
 
     def check(self) -> None:
-        """Raises `SaveError` if what is being written in the background has failed; does not wait."""
+        """Raise `SaveError` if what is being written in the background has failed; do not wait."""
         self._guard(self._manager.check_for_errors)
 
     def wait(self) -> None:
-        """Returns once everything is on disk; raises `SaveError` if something is not."""
+        """Return once everything is on disk; raise `SaveError` if something is not."""
         self._guard(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
+    """Write a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
 
     Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
 

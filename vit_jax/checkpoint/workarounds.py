@@ -1,4 +1,4 @@
-"""What orbax does, and a run should not have: prints, leaks of memory, programs compiled to save small arrays."""
+"""Workarounds for behaviour of orbax: prints, leaks of memory, programs compiled to save small arrays."""
 
 import functools
 import logging
@@ -41,7 +41,7 @@ def apply() -> None:
 
 
 def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
-    """Saves and restores arrays as orbax's own registry does, but for small ones that several devices hold.
+    """Save and restore arrays as orbax's own registry does, but for small ones that several devices hold.
 
     Devices that hold the same array share the work of saving it there, however small it is: each copies a slice of
     its own, and every slice is a program, so that eight devices compile for seconds at a small network's first save.

@@ -1,4 +1,4 @@
-"""From a recipe file and command-line overrides to a frozen config, and to text and back.
+"""Parsing of recipe files and command-line overrides into a frozen config, and its text form.
 
 A recipe's `get_config(argument)` returns one of the schema's dataclasses. Overrides of scalar fields go through
 ml_collections' config_flags; the type of a field checks values of the command line, of Python and of JSON.

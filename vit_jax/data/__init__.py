@@ -1,1 +1,1 @@
-"""From stored images to batches on devices: sources, transforms, the order of examples, and their prefetching."""
+"""Batches on devices from stored images: sources, transforms, the order of examples, and their prefetching."""

@@ -166,7 +166,7 @@ class Extractor:
         max_unreadable: int,
         cache: Cache | None,
     ):
-        """Compiles nothing yet.
+        """Compile nothing yet.
 
         Args:
           module: the network; its parameters lie complete on every device of all processes.

@@ -283,7 +283,7 @@ class WithoutBorder(Source):
     """Images without their outermost pixels, which are not part of the photograph."""
 
     def __init__(self, source: Source, pixels: int) -> None:
-        """Removes this number of pixels on each side."""
+        """Remove this number of pixels on each side."""
         self.source, self.pixels = source, pixels
         self.class_names, self.labels = source.class_names, source.labels
 

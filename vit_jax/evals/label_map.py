@@ -1,4 +1,4 @@
-"""Which outputs of a network stand for the classes of the data.
+"""Label maps: the outputs of a network that stand for the classes of the data.
 
 Legend: K outputs, L classes of the data, N images, S right outputs of an image, T predictions of an image.
 """

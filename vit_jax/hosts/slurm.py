@@ -53,7 +53,7 @@ def idle_tasks(environment: Environment) -> int:
 
 
 def _is_in_step(environment: Environment) -> bool:
-    """Whether `srun` started this process: shells of salloc and sbatch have the job's variables but run alone."""
+    """Return whether `srun` started this process: shells of salloc and sbatch have the job's variables, too."""
     if "SLURM_JOB_ID" not in environment or environment.get("SLURM_STEP_ID") in _OF_A_SHELL:
         return False
     return "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment

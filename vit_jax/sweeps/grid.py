@@ -43,7 +43,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """How results are drawn: each measure over `x`, with a colour for each value of the column `series`."""
+    """The figure of results: each measure over `x`, with a colour for each value of the column `series`."""
 
     x: str  # column; a number, or a word for bars beside each other
     x_label: str  # with its unit

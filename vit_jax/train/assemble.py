@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -50,13 +50,28 @@ from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.references import is_reference
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
-from vit_jax.train.examination import make_examination
+from vit_jax.train.examination import Figures, make_examination
 from vit_jax.train.layout import resolve_layout
 from vit_jax.train.phases import config_in, make_view
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
 
 Leaves = dict[str, jax.Array]
+State = TypeVar("State", contravariant=True)
+Result = TypeVar("Result", covariant=True)
+
+
+class JittedStep(Protocol[State, Result]):
+    """A jitted function of a state, as a `TrainState` or as `Leaves` by name, and a batch."""
+
+    def __call__(self, state: State, batch: Batch, /) -> Result:
+        """Run the step."""
+
+    def trace(self, state: State, batch: Batch, /) -> jax.stages.Traced:
+        """Trace the step on arrays or their abstract shapes."""
+
+    def lower(self, state: State, batch: Batch, /) -> jax.stages.Lowered:
+        """Trace and lower the step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,10 +89,10 @@ class Assembly:
     abstract_state: TrainState  # shapes, dtypes and shardings
     init_state: Callable[[], TrainState]  # before the first step, its parameters drawn by the seed
     state_of: Callable[[Any], TrainState]  # before the first step, with the parameters of a model
-    train_step: Any  # jitted: (TrainState, Batch) -> (TrainState, Metrics); takes the state's memory over
-    train_step_of_leaves: Any  # the same, of the state's leaves by name
-    evaluation_step: Any  # jitted: (TrainState, Batch) -> Metrics, sums over the batch
-    examination: Any  # jitted: (TrainState, Batch) -> figures of the training step by layer and by example
+    train_step: JittedStep[TrainState, tuple[TrainState, Metrics]]  # reuses the memory of the old state
+    train_step_of_leaves: JittedStep[Leaves, tuple[Leaves, Metrics]]
+    evaluation_step: JittedStep[TrainState, Metrics]  # sums over the batch
+    examination: JittedStep[TrainState, Figures]  # of the training step, by layer and by example
     attention_form: Callable[[], str] | None  # of the standard blocks, on the devices; None if there are none
     earlier: tuple["Assembly", ...] = ()  # the parts for each phase in `steps.phases`, with the sizes of its images
 
@@ -114,8 +129,7 @@ class Assembly:
         """
         size = self.architecture.image_size
         batch = abstract_batch(self.config.global_batch, size, self.batch_sharding, self.label_shape)
-        traced: jax.stages.Traced = self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
-        return traced
+        return self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
 
     def compile_train_step(self, start_step: int = 0) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
         """Return the train step as an executable, so that no later call can hide a compilation.
@@ -243,14 +257,14 @@ def assemble(
     batches, options = batch_sharding(mesh), compiler_options(mesh)
 
     def jit_training(step: Any, states: Any) -> Any:
-        """A step on states that lie so, whose memory it takes over."""
+        """Jit a step on states with these shardings; it reuses their memory."""
         outputs = (states, whole)
         return jax.jit(
             step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
         )
 
     def jit_observing(step: Any) -> Any:
-        """A step that leaves the state as it is."""
+        """Jit a step that does not change the state."""
         inputs = (shardings, batches)
         return jax.jit(on_mesh(step), in_shardings=inputs, out_shardings=whole, compiler_options=options)
 

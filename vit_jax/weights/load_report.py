@@ -1,4 +1,4 @@
-"""How every array of a conversion is used, as a table for people."""
+"""Report of a conversion: the use of each array, as a table."""
 
 import collections
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
 
 class ArrayStatus(NamedTuple):
-    """How one array of a file is used."""
+    """The use of one array of a file."""
 
     name: str  # in the file, as shape and dtype are
     ours: tuple[str, ...]  # our names, layers taken apart; empty if it is not a parameter of ours
@@ -27,7 +27,7 @@ class ArrayStatus(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a conversion read, wrote and assumed."""
+    """Arrays that a conversion read and wrote, and its assumptions."""
 
     source: str  # "PATH (format)", as the destination
     destination: str

@@ -1,4 +1,4 @@
-"""From names, shapes and metadata of a file to its format and the architecture of its network.
+"""Detection of the format and the architecture from names, shapes and metadata of a file.
 
 The file decides most fields; a format fixes its defaults (GELU form, epsilons); a configuration beside the file and the
 caller's options give the rest. An unknown value is an error that names the option. No data is read here.

@@ -1,4 +1,4 @@
-"""What `config.json` and `preprocessor_config.json` beside weights from timm or Hugging Face state.
+"""Reading of `config.json` and `preprocessor_config.json` beside weights of timm or Hugging Face.
 
 A value of an unexpected type is ignored. Preparation of images that ours cannot do is left unknown, with a note.
 """

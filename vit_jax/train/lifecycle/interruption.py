@@ -55,7 +55,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def is_requested(self) -> bool:
-        """Whether the run has to end after this step. Call once after each step; the same result in every process."""
+        """Return whether the run has to end after this step, equal in every process. Call once after each step."""
         self._num_questions += 1
         if jax.process_count() > 1:
             return bool(multihost_utils.reached_preemption_sync_point(self._num_questions))

@@ -24,7 +24,7 @@ BIG_VISION_POSITIONS = "pos_embedding"
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How files of this family differ; the default is the original's."""
+    """Differences between files of this family; the default is the original's."""
 
     numbers: tuple[int, int, int] = (2, 1, 3)  # of the second norm, the attention and the MLP in a block
     positions: str = "Transformer/posembed_input/pos_embedding"

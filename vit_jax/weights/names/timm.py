@@ -26,7 +26,7 @@ STEM = "patch_embed.backbone"
 
 
 class Style(NamedTuple):
-    """How timm's classes name the parts of a block."""
+    """Names of the parts of a block in timm's classes."""
 
     scale: str = "ls{}.gamma"  # of LayerScale
     splits_qkv: bool = False  # one array each for queries, keys and values
