@@ -46,6 +46,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
 }
 READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
+CROOKED = {"Of", "What", "Whether", "Such", "Whatever", "Where"}
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
 
@@ -201,6 +202,16 @@ def shared_names(paths: list[str]) -> list[str]:
     return [path for path in modules if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"]
 
 
+def crooked_docstrings(sources: Sources) -> list[str]:
+    """Docstrings that begin with a word from which no sentence follows: "Of each row ...", "Whether ..."."""
+    found = []
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                found += [f"{path}: {text.splitlines()[0]}"] if text.split()[0] in CROOKED else []
+    return found
+
+
 def small_folders(paths: list[str]) -> list[str]:
     """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do."""
     modules = [PurePosixPath(path) for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
@@ -291,6 +302,7 @@ COMPLAINTS = {
     "foreign": lambda: foreign_violations(PACKAGE),
     "shared names": lambda: shared_names(PACKAGE),
     "small folders": lambda: small_folders(PACKAGE),
+    "docstrings": lambda: crooked_docstrings(PACKAGE),
     "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
     "options": lambda: unread_fields(PACKAGE),
@@ -406,6 +418,7 @@ CASES = [  # a check, sources, and how many complaints
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"], 2),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/y.py", "tests/x.py", "docs/y.py"], 0),
+    (crooked_docstrings, {"a.py": '"""Of each row."""\ndef f():\n    """Return whether it is."""'}, 1),
     (
         small_folders,
         ["vit_jax/a/x.py", "vit_jax/a/__init__.py", "vit_jax/b/x.py", "vit_jax/b/y.py", "vit_jax/b/z.py"],

@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def is_multilabel(self) -> bool:
-        """Whether an image may have several labels."""
+        """True if an image may have several labels."""
         return self.label_B.ndim == 2  # type: ignore[no-any-return]
 
     def label_BK(self, num_classes: int) -> jax.Array:

@@ -1,1 +1,1 @@
-"""Whether a run can work here: what each machine has, and what all processes do together."""
+"""Checks and timing of the machine at hand: `doctor` before a run, `bench` of the parts of a run."""

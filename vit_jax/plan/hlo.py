@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is a Pallas kernel, whose cycles XLA does not count."""
+        """True for a Pallas kernel, whose cycles XLA does not count."""
         return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.rest
 
     @property
