@@ -46,6 +46,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
 }
 READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
+PRIVATE = ("vit_jax/hosts/internals.py", "vit_jax/checkpoint/workarounds.py")  # with a test of each name
 CROOKED = {"Of", "What", "Whether", "Such", "Whatever", "Where"}
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
@@ -202,6 +203,12 @@ def shared_names(paths: list[str]) -> list[str]:
     return [path for path in modules if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"]
 
 
+def private_imports(sources: Sources) -> list[str]:
+    """Imports of private modules of other packages outside of `PRIVATE`."""
+    names = ((path, name) for path, source in sources.items() if path not in PRIVATE for name in imports(path, source))
+    return [f"{path}: imports {name}" for path, name in names if "._src" in name]
+
+
 def crooked_docstrings(sources: Sources) -> list[str]:
     """Docstrings that begin with a word from which no sentence follows: "Of each row ...", "Whether ..."."""
     found = []
@@ -302,6 +309,7 @@ COMPLAINTS = {
     "foreign": lambda: foreign_violations(PACKAGE),
     "shared names": lambda: shared_names(PACKAGE),
     "small folders": lambda: small_folders(PACKAGE),
+    "private": lambda: private_imports(PACKAGE),
     "docstrings": lambda: crooked_docstrings(PACKAGE),
     "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
@@ -418,6 +426,7 @@ CASES = [  # a check, sources, and how many complaints
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"], 2),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/y.py", "tests/x.py", "docs/y.py"], 0),
+    (private_imports, {"a.py": "from jax._src import core", PRIVATE[0]: "from jax._src import core"}, 1),
     (crooked_docstrings, {"a.py": '"""Of each row."""\ndef f():\n    """Return whether it is."""'}, 1),
     (
         small_folders,

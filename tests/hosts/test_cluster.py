@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from vit_jax.hosts import cluster
@@ -113,7 +114,7 @@ class Pod:
 
 @pytest.fixture
 def pod(monkeypatch):
-    from jax._src import clusters
+    from vit_jax.hosts.internals import clusters
 
     pod, absent = Pod(), Pod()
     absent.is_there = False
@@ -150,12 +151,15 @@ def test_a_tpu_of_one_host_joins_nobody_and_one_without_metadata_is_refused(pod)
 
 
 def test_jaxs_private_detection_has_the_names_that_are_used():
-    from jax._src import cloud_tpu_init
-    from jax._src.clusters import GceTpuCluster, GkeTpuCluster
+    from vit_jax.hosts.internals import clusters, global_state, running_in_cloud_tpu_vm
 
-    assert cloud_tpu_init.running_in_cloud_tpu_vm is False
-    for kind in (GceTpuCluster, GkeTpuCluster):
-        assert kind.is_env_present() is False
+    moved = f"JAX {jax.__version__} has changed private names: adapt vit_jax/hosts/internals.py"
+    assert running_in_cloud_tpu_vm is False, moved
+    assert {"client", "process_id", "num_processes"} <= vars(global_state).keys() | vars(type(global_state)).keys(), (
+        moved
+    )
+    for kind in (clusters.GceTpuCluster, clusters.GkeTpuCluster):
+        assert kind.is_env_present() is False, moved
         for name in ("get_process_count", "get_process_id", "get_coordinator_address"):
-            assert callable(getattr(kind, name))
+            assert callable(getattr(kind, name)), moved
     assert cluster.tpu_place({}, 1) is None

@@ -15,12 +15,12 @@ from subprocess import Popen
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.backend import explained_backend
 from vit_jax.hosts import exits, peers
+from vit_jax.hosts.internals import global_state
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
 from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
 

@@ -109,10 +109,11 @@ def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
     Raises:
       ValueError: the metadata server does not respond.
     """
-    from jax._src.clusters import GceTpuCluster, GkeTpuCluster
+    from vit_jax.hosts.internals import clusters
 
     try:
-        cluster = next((kind for kind in (GkeTpuCluster, GceTpuCluster) if kind.is_env_present()), None)
+        kinds = (clusters.GkeTpuCluster, clusters.GceTpuCluster)
+        cluster = next((kind for kind in kinds if kind.is_env_present()), None)
         if cluster is None or cluster.get_process_count() == 1:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")

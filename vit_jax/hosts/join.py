@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 
 import jax
-from jax._src import cloud_tpu_init
 
 from vit_jax.hosts import cluster, exits, slurm
 from vit_jax.hosts.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID, Place
+from vit_jax.hosts.internals import running_in_cloud_tpu_vm
 
 JOIN_SECONDS = "VIT_JAX_JOIN_SECONDS"
 WORD_AFTER_SECONDS = 20
@@ -69,7 +69,7 @@ def find_own_place() -> Place | None:
     A process that uses other devices than the host's TPUs (`JAX_PLATFORMS`) is not part of their pod.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    has_tpu = cloud_tpu_init.running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
+    has_tpu = running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
     place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host)
     if place is None and (tasks := slurm.idle_tasks(os.environ)) > 1:
         print(
