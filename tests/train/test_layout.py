@@ -93,6 +93,11 @@ def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, par
     assert assembled(B16, machine, f"global_batch={batch}").config.optimizer.accumulation_steps == parts
 
 
+def test_narrow_networks_are_faster_with_large_micro_batches():
+    narrow = ("model.width=384", "model.mlp_dim=1536", "model.num_heads=6")
+    assert assembled(B16, "v5e:4x4", *narrow).config.optimizer.accumulation_steps == 1
+
+
 def test_one_device_has_nothing_to_split_parameters_over():
     for batch in (1, 16, 4096):
         run = assembled(H14, "v5e:1x1", f"global_batch={batch}")

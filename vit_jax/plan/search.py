@@ -152,7 +152,7 @@ def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, 
     """Return the policy with as few micro-batches as fit, or, if nothing fits, with the most that are allowed."""
     best = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
-    for parts in micro_batches(_changed(run.config, accumulation_steps=None), topology.stand_ins()):
+    for parts in micro_batches(_changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()):
         config = _changed(run.config, accumulation_steps=parts, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)

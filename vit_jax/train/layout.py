@@ -42,6 +42,8 @@ LEAST_IMAGES = 16
 """Images of a micro-batch on one device: fewer do not keep it busy."""
 MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
 """Images of a micro-batch on one chip by its name. With more, layers of B/16 and H/14 are slower."""
+LEAST_WIDTH = 768
+"""Width of a transformer to which `MOST_IMAGES` applies: S/16 is faster with more images."""
 _CHOSEN = ("model.remat", "optimizer.accumulation_steps", "sharding.parameters", "sharding.num_replicas")
 POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")  # from the least recomputation to the most
 EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))
@@ -71,16 +73,18 @@ def resolve_layout(
     """
     least = None
     if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
-        chosen = next(_layouts(config, devices, 0.0))
+        chosen = next(_layouts(config, architecture, devices, 0.0))
         return chosen, _with_policy(architecture, chosen)
     share = _update_share(config, architecture, state, devices)
-    for chosen in _layouts(config, devices, share):
+    for chosen in _layouts(config, architecture, devices, share):
         needed = _needed_bytes(chosen, architecture, state, devices)
         if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
             return chosen, _with_policy(architecture, chosen)
         if needed is not None and (least is None or needed < least[0]):
             least = needed, chosen
-    chosen = least[1] if least else next(_layouts(config, devices, 0.0))  # impossible: rejected later, with a reason
+    chosen = (
+        least[1] if least else next(_layouts(config, architecture, devices, 0.0))
+    )  # impossible: rejected later, with a reason
     return chosen, _with_policy(architecture, chosen)
 
 
@@ -137,22 +141,24 @@ def _update_share(config: RunConfig, architecture: Architecture, state: TrainSta
     return num_bytes / chip.memory_bandwidth_bytes_per_second / seconds
 
 
-def _layouts(config: RunConfig, devices: Sequence[jax.Device], update_share: float) -> Iterator[RunConfig]:
+def _layouts(
+    config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device], update_share: float
+) -> Iterator[RunConfig]:
     """Yield configs without `auto`, the fastest first."""
     remat = config.model.remat
     for policies in EQUALLY_FAST if remat == "auto" else ((remat,),):
-        for parts, policy in itertools.product(micro_batches(config, devices), policies):
+        for parts, policy in itertools.product(micro_batches(config, architecture, devices), policies):
             for sharding in _shardings(config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE):
                 model: Any = dataclasses.replace(config.model, remat=policy)
                 optimizer = dataclasses.replace(config.optimizer, accumulation_steps=parts)
                 yield dataclasses.replace(config, model=model, optimizer=optimizer, sharding=sharding)
 
 
-def micro_batches(config: RunConfig, devices: Sequence[jax.Device]) -> Iterator[int]:
+def micro_batches(config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device]) -> Iterator[int]:
     """Yield numbers of micro-batches, the fewest first.
 
-    If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and at most the `MOST_IMAGES` of its
-    kind if the batch can be divided so.
+    If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and for wide transformers at most the
+    `MOST_IMAGES` of its kind, if the batch can be divided so.
     """
     if config.optimizer.accumulation_steps is not None:
         yield config.optimizer.accumulation_steps
@@ -161,7 +167,8 @@ def micro_batches(config: RunConfig, devices: Sequence[jax.Device]) -> Iterator[
     while images % (2 * possible[-1]) == 0 and images // (2 * possible[-1]) >= LEAST_IMAGES:
         possible.append(2 * possible[-1])
     chip = find_chip(devices[0].device_kind)
-    most = MOST_IMAGES.get(chip.name, images) if chip is not None else images
+    is_wide = architecture.has_transformer and architecture.width >= LEAST_WIDTH
+    most = MOST_IMAGES.get(chip.name, images) if chip is not None and is_wide else images
     yield from [parts for parts in possible if images // parts <= most] or possible
 
 
