@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 LAUNCH = Path(__file__).parents[2] / "launch"
+# Undoes what nohup and background jobs of a shell do: a script cannot trap a signal that its parent ignores.
+LISTENING = ("/usr/bin/env", "--default-signal=HUP,INT,TERM")
 
 
 def pytest_collection_modifyitems(items):
@@ -17,6 +20,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents and "stage" in item.fixturenames and "dry_run" not in item.name:
             item.add_marker("launch")
+
+
+def finish(process: subprocess.Popen[str], timeout: int) -> tuple[str, str]:
+    """Wait for a script of `Stage.start` and return what it printed; at the time limit kill it and raise."""
+    try:
+        return process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 @dataclass
@@ -41,7 +53,7 @@ class Stage:
         """Starts a script of launch/, by default in the checkout, in a session of its own."""
         script, *rest = words
         return subprocess.Popen(
-            [self.checkout / "launch" / script, *rest],
+            [*LISTENING, self.checkout / "launch" / script, *rest],
             cwd=cwd or self.cwd or self.checkout,
             env=self.variables | variables,
             stdin=stdin,
@@ -63,7 +75,7 @@ class Stage:
 
     def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **options) as process:
-            stdout, stderr = process.communicate(timeout=300)
+            stdout, stderr = finish(process, timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, program: str | None = None) -> list[list[str]]:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.launch.conftest import STAND_INS
+from tests.launch.conftest import STAND_INS, finish
 
 RUN = ["run", "--name=pod", "--zone=us-west4-a", "--type=v5litepod-16", "--workdir=gs://bucket/run"]
 QUIET = ["--poll_seconds=0", "--max_failures=0"]
@@ -103,7 +103,7 @@ def play(stage, trouble, number):
         stage.answers(kind, script)
     stage.answers("any", *["true"] * number, *TROUBLES[trouble])
     with stage.start("tpu_pod.sh", *RUN, *QUIET, "--repository=https://example.org/v.git", *WORDS) as process:
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = finish(process, timeout=60)
     return process, stderr
 
 
@@ -144,7 +144,7 @@ def test_nodes_of_a_cluster_are_named(stage, command, number):
             assert process.poll() is None
         if number:
             os.killpg(process.pid, number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = finish(process, timeout=60)
     assert process.returncode != 0
     assert "the nodes of vit cost money until" in stderr
     assert "./launch/gke.sh delete --name=vit" in stderr
