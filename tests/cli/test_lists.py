@@ -11,6 +11,7 @@ from tests.tiny import ROOT
 from vit_jax import cli
 from vit_jax.config import load_recipe
 from vit_jax.config.recipes import list_recipes
+from vit_jax.config.variants import MODEL_NAMES
 
 
 def shown(capsys, *words):
@@ -18,9 +19,18 @@ def shown(capsys, *words):
     return capsys.readouterr().out
 
 
+def models_by_name(capsys, *words):
+    rows = [line.split("|")[1:-1] for line in shown(capsys, "models", *words).splitlines() if line.startswith("|")]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+@pytest.mark.slow
+def test_models_lists_every_network(capsys):
+    assert set(MODEL_NAMES) <= models_by_name(capsys).keys()
+
+
 def test_models_shows_size_cost_and_weights(capsys):
-    rows = [line.split("|")[1:-1] for line in shown(capsys, "models").splitlines() if line.startswith("|")]
-    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    cells = models_by_name(capsys, "ViT-[Be]/16") | models_by_name(capsys, "R50x1")
     assert cells["ViT-B/16"] == ["86.6", "35.1", "ViT, AugReg, SAM, Hugging Face, timm"]
     assert cells["R50x1"][0] == "25.5"
     assert cells["ViT-e/16"] == ["3,807.4", "1,514.2", ""]

@@ -9,10 +9,14 @@ from docs import tables
 from tests.plan import record
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = tables.PAGES | {"vit_jax/plan/README.md": record.TABLES}
+RECORDED = {"vit_jax/plan/README.md": record.TABLES}  # assembles the recipes of the table
+PAGES = tables.PAGES | RECORDED
 
 
-@pytest.mark.parametrize("page", PAGES)
+CASES = [pytest.param(page, marks=[pytest.mark.slow] * (page in RECORDED)) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", CASES)
 def test_generated_blocks(page):
     path = ROOT / page
     renewed = tables.renew(path.read_text(), PAGES[page])

@@ -98,7 +98,9 @@ def build_page(report: Report) -> str:
 @functools.cache
 def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader("vit_jax.figures", package_path="")
-    return jinja2.Environment(loader=loader, autoescape=True, finalize=_shown).get_template("page.html")
+    return jinja2.Environment(loader=loader, autoescape=True, keep_trailing_newline=True, finalize=_shown).get_template(
+        "page.html"
+    )
 
 
 def _shown(value: object) -> object:

@@ -5,6 +5,7 @@ do not.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,10 +35,24 @@ def forward_macs(architecture: Architecture, network: Any = None, *, count_paddi
     Raises:
       ValueError: a while loop of unknown length holds matrix products.
     """
-    if network is None:
-        network = abstract_model(dataclasses.replace(architecture, attention="xla"))  # kernels do not count
+    if network is None and architecture.is_standard:
+        return _standard_macs(_plain(architecture), count_padding)
+    return _network_macs(architecture, abstract_model(architecture) if network is None else network, count_padding)
+
+
+@functools.cache
+def _standard_macs(architecture: Architecture, count_padding: bool) -> int:
+    return _network_macs(architecture, abstract_model(architecture), count_padding)
+
+
+def _network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
     image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype))
     return count_macs(lambda network, image: network(image), network, image, count_padding=count_padding)
+
+
+def _plain(architecture: Architecture) -> Architecture:
+    """Return the network in the form with the shortest program; kernels would not count."""
+    return dataclasses.replace(architecture, attention="xla", remat="none", scan_unroll=1)
 
 
 def count_parameters(architecture: Architecture) -> int:
