@@ -25,6 +25,7 @@ _KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
 _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"
+_REQUIRED = "the following arguments are required: "  # the message of argparse
 _READ = ("data", "against", "data_dir", "weights")  # options that take gs://
 _READING_VERBS = (  # whose positional words do
     *("status", "evaluate", "predict", "export", "convert", "inspect"),
@@ -166,6 +167,8 @@ class Verb:
         try:
             values, rest = self._parser().parse_known_intermixed_args(known)
         except argparse.ArgumentError as error:
+            if (error.message or "").startswith(_REQUIRED):  # from Python 3.13 on it does not call `error`
+                self._parser().error(str(error.message))
             flag = (error.argument_name or "").partition("/")[0]
             problems = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
             problem = next((ours for theirs, ours in problems.items() if (error.message or "").startswith(theirs)), "")
@@ -215,7 +218,7 @@ class Verb:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        missing = message.removeprefix("the following arguments are required: ")
+        missing = message.removeprefix(_REQUIRED)
         raise UsageError(f"Missing: {missing}. See {self.prog} --help.")
 
 
