@@ -22,7 +22,7 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 
 class Fault(NamedTuple):
-    """What happens to requests whose "METHOD PATH" matches a pattern; NAME of an upload follows."""
+    """A fault for requests whose "METHOD PATH" matches a pattern; NAME of an upload follows."""
 
     pattern: re.Pattern
     status: int | None  # the reply; None: that of the server

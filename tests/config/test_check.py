@@ -270,7 +270,7 @@ BASE = change({"global_batch": 128, **LENGTHS})
 
 
 def steps_of(num_devices=8, config=BASE, **fields):
-    """Of the config with fields changed; `section__field=value`."""
+    """Return the config with changed fields; `section__field=value`."""
     changed = change({name.replace("__", "."): value for name, value in fields.items()}, config)
     return resolve(changed, num_examples=1280, num_devices=num_devices)
 

@@ -177,7 +177,7 @@ PIXELS, LABELS = sample_pixels(13), np.arange(13) % 6
 
 
 def extractor(cache=None, scale=None, **options):
-    """Of seeded weights; with a scale, those of the last norm are others."""
+    """Return seeded weights; a scale changes those of the last norm."""
     weights = sample_weights()
     if scale is not None:
         parameters = dict(weights.parameters) | {"encoder/norm/scale": weights.parameters["encoder/norm/scale"] * scale}

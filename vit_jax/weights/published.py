@@ -130,7 +130,7 @@ class Family(NamedTuple):
     source: str = ""  # of the accuracy
 
 
-# Of each family: name | pattern | licence, use | pixels, accuracy | source if known, addresses.
+# One row for each family: name | pattern | licence, use | pixels, accuracy | source if known, addresses.
 _FAMILIES = r"""
 MAE | \.mae$|vit-mae-|^vit_mae$ | cc-by-nc-4.0
 fine-tuning | short side 256 bicubic, middle 224
