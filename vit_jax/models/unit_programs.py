@@ -279,7 +279,7 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
     if u.is_strided:
         _gather(refs, lambda rows: refs.x[rows], u)
 
-    def of_shortcut_input(rows: slice) -> Any:
+    def shortcut_conv(rows: slice) -> Any:
         return _dot(_entered(refs, lambda rows: refs.x[rows], rows, u), refs.shortcut_again[...])
 
     sums, of_shortcut = _Sums(), _Sums()
@@ -287,7 +287,7 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
         y3 = _dot(_relu(_kept2(refs, rows, u), norm2.a, norm2.b).astype(u.dtype), refs.outward_again[...])
         refs.y3[rows] = y3.astype(u.dtype)
         if shortcut_norm:
-            y = of_shortcut_input(rows)
+            y = shortcut_conv(rows)
             z = shortcut_norm.a * y + shortcut_norm.b
         else:
             y = z = refs.x[rows].astype(jnp.float32)
@@ -306,7 +306,7 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
     shortcut_a, shortcut_c, shortcut_d = shortcut_norm.differentiate(*of_shortcut.of)
 
     def of_shortcut_conv(rows: slice) -> Any:
-        g, y = refs.outer_g[rows].astype(jnp.float32), of_shortcut_input(rows)
+        g, y = refs.outer_g[rows].astype(jnp.float32), shortcut_conv(rows)
         return (shortcut_a * g + shortcut_c * y + shortcut_d).astype(u.dtype)
 
     return of_conv3, of_shortcut_conv
