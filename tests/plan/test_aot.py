@@ -108,11 +108,13 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
 @needs_libtpu
 @pytest.mark.tools
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
-def test_units_of_a_resnet_are_compiled_as_kernels(form):
+@pytest.mark.parametrize(("channels", "size", "stride"), [(64, (7, 6), 1), (128, (12, 10), 2)])
+def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride):
     """Forwards and backwards, with a shortcut and rows that are no complete tiles."""
     topology = parse_topology("v5e:1x1")
     mesh = build_mesh(aot.topology_devices(topology))
-    unit, x = make_unit(64, 64, form=form, dtype="bfloat16"), jnp.zeros((2, 7, 6, 64), jnp.bfloat16)
+    unit = make_unit(channels, channels, stride=stride, form=form, dtype="bfloat16")
+    x = jnp.zeros((2, *size, channels), jnp.bfloat16)
     place = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
     arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
     differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))

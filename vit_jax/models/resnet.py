@@ -26,6 +26,7 @@ from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.head import apply_head, build_head
 from vit_jax.models.transformer import standardized
 from vit_jax.models.unit_kernel import CONVOLUTION, STATISTICS
+from vit_jax.models.unit_programs import Form
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
@@ -143,11 +144,11 @@ class Unit(nnx.Module):
         return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
 
     def _has_kernel(self, x_BHWC: jax.Array) -> bool:
-        (inner, outputs), num_rows = self.conv3.kernel.shape[2:], x_BHWC.shape[1] * x_BHWC.shape[2]
-        return self.conv2.stride == 1 and unit_kernel.can_compute(num_rows, outputs, inner, self.norm1.dtype)
+        inner, outputs = self.conv3.kernel.shape[2:]
+        return unit_kernel.can_compute(x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype)
 
     def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
-        """Return the output of a unit without a stride; off TPUs the kernel is interpreted."""
+        """Return the output of a unit; a strided one has even lines and columns. Off TPUs the kernel is interpreted."""
         outer, inner = [self.norm3], [self.norm1, self.norm2]
         if self.is_preactivated:
             outer, inner = [self.norm1], [self.norm2, self.norm3]
@@ -160,10 +161,13 @@ class Unit(nnx.Module):
         shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
         kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
         parameters = unit_kernel.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
-        shape, epsilon = x_BHWC.shape[:3], self.norm1.epsilon
-        form = unit_kernel.Form(shape[2], epsilon, self.is_preactivated, interpret=platform() != "tpu")
-        x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(shape[0], -1, x_BHWC.shape[-1])
-        return unit_kernel.bottleneck(x_BRI, parameters, form).reshape(*shape, -1)
+        batch, height, width, _ = x_BHWC.shape
+        stride = self.conv2.stride
+        first_tap = 0 if stride == 2 and self.conv2.padding == "SAME" else -1  # all other paddings are symmetric
+        form = Form(width, stride, first_tap, self.norm1.epsilon, self.is_preactivated, interpret=platform() != "tpu")
+        x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(batch, height * width, -1)
+        out_BRE = unit_kernel.bottleneck(x_BRI, parameters, form)
+        return out_BRE.reshape(batch, height // stride, width // stride, -1)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))

@@ -127,22 +127,29 @@ class _Walk:
             bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
             cores = self.topology.fabric.cores_per_chip  # share the grid, so that the fuller one decides
             cycles = None if bundles is None or programs is None else bundles * math.ceil(programs / cores)
-            pass_.run_kernel(instruction, None if cycles is None else cycles / self.topology.fabric.clock_hertz)
+            seconds = None if cycles is None else cycles / self.topology.fabric.clock_hertz
+            pass_.run_kernel(self._part(instruction), seconds)
         elif self.gpu_kernels is not None and opcode == "custom-call":
-            pass_.run_kernel(instruction, self.gpu_kernels.seconds(instruction))
+            pass_.run_kernel(self._part(instruction), self.gpu_kernels.seconds(instruction))
         elif opcode.endswith("-done"):
             pass_.wait(instruction.operands[0])
         elif (collective := self.collective_of(instruction)) is None:
-            pass_.compute(instruction, self._seconds(instruction))
+            pass_.compute(self._part(instruction), self._seconds(instruction))
         else:
             is_split = opcode.endswith("-start")
             key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
-            pass_.compute(instruction, self._seconds(instruction))  # a fusion may compute while it sends
+            pass_.compute(self._part(instruction), self._seconds(instruction))  # a fusion may compute while it sends
             if not is_split and not name.startswith(_FUSED_START):
                 pass_.wait(key)
+
+    def _part(self, instruction: Instruction) -> str:
+        """Return the part of the step; XLA names a fusion of the update with the norms of the state after the norms."""
+        part = _part(instruction)
+        inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
+        return "optimizer" if part == "metrics" and any(_part(i) == "optimizer" for i in inside) else part
 
     def _seconds(self, instruction: Instruction) -> float:
         if self.gpu_kernels is not None:
@@ -157,7 +164,7 @@ class _Walk:
                 return dataclasses.replace(body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
-        choose = min if _PART.findall(instruction.source)[-1:] == ["metrics"] else max
+        choose = min if _part(instruction) == "metrics" else max
         return choose((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
@@ -194,18 +201,16 @@ class _Pass:
         self.free = {"links": 0.0, "network": 0.0, "bus": 0.0}
         self.ends: dict[str, tuple[float, Collective | None]] = {}
 
-    def compute(self, instruction: Instruction, seconds: float) -> None:
+    def compute(self, part: str, seconds: float) -> None:
         self.timeline.compute_seconds += seconds
-        self._pass(instruction, seconds)
+        self._pass(part, seconds)
 
-    def run_kernel(self, instruction: Instruction, seconds: float | None) -> None:
+    def run_kernel(self, part: str, seconds: float | None) -> None:
         self.timeline.kernel_seconds += seconds or 0.0
-        self._pass(instruction, seconds or 0.0)
+        self._pass(part, seconds or 0.0)
         self.timeline.num_unknown_kernels += seconds is None
 
-    def _pass(self, instruction: Instruction, seconds: float) -> None:
-        names = _PART.findall(instruction.source)
-        part = names[-1] if names else "other"
+    def _pass(self, part: str, seconds: float) -> None:
         self.timeline.parts[part] = self.timeline.parts.get(part, 0.0) + seconds
         self.now += seconds
 
@@ -227,6 +232,10 @@ class _Pass:
         else:
             self.timeline.collective_seconds += seconds
             self.timeline.collectives += (dataclasses.replace(fact, waited_seconds=seconds),)
+
+
+def _part(instruction: Instruction) -> str:
+    return ["other", *_PART.findall(instruction.source)][-1]
 
 
 def _prefetched_bytes(instruction: Instruction) -> int:
