@@ -6,7 +6,18 @@ from typing import Any, Literal
 
 from vit_jax.config import schema, variants
 from vit_jax.config.parsing import from_dict
-from vit_jax.config.rules import Number, Part, Reference, out_of_range, reject, rules_of, without_effect
+from vit_jax.config.rules import (
+    Count,
+    Number,
+    Part,
+    Positive,
+    Reference,
+    Transformer,
+    out_of_range,
+    reject,
+    rules_of,
+    without_effect,
+)
 from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
@@ -21,8 +32,8 @@ Family = Literal["vit", "resnet", "hybrid"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """All numbers and forms of a network. Fields below `units` are as in `ModelConfig`."""
+class Architecture(schema.NetworkOptions):
+    """All numbers and forms of a network."""
 
     name: str
     family: Family = "vit"
@@ -30,47 +41,21 @@ class Architecture:
     patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
     num_classes: Number  # K, length of the logits; 0 for a network that ends in its features
     patch_outputs: Number = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
-    width: int  # D, length of the representation of an image
-    depth: int  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
-    mlp_dim: int
-    num_heads: int
+    width: Transformer[Count]  # D, length of the representation of an image
+    depth: Transformer[Count]  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
+    mlp_dim: Transformer[Count]
+    num_heads: Transformer[Count]
     units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
     width_factor: float = 1.0  # multiplies all channels of the ResNet
-    network: Reference | None = None
-    block: schema.BlockForm | Reference | None = None
     pool: schema.Pool | Reference = "token"
-    position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
-    position_layers: schema.PositionLayers = "stem"
-    position_stddev: float = 0.02
     head: schema.HeadForm | Reference = "linear"
-    head_bias_init: float = 0.0
-    dropout_fraction: float = 0.0
-    stochastic_depth_fraction: float = 0.0
-    gelu: schema.Gelu = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    class_tokens: int | None = None
-    pool_num_heads: int | None = None
-    registers: int = 0
-    position_tokens: schema.PositionTokens = "all"
-    rope: schema.Rope | None = None
     rope_grid: tuple[int, int] | None = None  # rows and columns that "index" scales its places to; None: those it has
-    layer_scale: float | None = None
-    mlp: schema.MlpForm = "gelu"
-    norm: schema.NormForm = "layer"
-    embedding_norm: schema.EmbeddingNorm | None = None
-    final_norm: schema.FinalNorm = "tokens"
-    attention_norm: bool = False
-    patch_bias: bool = True
-    qkv_bias: schema.QkvBias = "all"
-    linear_bias: bool = True
     residual_unit: schema.UnitForm = "postactivation"
-    group_norm_epsilon: float = 1e-6
-    standardization_epsilon: float = 1e-5
+    group_norm_epsilon: Positive = 1e-6
+    standardization_epsilon: Positive = 1e-5
     standardization_epsilon_added_to: schema.AddedTo = "std"
     compute_dtype: schema.ComputeDtype = "float32"
     remat: schema.Policy = "none"  # never auto: `train.layout` decides that before anything is built
-    scan_unroll: int | None = None
-    attention: schema.AttentionForm = "auto"
 
     @property
     def custom_parts(self) -> dict[str, str]:
@@ -381,8 +366,8 @@ def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
     skipped = () if a.has_transformer else (Part("Transformer"),)
-    rules = {name: rules for name, rules in rules_of(ModelConfig).items() if not {*skipped} & {*rules}}
-    reject(out_of_range(a, "model.", rules_of(Architecture) | rules), "")
+    rules = {name: rules for name, rules in rules_of(Architecture).items() if not {*skipped} & {*rules}}
+    reject(out_of_range(a, "model.", rules), "")
     reject(_problems(a, drops_border), "model.")
     return a
 

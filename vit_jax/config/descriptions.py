@@ -38,7 +38,7 @@ class Section:
 def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
     nodes = {node.name: node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)}
-    runs = (schema._AnyRun, schema.PretrainConfig, schema.FinetuneConfig)
+    runs = (schema.PretrainConfig, schema.FinetuneConfig)
     prefixes = {kind: prefix for run in runs for kind, prefix in _prefixes(run, "")}
     return [
         Section(
@@ -78,10 +78,9 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
 
 
 def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
-    """Yield a section and all sections inside it, each with the prefix of its fields."""
-    yield kind, prefix
-    for name in vars(kind).get("__annotations__", {}):
-        hint = typing.get_type_hints(kind)[name]
+    """Yield a section, its base classes and all sections inside it, each with the prefix of its fields."""
+    yield from ((base, prefix) for base in kind.__mro__ if dataclasses.is_dataclass(base))
+    for name, hint in typing.get_type_hints(kind).items():
         is_mapping = typing.get_origin(hint) is Mapping
         for section in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(section):

@@ -99,7 +99,7 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     hints = typing.get_type_hints(kind)
     if not isinstance(values, Mapping):
-        first = f"{prefix}{next(iter(hints))}"
+        first = f"{prefix}{next(iter(kind.__annotations__))}"
         raise ValueError(
             f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as config.{first}."
         )
@@ -122,7 +122,7 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
         values = values.setdefault(section, {})
     hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
-        first = next(iter(typing.get_type_hints(hint))) if dataclasses.is_dataclass(hint) else "NAME"
+        first = next(iter(hint.__annotations__)) if dataclasses.is_dataclass(hint) else "NAME"
         raise ValueError(f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}.")
     if not equals:
         raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")

@@ -60,24 +60,9 @@ TRAINING_ALL = When("trained", "all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
+class ComputeOptions:
+    """How a network computes: of every model."""
 
-    name: str
-    """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
-    network: Reference | None = None
-    """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
-    images to a ModelOutput. None: the named network."""
-    pool: Pool | Reference | None = None
-    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
-    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
-    None: token for transformers, gap for ResNets and axial blocks."""
-    head: HeadForm | Reference | None = None
-    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
-    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
-    patches."""
-    head_bias_init: float = 0.0
-    """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
     remat: Remat = "auto"
@@ -90,14 +75,17 @@ class ModelConfig:
     attention: AttentionForm = "auto"
     """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
     the length and the head size, else xla."""
-    width: Transformer[Count | None] = None
-    """Length D of each token. None: that of the name."""
-    depth: Transformer[Count | None] = None
-    """Number of blocks. None: that of the name."""
-    mlp_dim: Transformer[Count | None] = None
-    """Hidden units of the MLP in each block. None: that of the name."""
-    num_heads: Transformer[Count | None] = None
-    """Attention heads of each block; must divide width. None: that of the name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkOptions(ComputeOptions):
+    """The form of a network: of a model to train, and of `architecture.Architecture`."""
+
+    network: Reference | None = None
+    """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
+    images to a ModelOutput. None: the named network."""
+    head_bias_init: float = 0.0
+    """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     block: Transformer[BlockForm | Reference | None] = None
     """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
@@ -149,6 +137,30 @@ class ModelConfig:
     """Biases of queries, keys and values: all, of queries and values, or none."""
     linear_bias: Transformer[bool] = True
     """Biases of the attention output and of the MLP."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(NetworkOptions):
+    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
+
+    name: str
+    """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
+    pool: Pool | Reference | None = None
+    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
+    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
+    None: token for transformers, gap for ResNets and axial blocks."""
+    head: HeadForm | Reference | None = None
+    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
+    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
+    patches."""
+    width: Transformer[Count | None] = None
+    """Length D of each token. None: that of the name."""
+    depth: Transformer[Count | None] = None
+    """Number of blocks. None: that of the name."""
+    mlp_dim: Transformer[Count | None] = None
+    """Hidden units of the MLP in each block. None: that of the name."""
+    num_heads: Transformer[Count | None] = None
+    """Attention heads of each block; must divide width. None: that of the name."""
     residual_unit: ResNet[UnitForm | None] = None
     """Form of the residual unit, of a ResNet alone or under a transformer. None: preactivation (BiT) for a ResNet,
     postactivation (ViT, sec. 4.1) for a hybrid."""
@@ -164,7 +176,7 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptConfig:
+class AdaptConfig(ComputeOptions):
     """Changes of the network of the weights in fine-tuning; all other sizes come with the weights."""
 
     name: str | None = None
@@ -192,18 +204,6 @@ class AdaptConfig:
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
     """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
-    remat: Remat = "auto"
-    """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
-    outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
-    first that fits the memory of the devices."""
-    scan_unroll: Count | None = None
-    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
-    TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
-    attention: AttentionForm = "auto"
-    """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
-    the length and the head size, else xla."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
