@@ -1,4 +1,4 @@
-"""Values that pass between the parts of a run, with shapes, dtypes and ranges.
+"""Values that pass between the folders of vit_jax, with shapes, dtypes and ranges.
 
 Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes,
 N patch tokens, P class tokens and registers before them, D model width; L blocks, S = P + N tokens, T heads,

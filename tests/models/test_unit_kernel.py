@@ -78,6 +78,6 @@ def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
     options = {"dtype": "bfloat16"} | options
-    with placed_by(Place(platform="tpu", device_kind=kind, on_parts=lambda function, *_: function)):
+    with placed_by(Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)):
         program = jax.make_jaxpr(lambda unit, x: unit(x))(unit(64, 64, **options), jnp.zeros((1, size, size, 64)))
     assert ("pallas_call" in str(program)) == is_taken

@@ -121,7 +121,7 @@ class _AnyRuntime:
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         return activation
 
-    def on_parts(self, function: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+    def on_shards(self, function: Callable[..., Any], *_: Any) -> Callable[..., Any]:
         return function
 
 

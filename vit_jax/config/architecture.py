@@ -7,9 +7,9 @@ from typing import Any, Literal
 from vit_jax.config import schema, variants
 from vit_jax.config.parsing import from_dict
 from vit_jax.config.rules import (
+    Component,
     Count,
     Number,
-    Part,
     Positive,
     Reference,
     Transformer,
@@ -22,7 +22,7 @@ from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
-_PARTS = (
+_COMPONENTS = (
     *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),
     *("embedding_norm", "final_norm", "attention_norm", "patch_bias", "qkv_bias", "linear_bias"),
 )
@@ -58,21 +58,22 @@ class Architecture(schema.NetworkOptions):
     remat: schema.Policy = "none"  # never auto: `train.layout` decides that before anything is built
 
     @property
-    def custom_parts(self) -> dict[str, str]:
-        """Parts that are references to the user's code, by field."""
+    def custom_components(self) -> dict[str, str]:
+        """References to user-defined components, by field."""
         fields = ("network", "block", "position_embedding", "pool", "head")
         return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
 
     @property
-    def parts(self) -> dict[str, Any]:
-        """Parts of current pre-trained ViTs that the paper's does not have, by field."""
-        found = {name: getattr(self, name) for name in _PARTS if getattr(self, name) != getattr(Architecture, name)}
-        return found | ({"gelu": "quick"} if self.gelu == "quick" else {})
+    def components(self) -> dict[str, Any]:
+        """Components of current pre-trained ViTs that the paper's does not have, by field."""
+        values = {name: getattr(self, name) for name in _COMPONENTS}
+        others = {name: value for name, value in values.items() if value != getattr(Architecture, name)}
+        return others | ({"gelu": "quick"} if self.gelu == "quick" else {})
 
     @property
     def is_standard(self) -> bool:
-        """Return True if no part is the user's code: formulas and other formats know the network."""
-        return not self.custom_parts
+        """Return True without user-defined components: formulas and other formats know the network."""
+        return not self.custom_components
 
     @property
     def scan_unroll_on_accelerators(self) -> int:
@@ -139,6 +140,15 @@ class Architecture(schema.NetworkOptions):
         """Length of the pooled features: D for each pooled class token, and D for a mean."""
         pooled = {"token": self.num_class_tokens, "token_gap": self.num_class_tokens + 1}
         return self.width * pooled.get(self.pool, 1)
+
+    @property
+    def block_attention(self) -> schema.AttentionForm:
+        """Requested form of attention in blocks.
+
+        No kernel computes relative positions. Kernels are for longer sequences than those of axial blocks.
+        """
+        has_xla_alone = self.position_embedding == "relative" or (self.block == "axial" and self.attention == "auto")
+        return "xla" if has_xla_alone else self.attention
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
@@ -351,7 +361,7 @@ def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
     missing = {"vit": "ResNet", "resnet": "Transformer"}.get(family, "")
     for field in dataclasses.fields(ModelConfig):
         value, default = getattr(config, field.name), field.default
-        if Part(missing) in rules_of(ModelConfig)[field.name] and value != default:
+        if Component(missing) in rules_of(ModelConfig)[field.name] and value != default:
             place = f"on {config.name}, without a {missing}"
             yield f"model.{field.name}={value!r}: has no effect {place}. Leave it at {default!r}."
     yield from without_effect(config, config, "model.")
@@ -365,7 +375,7 @@ def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
 
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
-    skipped = () if a.has_transformer else (Part("Transformer"),)
+    skipped = () if a.has_transformer else (Component("Transformer"),)
     rules = {name: rules for name, rules in rules_of(Architecture).items() if not {*skipped} & {*rules}}
     reject(out_of_range(a, "model.", rules), "")
     reject(_problems(a, drops_border), "model.")
@@ -434,8 +444,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.position_layers == "every" and a.position_embedding == "sincos2d":
         yield "position_layers='every': sincos2d has no parameters, so that every block has the same: use 'shared'."
     if a.position_embedding == "relative" and is_reference(a.block):
-        yield f"position_embedding='relative' is a part of our own blocks' attention, not of {a.block}."
-    if a.position_embedding == "relative" and a.attention in ("pallas", "cudnn"):
+        yield f"position_embedding='relative' needs the built-in blocks' attention, not {a.block}."
+    if a.attention not in ("auto", a.block_attention):
         yield f"attention={a.attention!r} computes no relative positions: use auto or xla."
 
 

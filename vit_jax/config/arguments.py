@@ -1,4 +1,4 @@
-"""The part of `--config=FILE:ARGUMENT` after the colon: values by position and by name, rows of a table."""
+"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position and by name, rows of a table."""
 
 from collections.abc import Collection
 from typing import Any
@@ -19,12 +19,12 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     names, taken = list(defaults), ", ".join(defaults)
-    for position, part in enumerate(filter(None, (part.strip() for part in argument.split(",")))):
-        name, equals, text = part.partition("=")
+    for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
+        name, equals, text = word.partition("=")
         if not equals:
             if position >= len(names):
-                raise ValueError(f"{part!r}: is one value too many. This recipe takes {taken}.")
-            name, text = names[position], part
+                raise ValueError(f"{word!r}: is one value too many. This recipe takes {taken}.")
+            name, text = names[position], word
         if name not in defaults:
             hint = did_you_mean(name, names)
             raise ValueError(f"{name!r}: must be an argument of the recipe.{hint} It takes {taken}.")

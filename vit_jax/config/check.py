@@ -63,7 +63,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """An earlier part of a run, with its sizes."""
+    """An earlier phase of a run, with its sizes."""
 
     last_step: int
     image_size: tuple[int, int]
@@ -185,7 +185,7 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
 
 
 def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
-    """Return the earlier parts of a run, in order; a fraction is of `config.total`, in its unit."""
+    """Return the earlier phases of a run, in order; a fraction is of `config.total`, in its unit."""
     phases: list[Phase] = []
     total, unit = parse_duration(config.total)
     for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.rules import Part, Range, When, default_of_field, rules_in
+from vit_jax.config.rules import Component, Range, When, default_of_field, rules_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +66,15 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     for name, text in describe_fields(node).items():
         rules, default = [*rules_in(hints[name])], fields[name]
-        part = next((f"{rule.name}: " for rule in rules if isinstance(rule, Part)), "")
-        if part and not text[:2].isupper():  # "MLP of each block"
+        component = next((f"{rule.name}: " for rule in rules if isinstance(rule, Component)), "")
+        if component and not text[:2].isupper():  # "MLP of each block"
             text = text[0].lower() + text[1:]
         needed = " and ".join(rule.needed() for rule in rules if isinstance(rule, When))
         if default is dataclasses.MISSING:
             shown = None
         else:
             shown = f"{type(default).__name__}()" if dataclasses.is_dataclass(default) else repr(default)
-        yield Field(name, _spelled(hints[name]), shown, f"{part}{text}{needed and f' Needs {needed}.'}")
+        yield Field(name, _spelled(hints[name]), shown, f"{component}{text}{needed and f' Needs {needed}.'}")
 
 
 def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:

@@ -15,7 +15,7 @@ from vit_jax.references import is_reference
 T = TypeVar("T")
 
 Reference = NewType("Reference", str)
-"""A user-defined part: "package.module:name", imported by `vit_jax.references`."""
+"""A user-defined component: "package.module:name", imported by `vit_jax.references`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +69,14 @@ class When:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """The part of a network that a field describes: "Transformer" or "ResNet"."""
+class Component:
+    """The component of a network that a field describes: "Transformer" or "ResNet"."""
 
     name: str
 
 
-Transformer = Annotated[T, Part("Transformer")]
-ResNet = Annotated[T, Part("ResNet")]
+Transformer = Annotated[T, Component("Transformer")]
+ResNet = Annotated[T, Component("ResNet")]
 Fraction = Annotated[float, Range("[0, 1)")]
 Share = Annotated[float, Range("[0, 1]")]
 NotNegative = Annotated[float, Range("[0, inf)")]
@@ -94,8 +94,8 @@ def rules_in(hint: Any) -> Iterator[Any]:
     """Yield the annotations of a type, at any depth."""
     yield from getattr(hint, "__metadata__", ())
     inner = [hint.__origin__] if hasattr(hint, "__metadata__") else typing.get_args(hint)
-    for part in inner if typing.get_origin(hint) is not typing.Literal else ():
-        yield from rules_in(part)
+    for argument in inner if typing.get_origin(hint) is not typing.Literal else ():
+        yield from rules_in(argument)
 
 
 def default_of_field(field: "dataclasses.Field[Any]") -> Any:

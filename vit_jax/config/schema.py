@@ -90,7 +90,7 @@ class NetworkOptions(ComputeOptions):
     """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
     position_embedding: Transformer[PositionEmbedding | Reference] = "learned_1d"
-    """Form of the position embedding (ViT, App. D.4). relative is a part of every block's attention."""
+    """Form of the position embedding (ViT, App. D.4). relative belongs to every block's attention."""
     position_layers: Transformer[PositionLayers] = "stem"
     """Where positions are added: once before the blocks (stem), before every block with parameters of
     its own (every), or before every block with the same parameters (shared) (ViT, App. D.4)."""
@@ -317,7 +317,7 @@ class ObjectiveConfig:
     """Shares of corrupted patches that become [mask], become another patch of the image, or stay
     unchanged (ViT, App. B.1.2)."""
     patch_target: Annotated[PatchTarget, PREDICTING_PATCHES] = "mean_colour"
-    """Predict the mean colour as one of 512 classes, the mean colours of 4 x 4 parts, or all pixels
+    """Predict the mean colour as one of 512 classes, the mean colours of 4 x 4 cells, or all pixels
     with an L2 loss (ViT, App. B.1.2)."""
 
 
@@ -575,7 +575,7 @@ class _AnyRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """The first part of a run, or the next one, with images of another size or another batch (progressive resizing).
+    """The first phase of a run, or the next one, with images of another size or another batch (progressive resizing).
 
     Evaluations have the size of the run, and networks keep its shapes: learned positions are resized in each step.
     """
@@ -597,8 +597,8 @@ class PretrainConfig(_AnyRun):
     resume_from: str | None = None
     """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
     phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
-    """Earlier parts of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last part has the
-    sizes of the run."""
+    """Earlier phases of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last phase has
+    the sizes of the run."""
     resume_step: Annotated[int | None, When("resume_from")] = None
     """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
     rate of this run."""

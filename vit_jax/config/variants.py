@@ -100,7 +100,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """The parts of a name."""
+    """A parsed name."""
 
     size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
     patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling

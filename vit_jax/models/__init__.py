@@ -21,7 +21,7 @@ def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
       key: of the initial values.
 
     Raises:
-      ValueError: a user-defined part cannot be imported.
+      ValueError: a user-defined component cannot be imported.
     """
     if architecture.network is not None:
         return resolve(architecture.network, "config.model.network")(architecture, key)

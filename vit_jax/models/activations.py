@@ -30,10 +30,10 @@ class Place(Protocol):
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""
 
-    def on_parts(
+    def on_shards(
         self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
     ) -> Callable[..., Any]:
-        """`function`, which returns a tuple, on the part that each device holds of its arguments and its results."""
+        """Return `function`, which returns a tuple, as run on each device's shard of its arguments and results."""
 
 
 _place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
@@ -50,10 +50,10 @@ def named(activation: jax.Array, name: str) -> jax.Array:
     return activation if place is None else place(name, activation)
 
 
-def on_parts(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
-    """`function` on the part of every device, as `Place` says; outside of `placed_by` on the whole."""
+def on_shards(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+    """Return `function` as run on each device's shard, see `Place`; outside of `placed_by` on complete arrays."""
     place = _place.get()
-    return function if place is None else place.on_parts(function, names, results)
+    return function if place is None else place.on_shards(function, names, results)
 
 
 def is_placed() -> bool:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models.activations import compute_capability, on_parts
+from vit_jax.models.activations import compute_capability, on_shards
 from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
@@ -35,7 +35,7 @@ _BACKWARD_PRODUCTS = {
 def attention(query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int) -> jax.Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E). The operands include their biases."""
     run = functools.partial(_run, head_dim=query_BSE.shape[-1] // num_heads)
-    output_BSE: jax.Array = on_parts(run, ("heads_BSE",) * 3, ("heads_BSE",))(query_BSE, key_BSE, value_BSE)[0]
+    output_BSE: jax.Array = on_shards(run, ("heads_BSE",) * 3, ("heads_BSE",))(query_BSE, key_BSE, value_BSE)[0]
     return output_BSE
 
 

@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.models.activations import on_parts
+from vit_jax.models.activations import on_shards
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
 GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
@@ -64,7 +64,7 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E",)
-    mixture_BSE, log_sums_BTGS = on_parts(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
+    mixture_BSE, log_sums_BTGS = on_shards(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
     mixture_BSE = checkpoint_name(mixture_BSE, MIXTURE)
     return mixture_BSE, (*operands, checkpoint_name(log_sums_BTGS, LOG_SUMS))
 
@@ -74,7 +74,7 @@ def _differentiate(
 ) -> tuple[jax.Array, ...]:
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E", "rows_BTGS", "heads_BSE")
-    results = on_parts(run, names, ("heads_BSE",) * 3 + ("bias_B3E",))(*saved, gradient_BSE)
+    results = on_shards(run, names, ("heads_BSE",) * 3 + ("bias_B3E",))(*saved, gradient_BSE)
     of_bias_3E = results[-1].sum(0).astype(saved[3].dtype)
     return (*(result.astype(gradient_BSE.dtype) for result in results[:3]), of_bias_3E)
 

@@ -76,7 +76,7 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
-        inner = [_macs(part, count_padding) for value in parameters.values() for part in _jaxprs(value)]
+        inner = [_macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)]
         if name == "dot_general":
             total += _dot(equation)
         elif name == "conv_general_dilated":
@@ -94,10 +94,10 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
-    for part in value if isinstance(value, (tuple, list)) else (value,):
-        part = getattr(part, "jaxpr", part)
-        if hasattr(part, "eqns"):
-            yield part
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+        jaxpr = getattr(item, "jaxpr", item)
+        if hasattr(jaxpr, "eqns"):
+            yield jaxpr
 
 
 def _dot(equation: Any) -> int:

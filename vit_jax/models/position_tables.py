@@ -47,8 +47,8 @@ def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] 
     rows, columns = np.meshgrid(*places, indexing="ij")
     x_angles = columns.reshape(-1, 1) * frequencies
     y_angles = rows.reshape(-1, 1) * frequencies
-    parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    quarters = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
+    return np.concatenate(quarters, axis=1).astype(np.float32)
 
 
 def rotary_angles(

@@ -1,4 +1,4 @@
-"""Position embeddings: added to the tokens, or as a part of attention.
+"""Position embeddings: added to the tokens, or within attention.
 
 Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (N, or N + 1 with a class token at
 index 0), D width, h also head dimension.

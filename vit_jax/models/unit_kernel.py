@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.config.variants import NUM_GROUPS
-from vit_jax.models.activations import device_kind, on_parts
+from vit_jax.models.activations import device_kind, on_shards
 
 LANES = 128
 ROWS = 256  # of one product; found by compiling
@@ -85,7 +85,7 @@ def _save(x_BRI: jax.Array, parameters: Parameters, form: Form) -> Any:
     def run(x_BRI: jax.Array, parameters: Parameters) -> tuple[jax.Array, ...]:
         return tuple(_Unit(x_BRI, parameters, form).run_forward(x_BRI, parameters))
 
-    run = on_parts(run, ("map_BRC", "whole"), ("map_BRC",) * 4)
+    run = on_shards(run, ("map_BRC", "whole"), ("map_BRC",) * 4)
     out_BRE, kept_BRC, *statistics = run(x_BRI, parameters)
     kept_BRC = checkpoint_name(kept_BRC, CONVOLUTION)
     return out_BRE, (x_BRI, parameters, kept_BRC, *(checkpoint_name(x, STATISTICS) for x in statistics))
@@ -95,7 +95,7 @@ def _differentiate(form: Form, saved: Any, gradient_BRE: jax.Array) -> Any:
     def run(x_BRI: jax.Array, parameters: Parameters, *others: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         return _Unit(x_BRI, parameters, form).run_backward(x_BRI, parameters, *others)
 
-    run = on_parts(run, ("map_BRC", "whole", *("map_BRC",) * 4), ("map_BRC",) * 2)
+    run = on_shards(run, ("map_BRC", "whole", *("map_BRC",) * 4), ("map_BRC",) * 2)
     dx_BRI, sums = run(*saved, gradient_BRE)
     return dx_BRI, _Unit(saved[0], saved[1], form).collect({name: sum_.sum(0) for name, sum_ in sums.items()})
 

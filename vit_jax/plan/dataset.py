@@ -65,7 +65,7 @@ def choose_dataset(
     if num_examples is None and num_classes is None:
         return known
     examples, classes = num_examples or known.num_examples, num_classes or known.num_classes
-    return Dataset(known.name, examples, classes, f"{known.source}; in part the command line")
+    return Dataset(known.name, examples, classes, f"{known.source}; some by the command line")
 
 
 def known_examples(recipe: str, config: RunConfig) -> int | None:

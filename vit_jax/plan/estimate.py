@@ -37,7 +37,7 @@ class Plan:
     config: RunConfig
     topology: Topology
     dataset: Dataset
-    run: Assembly  # its parts, assembled for the machine
+    run: Assembly  # for the machine
     compiled: aot.Executable | aot.TooLarge | None  # the compiler's result; None where nothing was compiled
     reason: str  # why nothing was compiled, or why the step does not fit; ""
     memory: Memory | None  # None where the compiler found that the step does not fit

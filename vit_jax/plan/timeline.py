@@ -21,12 +21,16 @@ from vit_jax.plan.hlo import Instruction, Program, members
 from vit_jax.plan.topology import CollectiveSeconds, Topology
 from vit_jax.sharding.fabrics import NETWORK_SECONDS, PASSES
 
-PARTS = (  # of a step, by the names that models and steps give to what they compute
+PHASES = (  # of a step, by the names that models and steps give to what they compute
     *("embedding", "resnet", "norm", "attention", "mlp", "dropout", "pooling", "head"),
     *("loss", "optimizer", "average", "metrics"),
 )
-_PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
+_PHASE = re.compile(rf"\b({'|'.join(PHASES)})\b")
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
+_SUMS = (  # fields of a timeline that a loop multiplies
+    *("compute_seconds", "kernel_seconds", "collective_seconds", "prefetch_seconds"),
+    *("unknown_loops_pass_seconds", "num_unknown_kernels"),
+)
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
 _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
 
@@ -46,13 +50,13 @@ class Collective:
 
 @dataclasses.dataclass
 class Timeline:
-    """The time of a step by part."""
+    """The time of a step."""
 
     compute_seconds: float = 0.0  # the core computes what XLA compiled
     kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included, by part
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
     num_unknown_loops: int = 0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
     unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
@@ -64,16 +68,12 @@ class Timeline:
 
     def add(self, other: "Timeline", times: int) -> None:
         """Append `other`, repeated `times` times."""
-        self.compute_seconds += times * other.compute_seconds
-        self.kernel_seconds += times * other.kernel_seconds
-        self.collective_seconds += times * other.collective_seconds
-        self.prefetch_seconds += times * other.prefetch_seconds
-        for part, seconds in other.parts.items():
-            self.parts[part] = self.parts.get(part, 0.0) + times * seconds
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for phase, seconds in other.phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + times * seconds
         self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         self.num_unknown_loops += other.num_unknown_loops
-        self.unknown_loops_pass_seconds += times * other.unknown_loops_pass_seconds
-        self.num_unknown_kernels += times * other.num_unknown_kernels
 
 
 def step_timeline(
@@ -157,7 +157,7 @@ class _Walk:
                 return dataclasses.replace(body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
-        choose = min if _PART.findall(instruction.source)[-1:] == ["metrics"] else max
+        choose = min if _PHASE.findall(instruction.source)[-1:] == ["metrics"] else max
         return choose((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
@@ -168,10 +168,12 @@ class _Walk:
         if instruction.opcode not in ("fusion", "async-start") or is_middle:
             return None
         inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        found = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
-        if found is not None and found.opcode == "all-reduce" and _keeps_a_part(found, instruction):
-            return dataclasses.replace(found, opcode="reduce-scatter", shape=instruction.shape)
-        return found
+        collective = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
+        if collective is not None and collective.opcode == "all-reduce":
+            total, kept = (sum(array.num_bytes for array in each.arrays) for each in (collective, instruction))
+            if 2 * kept <= total:  # XLA's form of a reduce-scatter
+                return dataclasses.replace(collective, opcode="reduce-scatter", shape=instruction.shape)
+        return collective
 
     def _fact(self, collective: Instruction) -> Collective:
         operation, devices = collective.opcode.removesuffix("-start"), tuple(members(collective))
@@ -204,9 +206,8 @@ class _Pass:
         self.timeline.num_unknown_kernels += seconds is None
 
     def _pass(self, instruction: Instruction, seconds: float) -> None:
-        names = _PART.findall(instruction.source)
-        part = names[-1] if names else "other"
-        self.timeline.parts[part] = self.timeline.parts.get(part, 0.0) + seconds
+        phase = ["other", *_PHASE.findall(instruction.source)][-1]
+        self.timeline.phases[phase] = self.timeline.phases.get(phase, 0.0) + seconds
         self.now += seconds
 
     def enter(self, nested: Timeline, times: int) -> None:
@@ -242,9 +243,3 @@ def _collective_bytes(collective: Instruction, num_devices: int) -> int:
     if collective.opcode in ("all-gather-start", "reduce-scatter-start"):  # as here, of any number of arrays
         return sum(sizes) * num_devices // (num_devices + 1)
     return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
-
-
-def _keeps_a_part(reduced: Instruction, fusion: Instruction) -> bool:
-    """Return whether the fusion returns only a part of the sum: XLA's form of a reduce-scatter."""
-    total = sum(array.num_bytes for array in reduced.arrays)
-    return sum(array.num_bytes for array in fusion.arrays) * 2 <= total

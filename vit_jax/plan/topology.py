@@ -88,8 +88,8 @@ class Topology:
         places = list(_places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)))
         hosts_per_slice = places[-1][1] + 1
         return [
-            StandIn(part * self.chips_per_slice + index, platform, kind, coords, part * hosts_per_slice + host, part)
-            for part in range(self.num_slices)
+            StandIn(i * self.chips_per_slice + index, platform, kind, coords, i * hosts_per_slice + host, slice_index=i)
+            for i in range(self.num_slices)
             for index, (coords, host) in enumerate(places)
         ]
 

@@ -27,7 +27,7 @@ _SPECS = {
     "map_BRC": PartitionSpec(BATCH_AXES, None, None),  # positions in one dimension
     "whole": PartitionSpec(),
     "bias_3E": PartitionSpec(None, "model"),
-    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
+    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # what every image adds to its gradient
     "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
 }
 TPU_OPTIONS = {
@@ -131,10 +131,10 @@ class Placement:
         """The activation in its layout."""
         return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
 
-    def on_parts(
+    def on_shards(
         self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
     ) -> Callable[..., Any]:
-        """Return the function on each device's part, see `activations.Place`."""
+        """Return the function as run on each device's shard, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
 

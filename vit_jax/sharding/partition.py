@@ -87,18 +87,18 @@ def spec_of(
     split = pytree.first_match(RULES, name)
     if (parameters is not None and shape != _shape_of_parameter(name, parameters)) or not split.fits(shape):
         split = OTHER
-    parts: list[str | None] = [None] * len(shape)
+    spec: list[str | None] = [None] * len(shape)
     data = _largest_divisible(shape, axes["data"]) if split is OTHER else split.data
     if strategy == "fsdp" and data is not None and axes["data"] > 1 and shape[data] % axes["data"] == 0:
-        parts[data] = "data"
+        spec[data] = "data"
     if split.model is not None and axes["model"] > 1:
         if shape[split.model] % axes["model"]:
             raise ValueError(
                 f"config.sharding.num_model_shards={axes['model']} does not divide dimension {split.model} of {name}, "
                 f"which is {shape[split.model]} in {shape}: choose a divisor of it."
             )
-        parts[split.model] = "model"
-    return PartitionSpec(*parts) if any(parts) else PartitionSpec()
+        spec[split.model] = "model"
+    return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
 
 def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
