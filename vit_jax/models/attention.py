@@ -119,8 +119,8 @@ class Attention(nnx.Module):
                 named_products[place] = self.rotary(named_products[place] + biases[place], self.num_heads)
                 biases[place] = jnp.zeros_like(biases[place])
         query_BQE, key_BSE, value_BSE = named_products
-        offset_key_QSh = None if self.positions is None else self.positions()
-        return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases), offset_key_QSh)
+        bias_3E = jnp.stack(biases)
+        return Projections(query_BQE, key_BSE, value_BSE, bias_3E, None if self.positions is None else self.positions())
 
 
 class LineAttention(Attention):
