@@ -154,7 +154,7 @@ def test_networks_that_cannot_predict_patches():
         patch_outputs(config, (14, 14))
     for a in (HYBRID, RESNET, dataclasses.replace(VIT, head="mlp"), VIT):
         values = dataclasses.asdict(dataclasses.replace(a, patch_outputs=512, num_classes=0 if a is not VIT else 3))
-        with pytest.raises(ValueError, match="cannot predict masked patches"):
+        with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
             read_architecture(values)
     one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))
     with pytest.raises(ValueError, match="have one patch"):

@@ -183,7 +183,6 @@ def build_architecture(
     else:
         defaults |= vars(VIT_SIZES[name.size])
     defaults |= {field: value for field, value in vars(config).items() if value is not None}
-    defaults |= {"remat": _policy(config)}
     return _checked(
         Architecture(
             family=family,
@@ -193,14 +192,15 @@ def build_architecture(
             patch_size=patch_size,
             num_classes=num_classes,
             patch_outputs=patch_outputs,
-            **defaults,
+            **defaults | _execution(config),
         )
     )
 
 
-def _policy(config: ModelConfig | AdaptConfig) -> schema.Policy:
-    """Return the policy until a run on devices replaces `auto`."""
-    return "none" if config.remat == "auto" else config.remat
+def _execution(config: schema.ComputeOptions) -> dict[str, Any]:
+    """Return the options of computing; a run on devices replaces the policy of `auto`."""
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(schema.ComputeOptions)}
+    return options | ({"remat": "none"} if config.remat == "auto" else {})
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
@@ -219,9 +219,7 @@ def adapt_architecture(
     """
     if config.name is not None and (different := _different_numbers(a, config.name)):
         lines = "\n".join(f"  {field}: there {there}, {config.name} has {here}" for field, there, here in different)
-        raise ValueError(
-            f"config.model.name={config.name!r}, but the weights are of another network, {a.name}:\n{lines}"
-        )
+        raise ValueError(f"config.model.name={config.name!r}: must be the network of the weights, {a.name}:\n{lines}")
     dropout = config.dropout_fraction
     if dropout is None:
         published = FINETUNE_DROPOUT if a.head == "mlp" else {}
@@ -238,10 +236,7 @@ def adapt_architecture(
             head_bias_init=0.0,
             dropout_fraction=dropout,
             stochastic_depth_fraction=config.stochastic_depth_fraction,
-            compute_dtype=config.compute_dtype,
-            remat=_policy(config),
-            scan_unroll=config.scan_unroll,
-            attention=config.attention,
+            **_execution(config),
         ),
         drops_border=drops_border,
     )
@@ -250,13 +245,10 @@ def adapt_architecture(
 def at_image_size(
     a: Architecture, image_size: tuple[int, int], *, rope_rescale: bool = False, drops_border: bool = False
 ) -> Architecture:
-    """Return the same network for images of another height and width.
+    """Return the same network for images of another height and width in pixels.
 
-    Args:
-      a: the network.
-      image_size: in pixels.
-      rope_rescale: scale rotary positions that count patches to the grid of `a`.
-      drops_border: ignore pixels that no patch covers.
+    `rope_rescale` scales rotary positions that count patches to the grid of `a`; `drops_border` ignores pixels that no
+    patch covers.
 
     Raises:
       ValueError: patches do not divide the image size.
@@ -351,10 +343,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
             return (*name.units[: stages - 1], sum(name.units[stages - 1 :])), (1, 1)
         if height > 32 and height % 32 == 0:
             return name.units, (height // 32, height // 32)
-    raise ValueError(
-        f"model.name={text!r}: the number of a hybrid is its total downsampling: 4, 8, 16, 32 or a multiple of 32, "
-        "or an even number where the ResNet is the root alone."
-    )
+    allowed = "4, 8, 16, 32 or a multiple of 32, or an even number where the ResNet is the root alone"
+    raise ValueError(f"model.name={text!r}: the number of a hybrid is its total downsampling: must be {allowed}.")
 
 
 def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
@@ -368,10 +358,7 @@ def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
     if family == "resnet" and config.pool not in (None, "gap"):
         yield f"model.pool={config.pool!r}: must be gap for {config.name}. Use gap or None."
     if family == "hybrid" and config.residual_unit == "preactivation":
-        yield (
-            "model.residual_unit='preactivation': must be postactivation in a hybrid (ViT, sec. 4.1 and its released "
-            "code). Leave it at None."
-        )
+        yield "model.residual_unit='preactivation': must be postactivation in a hybrid (ViT, sec. 4.1). Use None."
 
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
@@ -389,15 +376,11 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         "resnet": bool(a.units) and a.pool == "gap" and a.width == a.map_channels and a.patch_size == (1, 1),
     }
     if not fits[a.family] or min(a.units, default=1) < 1:
-        yield (
-            f"name={a.name!r}: units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and "
-            f"{a.residual_unit} units make no {a.family}."
-        )
+        numbers = f"units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and {a.residual_unit} units"
+        yield f"name={a.name!r}: {numbers} make no {a.family}."
     if a.has_resnet and (a.root_channels < NUM_GROUPS or a.root_channels % NUM_GROUPS):
-        yield (
-            f"name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
-            f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
-        )
+        step = NUM_GROUPS / ROOT_CHANNELS
+        yield f"name={a.name!r}: the width factor {a.width_factor:g} must be a multiple of {step:g}, for group norm."
     divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
     for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
         patch = cells * divisor
@@ -405,16 +388,11 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         if image < 1 or not is_covered:
             below = max(image, 0) // max(patch, 1) * patch
             sizes = f"{below} or {below + patch}" if below else str(patch)
-            yield (
-                f"name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
-                f"{image}: use an input.image_size of {sizes}, or another patch size"
-                + (", or in fine-tuning model.uncovered_border=drop." if a.family == "vit" else ".")
-            )
+            drop = ", or in fine-tuning model.uncovered_border=drop" if a.family == "vit" else ""
+            rule = f"patches of {patch} pixels must divide the image {axis} of {image}"
+            yield f"name={a.name!r}: {rule}. Use an input.image_size of {sizes}, or another patch size{drop}."
     if a.patch_outputs and (a.num_classes or a.family != "vit" or a.head != "linear"):
-        yield (
-            f"name={a.name!r} cannot predict masked patches: that takes a ViT without ResNet, since one sees beyond a "
-            "patch, model.head=linear or None, and no classes."
-        )
+        yield f"name={a.name!r}: must be a ViT without ResNet and classes, with model.head=linear, for masked patches."
     if a.has_transformer and a.width % a.num_heads:
         yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."
     if a.position_embedding == "sincos2d" and a.width % 4:
@@ -422,8 +400,7 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.position_embedding == "learned_2d" and a.width % 2:
         yield f"position_embedding='learned_2d' needs an even width, not {a.width}."
     if a.block == "axial" and a.prefix_length:
-        token = "a class token or register"
-        yield f"pool={a.pool!r}: {token} has no place in the rows and columns of axial blocks: use gap or map."
+        yield f"pool={a.pool!r}: a class token or register has no place in axial blocks. Use gap or map."
     if a.pool_num_heads is not None and (a.pool != "map" or a.width % a.pool_num_heads):
         yield f"pool_num_heads={a.pool_num_heads}: must divide the width of {a.width}, and needs pool=map. Use None."
     if a.pool in ("token", "token_gap") and not a.num_class_tokens:

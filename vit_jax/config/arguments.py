@@ -45,21 +45,19 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
     """
     chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
     model, epochs = chosen["model"], chosen["epochs"]
-    found = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        lengths = " or ".join(f"epochs={epochs}" for _, epochs in found)
+    matches = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        lengths = " or ".join(f"epochs={epochs}" for _, epochs in matches)
         raise ValueError(f"model={model}: must have a length, as the paper has several. Add {lengths}.")
     known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
-    raise ValueError(
-        f"{model}{f',epochs={epochs}' if epochs else ''}: must be a row of the paper's table: {known}. For another run "
-        "override --config.model.name or --config.total of the nearest row."
-    )
+    row = f"{model},epochs={epochs}" if epochs else model
+    raise ValueError(f"{row}: must be a row of the paper's table: {known}. Or override --config.model.name, total.")
 
 
-def _is_same_model(known: str, given: str) -> bool:
+def _is_same_model(known: str, name: str) -> bool:
     try:
-        return parse_name(given) == parse_name(known)
+        return parse_name(name) == parse_name(known)
     except ValueError:  # not a name of a model
         return False

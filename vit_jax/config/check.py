@@ -257,7 +257,7 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
         yield f"sharding: {mesh} must divide the {num_devices} device(s). Choose divisors."
     accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
-    training = {"global_batch": config.global_batch}
+    training: dict[str, int | None] = {"global_batch": config.global_batch}
     training |= {f"phases.{name}.global_batch": phase.global_batch for name, phase in _phases_by_name(config).items()}
     batches = [(name, batch, shares * accumulation) for name, batch in training.items()]
     for name, batch, divisor in (*batches, ("evaluation.global_batch", config.evaluation.global_batch, shares)):

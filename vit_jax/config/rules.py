@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NewType, TypeVar
@@ -166,11 +167,8 @@ def parse_duration(text: str) -> tuple[float, str]:
         value = float(number.replace("_", ""))
     except ValueError:
         value = math.nan
-    if unit not in DURATION_UNITS or not math.isfinite(value) or value < 0:
-        raise ValueError(
-            f"{text!r} is not a duration: must be a number and a unit. Write '500 steps', '90 epochs', '1e6 examples' "
-            "or '0.1 fraction'."
-        )
-    if unit == "fraction" and value > 1:
-        raise ValueError(f"{text!r} is not a duration: a fraction of the run must lie in [0, 1].")
+    most = 1 if unit == "fraction" else sys.float_info.max
+    if unit not in DURATION_UNITS or not 0 <= value <= most:
+        forms = "'500 steps', '90 epochs', '1e6 examples' or '0.1 fraction' (in [0, 1])"
+        raise ValueError(f"{text!r} is no duration: must be a number and a unit. Write {forms}.")
     return value, unit
