@@ -74,12 +74,9 @@ def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
-    """Mark every reference in metadata that was read from a file, at any depth and in place; return the metadata.
+    """Mark every reference in the metadata of a file, from JSON, at any depth and in place; return the metadata.
 
-    Args:
-      metadata: dictionaries and lists, from JSON.
-      file: for errors.
-      allowed: packages that the caller allows, from `allowed_code`.
+    `file` is for errors, `allowed` the packages that the caller allows, from `allowed_code`.
     """
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:
@@ -108,13 +105,13 @@ def called(subject: str, arguments: str) -> Iterator[None]:
 
 
 def resolve(text: str, field: str) -> Any:
-    """Import what a reference names. Modules in the working directory are found too, after installed ones.
+    """Import what a reference names; modules in the working directory are found after installed ones.
 
     The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 
     Raises:
       CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is imported.
-      ValueError: not of this form; no such module; the module fails to import; it has no such name.
+      ValueError: another form, no such module or name, or the module fails to import.
     """
     if not is_reference(text):
         raise ValueError(f"{field}={text!r} is not a reference: write package.module:name.")

@@ -1,7 +1,7 @@
 """Checks of a config, and its lengths in steps. `architecture._problems` has the checks of the network's fields.
 
-`load` has checked names and types. `validate` needs the config alone, once for a run, before data are opened; `resolve`
-the size of the dataset and the number of devices; `require_fit` the network; `require_labels` the kind of labels.
+`validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit` the network,
+`require_labels` the kind of labels.
 """
 
 import dataclasses
@@ -137,10 +137,7 @@ def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:
 def require_labels(config: RunConfig, *, is_multilabel: bool, frozen: Mapping[str, bool]) -> None:
     """Check values that are for single-label or for multi-label data alone.
 
-    Args:
-      config: as loaded.
-      is_multilabel: an image of the training split may have several labels.
-      frozen: the same of the data of each evaluator on frozen features, by its name.
+    `is_multilabel` is of the training split, `frozen` of the data of each evaluator on frozen features, by its name.
 
     Raises:
       ValueError: a value does not suit the data.

@@ -27,19 +27,18 @@ _MOST_SHOWN = 200  # characters of a value in a message
 
 
 def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
-    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64".
+    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64"; later ones win.
 
     Args:
-      specification: path of a Python file that defines `get_config(argument: str)`, absolute or relative to the
-        working directory or to the project, or the name of a recipe that comes with vit_jax ("digits"); after a colon,
-        the recipe's argument.
-      overrides: `--config.section.field=value`, in any order; later ones win.
+      specification: path of a Python file that defines `get_config(argument: str)`, relative to the working directory
+        or the project, or the name of an installed recipe ("digits"); after a colon, the recipe's argument.
+      overrides: `--config.section.field=value`.
 
     Returns:
       A frozen dataclass of `schema`, every field checked for name and type.
 
     Raises:
-      ValueError: missing file, unknown field (the one that is meant is named), or a value of the wrong type.
+      ValueError: missing file, unknown field, or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
     config = names_in(path)["get_config"](argument)
@@ -197,10 +196,7 @@ def _is_list(hint: Any) -> bool:  # a tuple of any length
 def check_value(name: str, value: Any, hint: Any) -> Any:
     """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
 
-    Args:
-      name: of the field, for the error: "config.seed", "--steps".
-      value: as Python, JSON or `parse_text` have it.
-      hint: type of the field.
+    `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed", "--steps".
 
     Raises:
       ValueError: the value is not of this type.

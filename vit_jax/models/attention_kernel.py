@@ -1,16 +1,14 @@
 """Self-attention for TPUs whose scores never leave the chip: a Pallas kernel and its gradient.
 
-One program computes a few heads of one image, for one block of its queries. It adds the biases and the scale itself and
-returns their gradients, computes the scores again in the backward pass, and takes and gives (B, S, E) arrays exactly as
-flat projections write and read them, so that nothing is transposed in memory. What it costs on a v5e, and why
-it has this form:
+One program computes a few heads of one image, for one block of its queries. It adds the biases and the scale and
+returns their gradients, and computes the scores again in the backward pass. Its operands and results are (B, S, E), as
+flat projections write and read them. On a v5e:
 
-* Keys lie along sublanes, so that a softmax reduces over sublanes, which is cheaper than over lanes.
+* Keys lie along sublanes, since a softmax over sublanes is cheaper than over lanes.
 * A complete row of scores fits on the chip at the lengths of images: no running maximum, unlike FlashAttention (Dao et
-  al., 2022), from which the kept logarithm of the sums and the scores computed twice are.
-* A matrix unit multiplies 128 numbers at once, and two heads of 64 share a tile of 128 lanes: queries are zeroed
-  outside of their head, which costs less than moving the second head to the first lane.
-* Only what is as small as the operands is ever transposed, never scores.
+  al., 2022), from which the kept logarithm of the sums is.
+* Two heads of 64 share a tile of 128 lanes: queries are zeroed outside of their head, which costs less than a shift.
+* Only arrays as small as the operands are transposed, never scores.
 
 Legend: B batch, S sequence length, T heads, h head dimension, E = T h; of one program Q queries and G heads.
 """

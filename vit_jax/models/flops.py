@@ -22,18 +22,15 @@ FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each
 
 
 def forward_macs(architecture: Architecture, network: Any = None, *, count_padding: bool = True) -> int:
-    """Return the multiply-adds of one image's forward pass.
-
-    Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers count twice as many.
+    """Return the multiply-adds of one image's forward pass; divided by 1e9, the "GFLOPs" of many tables.
 
     Args:
       architecture: the network; `image_size` and `compute_dtype` describe its input.
       network: a network that `architecture` does not describe, of arrays or abstract shapes.
-      count_padding: as in tables, a 3x3 or 7x7 convolution costs the same at the border as elsewhere. If False, skip
-        multiplications with the zeros around the map, as XLA's cost analysis does: 3.5 % of an R50x1.
+      count_padding: as in tables, count multiplications with the zeros around a map; XLA's cost analysis does not.
 
     Raises:
-      ValueError: a while loop of unknown length holds matrix products.
+      ValueError: as `count_macs`.
     """
     if network is None and architecture.is_standard:
         return _standard_macs(_plain(architecture), count_padding)
@@ -63,8 +60,8 @@ def count_parameters(architecture: Architecture) -> int:
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
     """Trace a function and return the multiply-adds of its matrix products and convolutions.
 
-    The body of a scan counts as often as it runs, and the most expensive branch of a conditional. Multiplications with
-    the zeros around a map count if `count_padding`. Kernels for one kind of device (Pallas, custom calls) do not count.
+    The body of a scan counts as often as it runs, and the most expensive branch of a conditional. Kernels for one kind
+    of device (Pallas, custom calls) do not count.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.

@@ -46,15 +46,7 @@ def lora_of(config: OptimizerConfig) -> Lora | None:
 
 
 def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
-    """Check that the blocks of a network are ours.
-
-    Args:
-      a: the network.
-      is_standard: False for a network that `a` does not describe.
-
-    Raises:
-      ValueError: there are none, or they are user-defined.
-    """
+    """Raise ValueError unless the blocks of a network are built in; `is_standard`: `a` describes the network."""
     if not is_standard or a.network is not None or is_reference(a.block):
         raise ValueError(
             f"config.optimizer.lora_rank: LoRA does not know the layers of user-defined blocks or networks, such as "
@@ -67,11 +59,7 @@ def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
 
 
 def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
-    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name.
-
-    Args:
-      shapes: of the network's parameters by name.
-      lora: which layers are adapted.
+    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name, for parameters of these shapes.
 
     Raises:
       ValueError: the rank is larger than a side of a kernel, or the blocks have no such layer.
@@ -95,12 +83,7 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
 
 
 def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
-    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero.
-
-    Args:
-      shapes: of the factors by name.
-      key: of the run.
-    """
+    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
 
     def initial(name: str, key: jax.Array) -> jax.Array:

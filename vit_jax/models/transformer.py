@@ -43,10 +43,8 @@ class Encoder(nnx.Module):
     """L blocks as one with a leading layer axis, and the final norm.
 
     `remat` says what the backward pass computes again, `scan_unroll` how many blocks one iteration of the loop holds:
-    with one, compile time does not grow with depth, with all, nothing is copied into stacks and out. A block of the
-    user's own (`a.block`, "package.module:name") is a class with the constructor and call of `Block`; with a
-    `with_attention` as there it also gives attention weights.
-    Positions that every block adds to its input (`a.position_layers`) are a part of it, shared ones are given.
+    one compiles fast, all copy nothing. A user-defined block (`a.block`) is a class with the constructor and call of
+    `Block`; one with a `with_attention` also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):

@@ -39,7 +39,7 @@ def check_start(
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:
-      One line that says what was checked. With `remote`, one line per path below it, and one per other path.
+      One line on what was checked; with `remote`, one line for each path.
 
     Raises:
       ValueError: the run cannot start.

@@ -79,14 +79,14 @@ def search(
       topology: the machine.
       dataset: what it would train on.
       price_per_chip_hour: for the winner's report.
-      num_tries: candidates that are planned at least, if there are so many; more only until one fits.
-      other_batches: whether to try other global batches too.
+      num_tries: candidates to plan; more until one fits.
+      other_batches: try other global batches too.
       can_compile: False decides by arithmetic alone.
       report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
-      ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
-        arithmetic.
+      ValueError: the machine allows no layout, or the network has user-defined components, for which there is no
+        formula.
     """
     validate(config)
     refusals: list[str] = []

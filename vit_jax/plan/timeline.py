@@ -1,13 +1,11 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel by bytes and
-FLOPs (`gpu_kernels.py`), those of cuBLAS and cuDNN apart. On a TPU a Pallas kernel, of which XLA counts none, takes
-the bundles of its schedule times the programs of its grid that one core runs, without waiting for memory. At the same
-time, each with its own queue, the links carry collectives, the network exchanges between slices, and the memory bus
-prefetches (`copy-start`, `slice-start`); a `-done` waits for them. A collective that is not split into start and done
-blocks the core. A loop costs one pass of its body times its length. A conditional costs its longest branch; one of
-metrics costs its shortest, since most steps are not logged. Not modelled: core and prefetches sharing the bus,
-stragglers, hosts.
+The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel
+(`gpu_kernels.py`). A Pallas kernel, of which XLA counts none, takes the bundles of its schedule times the programs of
+its grid that one core runs. Beside it, each with its own queue, the links carry collectives, the network exchanges
+between slices, and the memory bus prefetches; a `-done` waits for them. A collective without start and done blocks the
+core. A loop costs its body times its length, a conditional its longest branch; one of metrics its shortest, since most
+steps are not logged. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
 
 import dataclasses

@@ -80,12 +80,10 @@ class Group:
 
 
 def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
-    """Time of one collective that has the links to itself.
+    """Return the time of one collective that has the links to itself.
 
-    Within a slice the array is cut by the axes, which work at once: every axis of the group adds
-    one link, two where it is a ring. Between slices each chip sends its share of the array through its share of the
-    network. `operation` is a key of `PASSES`; `num_bytes` are of the complete array: the result of an all-gather, the
-    input of a reduce-scatter.
+    Within a slice all axes of the group work at once, each with one link, two where it is a ring. Between slices each
+    chip sends its share of the array. `operation` is a key of `PASSES`; `num_bytes` are of the complete array.
     """
     num_members = group.num_switched * math.prod(group.lengths)
     inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0

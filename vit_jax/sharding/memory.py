@@ -111,20 +111,19 @@ def passing_bytes(
     model_shards: int = 1,
     tiled: bool = True,
 ) -> dict[str, int]:
-    """Bytes on one device that exist only within a step: "activations", "gradients" and "temporary".
+    """Return the bytes on one device that exist within a step alone: "activations", "gradients" and "temporary".
 
-    The backward pass goes through the layers from the last to the first: it needs, at each of them, what is kept of
-    this and all before it, and what it works with. The peak is at the layer where that is most.
+    The peak is at the layer of the backward pass where kept activations and working memory are most.
 
     Args:
       architecture: the network; its `remat` decides what is kept.
       images: of one micro-batch, on one device.
       gradient_bytes: of this device's shard of all gradients, float32.
-      layer_parameters: of the layers that are run by loops, on one device: they are copied in the compute dtype.
+      layer_parameters: of the layers run by loops, on one device: they are copied in the compute dtype.
       gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those outside of layers.
-      is_accumulated: whether gradients of several micro-batches are summed up.
+      is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
-      tiled: whether memory is in a TPU's tiles.
+      tiled: memory is in a TPU's tiles.
 
     Raises:
       ValueError: a component is user-defined.

@@ -1,8 +1,7 @@
 """Parameter placement: ordered rules over names, of which the first that matches decides.
 
-The rules apply to the complete training state. An optimiser moment or a Polyak average has the shape of its parameter
-and a name that ends in the parameter's, and is placed like it. Arrays of other shapes (Adafactor's row and column
-factors, preconditioners) and parameters of networks that the rules do not know are split by the last rule.
+They apply to the complete training state: moments and averages have the name and shape of their parameter. Arrays of
+other shapes (Adafactor's factors) and parameters of unknown networks are split by the last rule.
 
 Legend: L layers, D width, E of all heads together, M MLP dimension, r rank of LoRA, I O input and output channels,
 K classes.
@@ -70,16 +69,15 @@ def spec_of(
     strategy: str,
     parameters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> PartitionSpec:
-    """Return the partition of one array of the state.
+    """Return the partition of one array of the state; a scalar is replicated.
 
     Args:
       name: as `pytree` gives it.
-      shape: of the array; a scalar is replicated.
+      shape: of the array.
       axes: size of each axis of the mesh.
-      strategy: "replicated", or "fsdp" for parameters split over the data axis too. A dimension that the data axis
-        does not divide is not split.
-      parameters: shapes of the network's parameters by name. An array that has another shape than its parameter, or
-        belongs to none, follows the rule for unknown names. None: the array is itself a parameter.
+      strategy: "replicated", or "fsdp" to split parameters over the data axis where it divides the dimension.
+      parameters: shapes of the network's parameters by name; an array unlike its parameter follows the rule for unknown
+        names. None: the array is itself a parameter.
 
     Raises:
       ValueError: the model axis does not divide the dimension that a rule assigns to it.
@@ -113,9 +111,7 @@ def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
 
 
 def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
-    """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
-
-    It is a network, or a training state whose field `model` is the network.
+    """Return a network, or a training state with a field `model`, with a `NamedSharding` in place of every leaf.
 
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
